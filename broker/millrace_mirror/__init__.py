@@ -1,1 +1,1 @@
-"""Copying the partitions of origin clusters into this one, whole batches, each exactly once."""
+"""Copy the partitions of origin clusters into this cluster, whole batches, each exactly once."""

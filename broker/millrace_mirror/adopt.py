@@ -1,6 +1,6 @@
-"""Has an Apache Kafka say that MirrorMaker 2 copies into it: readers then see whose copies those are.
+"""Record in an Apache Kafka that MirrorMaker 2 copies into it: readers then see the copies by origin.
 
-What is said, and what it means, client/copied_topics.py draws. Copies nothing.
+client/copied_topics.py describes the record and its meaning. Copies nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SEND_SECONDS = 30.0
 
 
 def adopt(session: Session, cluster: str, client: ClusterClient, origins: Sequence[str]) -> CopiedTopics:
-    """Have the cluster say that MirrorMaker 2 copies these origins into it; readers that begin see it so.
+    """Record in the cluster that MirrorMaker 2 copies these origins into it, for readers that start later.
 
-    Origins that it names already keep their numbers, and stay if they are left out. MillraceError when that
-    cannot be.
+    Origins that are recorded already keep their numbers, and stay if they are left out. MillraceError when
+    the record cannot be written.
     """
     claim_name(session, cluster, client)
     before = client.copies
@@ -44,11 +44,11 @@ def _write(client: ClusterClient, copies: CopiedTopics) -> None:
     def on_delivery(error: KafkaError | None, _: Message) -> None:
         failed.extend([error] if error is not None else [])
 
-    timeout = {"message.timeout.ms": int(_SEND_SECONDS * 1000), "log_level": 2}  # what goes wrong is raised
+    timeout = {"message.timeout.ms": int(_SEND_SECONDS * 1000), "log_level": 2}  # errors are raised
     timeout["allow.auto.create.topics"] = False
     settings = {"bootstrap.servers": client.bootstrap, "acks": "all", **timeout}
     producer = Producer({**librdkafka_settings(client.security), **settings})
     producer.produce(COPIES_TOPIC, copies.encode(), COPIES_KEY, partition=0, on_delivery=on_delivery)
     if producer.flush(_SEND_SECONDS + 1) or failed:
         why = f": {text_of(failed[0])}" if failed else ""
-        raise MillraceError(f"{client.bootstrap} does not take what {COPIES_TOPIC} is to say{why}")
+        raise MillraceError(f"{client.bootstrap} does not accept the record of {COPIES_TOPIC}{why}")

@@ -1,8 +1,8 @@
-"""Which topics of an origin are mirrored, and how.
+"""Choice of an origin's topics to mirror, and of the way.
 
-A name in the configuration means that topic. A pattern (* ? [...]) means every topic of such a name that the
-origin's own producers fill: not what the origin mirrors from elsewhere, so that nothing goes round in circles
-or comes twice, and not what belongs to one cluster only. Pure.
+A name in the configuration means that topic. A pattern (* ? [...]) means every topic with a matching name
+that the origin's own producers fill: not topics that the origin mirrors itself, so that no message goes round
+in circles or comes twice, and not topics that belong to one cluster only. Pure.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from fnmatch import fnmatchcase
 from millrace.config import OFFLINE_AUDIT_TOPIC, OriginConfig
 
 INTERNAL_PREFIX = "__"
-"""How Apache Kafka names what belongs to its own cluster: consumer offsets, transactions."""
+"""Prefix of Apache Kafka's internal topics: consumer offsets, transactions."""
 OWN_TOPICS = frozenset({OFFLINE_AUDIT_TOPIC})
-"""What readers of one cluster report about that cluster."""
+"""Topics in which readers of one cluster report about that cluster."""
 
 
 class Choice(Enum):
-    """How a topic is mirrored."""
+    """Way in which a topic is mirrored."""
 
     PULLED = "pulled"
     BATCH = "batch"
 
 
 def is_pattern(text: str) -> bool:
-    """True if it may mean several topics: no topic's name holds these characters."""
+    """True if the text may mean several topics: no topic's name holds these characters."""
     return any(character in text for character in "*?[")
 
 
 def names_only(config: OriginConfig) -> list[str] | None:
-    """Every topic the configuration names; None if it has patterns, so that all topics must be looked at."""
+    """Every topic that the configuration names; None if it has patterns, so that all topics must be read."""
     entries = [*config.topics, *config.batch_topics]
     return None if any(map(is_pattern, entries)) else entries
 
 
 def choose(config: OriginConfig, topic: str) -> tuple[Choice | None, bool]:
-    """How a topic is mirrored (None: not at all), and whether that was said by its very name."""
+    """The way in which a topic is mirrored (None: not at all), and whether its own name is configured."""
     for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
         if topic in entries:
             return choice, True

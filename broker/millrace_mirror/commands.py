@@ -1,4 +1,4 @@
-"""`millrace mirror`: shows how far mirrors are, lets stopped ones go on, translates consumers' offsets."""
+"""`millrace mirror`: shows the progress of mirrors, resets stopped ones, translates consumers' offsets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KAFKA_SECONDS = 10.0
 
 @click.group(cls=Group)
 def mirror() -> None:
-    """See and repair how this cluster copies others.
+    """Show and repair the mirrors of other clusters in this cluster.
 
     CONFIG is the file of any broker of the aggregate cluster: it names the cluster, its ZooKeeper and its
     origins.
@@ -70,8 +70,8 @@ def run(config: Path, overrides: Sequence[str]) -> None:
     CONFIG names the Apache Kafka (cluster, bootstrap), Millrace's ZooKeeper and the origins as [mirror.NAME].
     Millrace's own brokers need no such process: they mirror by themselves.
 
-    Only one process copies an origin: one that is started later takes over, and the first ends with exit
-    code 1.
+    Only one process copies an origin: a process that is started later takes over, and the first ends with
+    exit code 1.
 
     Example: millrace mirror run offline-kafka.toml
     """
@@ -101,7 +101,7 @@ def run(config: Path, overrides: Sequence[str]) -> None:
 def _metrics_server(
     settings: KafkaMirrorConfig, states: MirrorStates, targets: Mapping[str, KafkaTarget]
 ) -> MonitoringServer:
-    """What answers on `metrics_listen`; only then the libraries for it are loaded."""
+    """The server of `metrics_listen`; its libraries are loaded only if it is used."""
     from millrace.service.access import AccessList
     from millrace.service.monitoring import MonitoringServer
     from millrace_mirror.metrics import KafkaMirrorNumbers
@@ -117,10 +117,10 @@ def _metrics_server(
 @click.option("--zookeeper", required=True, help="HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper.")
 @click.option("--origin", "origins", required=True, multiple=True, help="MirrorMaker's name of a cluster.")
 def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) -> None:
-    """Have an Apache Kafka say that MirrorMaker 2 copies other clusters into it.
+    """Record in an Apache Kafka that MirrorMaker 2 copies other clusters into it.
 
-    Audit, loads and registry that begin then see `dc1.Clicks` and `dc2.Clicks` as one topic, Clicks. Give
-    each origin once; run it again to add one, then start the readers and the auditor again.
+    Audit, loads and registry that start afterwards see `dc1.Clicks` and `dc2.Clicks` as one topic, Clicks.
+    Give each origin once; run the command again to add one, then restart the readers and the auditor.
 
     Example: millrace mirror adopt --cluster offline --bootstrap 10.3.0.1:9092 --zookeeper 10.3.0.9:2181
     --origin dc1 --origin dc2
@@ -141,9 +141,9 @@ def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) 
 def status(config: Path, as_json: bool) -> None:
     """Show position, lag, latency and state of every mirrored partition, and of each origin together.
 
-    Positions are offsets of the origin, and lag counts those that are not copied yet: bytes of a Millrace
-    cluster's log, messages of Apache Kafka. Latency is that of what was copied last, from its timestamp to
-    when consumers saw it here; `replay` stands for messages that were a day old and more.
+    Positions are offsets of the origin, and lag counts offsets that are not copied yet: bytes of a Millrace
+    cluster's log, messages of Apache Kafka. Latency is the time from the timestamp of the last copied message
+    until consumers saw it here; `replay` means that it was at least a day old.
 
     Example: millrace mirror status offline-1.toml --json
     """
@@ -159,7 +159,7 @@ def status(config: Path, as_json: bool) -> None:
         print_json([_row_json(row) for row in rows])
         return
     if not rows:
-        say(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that is there")
+        say(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that an origin has")
         return
     print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
     current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
@@ -171,25 +171,25 @@ def status(config: Path, as_json: bool) -> None:
 @_CONFIG
 @_ORIGIN
 @click.option("--topic", required=True, help="The mirrored topic.")
-@click.option("--partition", type=int, help="The origin's partition; all that are stopped without it.")
+@click.option("--partition", type=int, help="The origin's partition; without it all that are stopped.")
 @click.option(
-    "--at", type=click.IntRange(min=0), metavar="OFFSET", help="Go on at this offset of the origin instead."
+    "--at", type=click.IntRange(min=0), metavar="OFFSET", help="Continue at this offset of the origin."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(config: Path, origin: str, topic: str, partition: int | None, at: int | None, yes: bool) -> None:
-    """Let stopped partitions go on with what their origin has now.
+    """Let stopped partitions continue with the messages that their origin has now.
 
-    A partition whose offsets have expired goes on at the first that is left. One whose origin is shorter than
-    what was copied goes on at its end: if its log was begun anew on an empty disk, say --partition N --at 0,
-    or what was produced since is left out. One whose topic was deleted and created anew gets a new target
-    partition; the old one keeps what was copied.
+    A partition whose offsets have expired continues at the first offset left. If the origin's log is shorter
+    than its copy, copying continues at the end of that log. If the log began again on an empty disk, give
+    --partition N --at 0: otherwise the messages produced since then are left out. A partition of a topic that
+    was deleted and created anew gets a new target partition; the old one keeps its messages.
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
     if _is_of_kafka(config):
         raise ConfigError(
             f"{config}: only the process that copies into an Apache Kafka may write positions there: delete"
-            " the stopped topic in the aggregate cluster, and it is copied anew"
+            " the stopped topic in the aggregate cluster, and it is copied again from its beginning"
         )
     with (
         _connected(config, origin) as (settings, cluster),
@@ -208,7 +208,7 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
 
 
 def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
-    """Reset one partition if that is wanted; False when it needs none."""
+    """Reset one partition if the user confirms it; False when it needs no reset."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     if mirrors.former(origin) is not None:
         if yes or click.confirm(f"{name} was deleted and created anew: begin to copy the new one?"):
@@ -218,7 +218,7 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
         return True
     position = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
     client = mirrors.origin(origin.cluster)
-    # It may stop before anything is recorded: where the log says to begin, there is nothing.
+    # It may have stopped before anything was recorded: the log is examined from its first offset.
     before = position or beginning(origin, client.bounds(origin.topic, origin.partition)[0])
     changed = examine(client, before)
     if changed is None:
@@ -236,8 +236,8 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
 @_CONFIG
 @click.argument("topic", required=False)
 @_ORIGIN
-@click.option("--partition", type=click.IntRange(0), help="Of the origin; with --reverse of this cluster.")
-@click.option("--offset", type=click.IntRange(0), help="What is to be translated: the next offset to read.")
+@click.option("--partition", type=click.IntRange(0), help="The origin's, or with --reverse this cluster's.")
+@click.option("--offset", type=click.IntRange(0), help="The offset to translate: the next one to read.")
 @click.option("--group", help="Translate all that this consumer group has committed, in all topics.")
 @click.option("--reverse", is_flag=True, help="From this cluster to the origin.")
 @click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
@@ -255,9 +255,9 @@ def translate(
 ) -> None:
     """Translate offsets of an origin into those of its mirror, exactly, or back.
 
-    Of one offset: TOPIC with --partition and --offset. Of a whole consumer group: --group; stop its consumers
-    first, --apply, and start them on the other cluster: they go on with the very next message. An offset of
-    which nothing is known on the other side is named, and then nothing is committed.
+    For one offset give TOPIC, --partition and --offset. For a whole consumer group give --group: stop its
+    consumers, run with --apply, and start them on the other cluster, where they continue with the very next
+    message. If an offset cannot be translated, the reason is shown and nothing is committed.
 
     Example: millrace mirror translate offline-1.toml --origin dc1 --group warehouse --apply
     """
@@ -268,8 +268,8 @@ def translate(
         raise click.UsageError("--apply needs --group")
     if _is_of_kafka(config):
         raise ConfigError(
-            f"{config}: the log of an Apache Kafka does not say of which records its own are copies, so no"
-            " offset can be translated: have consumers that move begin at a time (`kafka-consumer-groups.sh"
+            f"{config}: the log of an Apache Kafka does not state the origin's offsets of its records, so no"
+            " offset can be translated: start moved consumers at a time (`kafka-consumer-groups.sh"
             " --reset-offsets --to-datetime`)"
         )
     with (
@@ -326,7 +326,7 @@ def _text(number: int | None) -> str:
 
 
 def latency_text(milliseconds: int | None) -> str:
-    """A latency in seconds or hours; from a day on messages are being replayed, and the age is no latency."""
+    """A latency in seconds or hours; `replay` from a day on, because old messages are being replayed then."""
     if milliseconds is None:
         return "?"
     hours = milliseconds / 3_600_000
@@ -352,7 +352,7 @@ def _cluster_of(row: MirrorRow) -> str:
 
 
 def _totals(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
-    """All partitions of one origin together: their lag if that of each is known, their longest latency."""
+    """Totals of one origin: the sum of its partitions' lags if all are known, and the longest latency."""
     lags = [row.lag for row in rows if row.lag is not None]
     latency = max((row.latency_ms for row in rows if row.latency_ms is not None), default=None)
     states = sorted(Counter(str(row.state) for row in rows).items())

@@ -1,8 +1,8 @@
 """The mirror inside a broker: for each origin a thread that watches it, and one for each of its brokers.
 
-The 2011 paper's embedded consumers. However many topics there are, an origin takes one thread and one more
-for each of its brokers that leads something copied here; one that is down, slow or talks nonsense holds up
-its own partitions only. The broker hands in how to append; nothing here knows the broker.
+The 2011 paper's embedded consumers. Whatever the number of topics, an origin takes one thread and one more
+for each of its brokers that leads a partition copied here; a broker that is down, slow or faulty delays only
+its own partitions. Appends go through a MirrorTarget; nothing here knows the broker.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Mirror:
         cluster.on_change(self._wake)
 
     def start(self) -> None:
-        """Begin to copy; call it once the broker can take appends."""
+        """Start copying; call it once the broker can take appends."""
         for origin in self._origins:
             origin.start()
 
     def stop(self) -> None:
-        """Stop copying; a thread that waits for an origin is left behind, it appends nothing any more."""
+        """Stop copying; a thread that still waits for an origin is left running, but appends nothing."""
         threads = [thread for origin in self._origins for thread in origin.stop()]
         deadline = time.monotonic() + STOP_SECONDS
         for thread in threads:
@@ -53,7 +53,7 @@ class Mirror:
 
 
 class CopiedOrigin:
-    """One origin's threads. The pullers are its watch's alone."""
+    """One origin's threads. Only its watch assigns the pullers."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class CopiedOrigin:
         thread.start()
 
     def _assign(self, addresses: Mapping[int, tuple[str, int]], wanted: list[Pull]) -> None:
-        """Have every partition pulled by the thread of the origin's broker that leads it."""
+        """Assign every partition to the thread of the origin's broker that leads it."""
         former, pulls = self._pulls, dict[TopicPartition, Pull]()
         for pull in wanted:
             current = former.get(pull.topic_partition)
             pulls[pull.topic_partition] = current if current is not None and current.is_same(pull) else pull
         self._distribute(addresses, pulls)
-        for name, pull in former.items():  # after that: who pulled them may have reported until now
+        for name, pull in former.items():  # last: until now their former threads may have reported
             if name not in pulls or pulls[name].target != pull.target:
                 self._states.forget(pull.origin.topic, pull.target)
         for pull in pulls.values():

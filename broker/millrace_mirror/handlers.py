@@ -1,12 +1,12 @@
-"""MirrorAppend v0 to v1 and TranslateOffsets v0, which no client is told of: mirrors filled from outside.
+"""MirrorAppend v0 to v1 and TranslateOffsets v0, which are not advertised to clients.
 
-MirrorAppend fills, describes and resets them. It answers an append or a reset once it is on the disk, so
-that a batch job that has succeeded has really moved its data. A target partition that is not there yet is
-allocated in a thread, because that is ZooKeeper's business; everything else happens on the loop.
+MirrorAppend fills, describes and resets mirrored partitions. It answers an append or a reset once that is on
+the disk, so that a successful batch job has really moved its data. A missing target partition is allocated in
+a thread, because ZooKeeper is asked for it; everything else happens on the event loop.
 
-TranslateOffsets answers what offsets of a mirror led here are in its origin, or the other way round, from
-what is visible. It reads files, so it runs in a thread. An ordinary partition is refused, and so is a client
-that may not administer the cluster.
+TranslateOffsets translates offsets of a mirror led here to its origin, or back, from visible records. It
+reads files, so it runs in a thread. A partition that is no mirror is refused, and so is a client that may not
+administer the cluster.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from millrace_mirror.states import MirrorStates
 log = logging.getLogger("millrace.handlers.mirror")
 _V0 = range(1)
 APPEND_TIMEOUT_MS = 30_000
-"""How long an append waits for the other replicas of its target."""
+"""Time for which an append waits for the other replicas of its target."""
 
 
 class _Append:
-    """One request under way; it is answered once. Its partition sees it as a produce request."""
+    """One request under way, answered once. To its partition it looks like a produce request."""
 
     acks_all = True
     timeout_ms = APPEND_TIMEOUT_MS
@@ -70,12 +70,12 @@ class _Append:
             raise InvalidRequest(f"{append.origin} has no target partition here yet: describe it first")
         elif self._request.client.access.allows(Need(Operation.MIRROR_WRITE, rights.topic(name))):
             self._allocate_target(append)
-        else:  # who may only look gives no partition to anything
+        else:  # a client without the right to write must not create partitions
             raise rights.refusal(rights.topic(name))
 
     def _allocate_target(self, append: MirrorAppend) -> None:
         cluster, origin = self._broker.cluster, append.origin
-        # A reset is the operator's word that the origin was created anew on purpose.
+        # By a reset the operator confirms that the origin was recreated on purpose.
         recreated = append.mode is MirrorMode.RESET
 
         def allocate() -> int:
@@ -83,7 +83,7 @@ class _Append:
 
         def allocated(future: Future[int]) -> None:
             try:
-                self._broker.refresh()  # the new partition may be ours to open
+                self._broker.refresh()  # this broker may have to open the new partition
                 self._serve(append, future.result())
             except Exception as error:
                 self._fail(error)
@@ -110,7 +110,7 @@ class _Append:
             self._fail(error)
 
     def _append(self, append: MirrorAppend, partition: Partition) -> int:
-        """The log's end behind the request, or 0 when nothing was to be written."""
+        """Append; return the log's end afterwards, or 0 when the request writes nothing."""
         reset = append.mode is MirrorMode.RESET
         if append.mode is MirrorMode.DESCRIBE or (reset and append.cursor is None):
             return 0
@@ -131,11 +131,11 @@ class _Append:
         data = [batch for _, batch in batches]
         end = partition.log.append_mirrored(append.origin, append.expected, data, position, reset=reset)
         if reset:
-            log.warning("%s is reset: it goes on at %s of its origin", partition.name, append.cursor)
+            log.warning("%s was reset: it continues at %s of its origin", partition.name, append.cursor)
         return end
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
-        """Answer with what is recorded now, and with what was wrong."""
+        """Answer with the position recorded now, and with the error if there is one."""
         recorded = self._partition.log.appended
         self._answer = dataclasses.replace(
             self._answer, position=recorded.mirror, high_watermark=recorded.high_watermark
@@ -170,7 +170,7 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
 
 
 def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
-    """The right to forge positions is one of its own: Write gives it to nobody."""
+    """The rights that a request needs: MIRROR_WRITE, which Write does not include, protects positions."""
     topic, mode = rights.topic(asked[0]), asked[1].mode
     if mode is MirrorMode.DESCRIBE:  # audit readers only look at positions
         return [Need(Operation.DESCRIBE, topic)]
@@ -223,7 +223,7 @@ def _translate(
 
 
 def apis(states: MirrorStates) -> list[Api[Any]]:
-    """The APIs that the mirror brings to a broker; `states` says what the broker's own mirror does."""
+    """The APIs that the mirror adds to a broker; `states` are those of the broker's own mirror."""
 
     def handle(services: Services, request: Request, asked: tuple[str, MirrorAppend], _: Refused) -> None:
         _Append(services.broker, states, request).start(*asked)

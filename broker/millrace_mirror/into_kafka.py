@@ -1,7 +1,7 @@
 """The mirror into an Apache Kafka, as one process: the same watching and pulling as inside a broker.
 
-Builds everything in the order of its start. What is written how is kafka_target.py's, which partition copies
-what kafka_aggregate.py's.
+Creates all parts in the order of their start. kafka_target.py writes to Kafka, kafka_aggregate.py registers
+which partition is a copy of which.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def mirror_into_kafka(
 ) -> None:
     """Copy every origin until `stop` is set; Fenced when another process has begun to copy one.
 
-    `show` is given, before anything is copied, what tells of it: the states, and each origin's target.
+    `show` is called before copying begins, with the states and each origin's target, for metrics.
     """
     session = Session.connect(config.zookeeper, identity=config.zookeeper_identity)
     client = ClusterClient(config.bootstrap, client_id="millrace-mirror", timeout_s=CONNECT_SECONDS)
@@ -54,11 +54,11 @@ def mirror_into_kafka(
             try:
                 aggregate.refresh()
             except MillraceError as error:
-                log.warning("the registry of %s is not read again: %s", config.cluster, error)
+                log.warning("the registry of %s could not be read again: %s", config.cluster, error)
         if not fenced.empty():
             raise fenced.get()
     finally:
-        # The threads are daemons: what one has not committed is aborted by whoever begins next.
+        # The threads are daemons: the next process aborts transactions that they have not committed.
         for one in origins:
             one.stop()
         session.close()

@@ -1,9 +1,9 @@
-"""The registry of an Apache Kafka as aggregate cluster: which of its partitions copies what.
+"""The registry of an Apache Kafka as aggregate cluster: the origin partition of each of its partitions.
 
-Kafka itself cannot say it. It stands in Millrace's ZooKeeper in the form that Millrace's brokers use, so
-that auditor and readers find it there: `/<cluster>/id` holds Kafka's cluster id, `/<cluster>/topics/<topic>`
-what zookeeper/topic_state.py draws, with the topic id that Kafka gave. Creates topics and partitions in
-Kafka; copies nothing.
+Kafka itself cannot hold it. The registry is in Millrace's ZooKeeper in the form that Millrace's brokers use,
+so that auditor and readers find it there: `/<cluster>/id` holds Kafka's cluster id,
+`/<cluster>/topics/<topic>` the entry described in zookeeper/topic_state.py, with the topic id from Kafka.
+Creates topics and partitions in Kafka; copies nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from millrace_broker.coordination.new_partitions import with_mirrors
 log = logging.getLogger("millrace.mirror.kafka_aggregate")
 
 MIRROR_ID = 0
-"""Who "leads" every copy in the registry: the one mirror process."""
+"""Id of the "leader" of every copy in the registry: the one mirror process."""
 LARGEST_BATCH = 8 << 20
-"""What Millrace's brokers take; Apache Kafka takes 1 MiB unless a topic says more."""
+"""Largest batch of Millrace's brokers; Apache Kafka's default is 1 MiB."""
 ANY_TIME = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
-"""Apache Kafka since 4.0 refuses what is more than an hour ahead, for ever, and an origin may hold it."""
+"""Topic setting that allows any timestamp: an origin may hold messages dated more than an hour ahead, which
+Apache Kafka refuses since 4.0."""
 
 
 class KafkaAggregate:
     """One Apache Kafka that is filled by mirrors. `topics` is a snapshot, readable from any thread."""
 
     def __init__(self, session: Session, name: str, client: ClusterClient) -> None:
-        """MillraceError when the name belongs to another cluster, or to one of Millrace's own brokers."""
+        """Claim the name; MillraceError if another cluster has it, or the brokers are Millrace's own."""
         self.name, self._session, self._client = name, session, client
         self.cluster_id = client.cluster_id
         self.brokers: Mapping[int, BrokerAddress] = {MIRROR_ID: BrokerAddress(*_first(client))}
@@ -54,7 +55,7 @@ class KafkaAggregate:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the registry again, without topics that were deleted in Kafka: they are copied anew.
+        """Read the registry again, without topics that were deleted in Kafka: they are copied again.
 
         MillraceError when ZooKeeper or Kafka does not answer.
         """
@@ -68,13 +69,13 @@ class KafkaAggregate:
                 if state is not None and name in there and there[name].topic_id == state.topic_id:
                     topics[name] = state
                 elif name in self.topics:
-                    log.warning("topic %s was deleted in %s: it is copied anew", name, self.name)
+                    log.warning("topic %s was deleted in %s: it is copied again", name, self.name)
             self.topics = topics
 
     def allocate_mirrors(
         self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
     ) -> dict[Origin, int]:
-        """The partition that copies each origin partition: the one it has, or a new one, never reused.
+        """The partition that copies each origin partition: its present one, or a new one, never reused.
 
         Raises OriginRecreated and PolicyViolation as Cluster.allocate_mirrors does.
         """
@@ -92,7 +93,7 @@ class KafkaAggregate:
                 if known is None or known.topic_id != here.topic_id:  # the first time, or deleted meanwhile
                     known = TopicState(topic, here.topic_id, {}, {})
                 state = with_mirrors(known, origins, self.brokers, {}, recreated=recreated)
-                # Before it is registered: what is registered has to be there.
+                # Before it is registered: registered partitions must exist.
                 if len(state.partitions) > len(here.partitions):
                     add_partitions(self._client, topic, len(state.partitions))
                 if self._write(topic, state, None if node is None else node[1].version):
@@ -107,7 +108,7 @@ class KafkaAggregate:
         except BrokerError as error:
             if error.code != ErrorCode.INVALID_CONFIG:
                 raise
-            self._client.create_topic(topic, partitions, size)  # Kafka before 3.6 takes any time by itself
+            self._client.create_topic(topic, partitions, size)  # Kafka before 3.6 takes any timestamp
 
     def _check_empty(self, topic: TopicMetadata) -> None:
         if any(self._client.list_offsets(topic.name, LATEST).values()):
@@ -117,7 +118,7 @@ class KafkaAggregate:
             )
 
     def _write(self, topic: str, state: TopicState, version: int | None) -> bool:
-        """False when somebody else was faster."""
+        """Write the topic's node; False when another process has changed it first."""
         path, data, client = self._path(topic), encode_topic(state), self._session.client
         try:
             if version is None:
@@ -133,9 +134,10 @@ class KafkaAggregate:
 
 
 def claim_name(session: Session, name: str, client: ClusterClient) -> None:
-    """Note in ZooKeeper that the Apache Kafka is the cluster of that name.
+    """Record in ZooKeeper that the Apache Kafka is the cluster of that name.
 
-    MillraceError when the name belongs to another cluster, or it is one of Millrace's own.
+    MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers are
+    Millrace's own.
     """
     if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
         raise MillraceError(
@@ -147,7 +149,7 @@ def claim_name(session: Session, name: str, client: ClusterClient) -> None:
         if node is not None and node[0].decode() == client.cluster_id:
             raise MillraceError(
                 f"{client.bootstrap} is cluster {other} in ZooKeeper at {session.zookeeper}: two names would"
-                f" copy everything twice; give that one, or delete /{other} there when nobody mirrors by it"
+                f" copy everything twice; give that name, or delete /{other} there if no mirror uses it"
             )
     path = f"/{name}/id"
     try:

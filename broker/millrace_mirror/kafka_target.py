@@ -1,13 +1,13 @@
-"""What is copied from one origin into an Apache Kafka: records and positions in the same transactions.
+"""Writing of one origin's copies into an Apache Kafka: records and positions in the same transactions.
 
 One transactional producer for an origin, `millrace-mirror-<aggregate>-<origin>`: a transaction costs Kafka
-the same few writes however much it holds, so all that one answer of the origin brought goes into one. When
-Kafka refuses it, each partition is tried by itself, so that one that cannot be written holds up no other.
+the same few writes whatever its size, so all records of one answer of the origin go into one. When Kafka
+refuses the transaction, each partition is tried alone, so that an unwritable partition does not delay others.
 
-A start fences whoever copied before (InitProducerId), which also ends what was left open; then positions are
-read back. So after any doubt, be it a SIGKILL or an answer that was lost, copying goes on where the last
-transaction that Kafka has committed ended: nothing is lost, and nothing is there twice for readers of
-committed records. Everything happens in the pulling threads, one transaction at a time.
+A start fences the process that copied before (InitProducerId), which also aborts its open transaction; then
+positions are read back. So after a SIGKILL or a lost answer, copying continues at the end of the last
+transaction that Kafka has committed: nothing is lost, and nothing is there twice for readers of committed
+records. Everything happens in the pulling threads, one transaction at a time.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from millrace_mirror.kafka_aggregate import KafkaAggregate
 log = logging.getLogger("millrace.mirror.kafka_target")
 
 TRY_SECONDS = 10.0
-"""How long one call of librdkafka may take before it is made again."""
+"""Time limit of one call of librdkafka, which is then repeated."""
 OPEN_SECONDS = 60.0
 END_SECONDS = 60.0
-"""How long a transaction is being ended before the producer is given up and begun anew."""
+"""Time limit for ending a transaction; then the producer is replaced."""
 TRANSACTION_MS, DELIVERY_MS = 60_000, 30_000
 REFRESH_MS = 2_000
-"""How soon librdkafka hears of a topic's new partitions; by itself it asks every 5 minutes."""
+"""Interval at which librdkafka asks for a topic's new partitions; its default is 5 minutes."""
 LEADERS_SECONDS = 1.0
-"""How long an answer to who leads is believed."""
+"""Time for which an answer about leaders is used."""
 LARGEST_MESSAGE = 1_000_000_000
-"""librdkafka's own limit: what is too large is for the topic in Kafka to say."""
+"""librdkafka's own maximum: the topic in Kafka decides which messages are too large."""
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 
 
 class Fenced(MillraceError):
-    """Another process mirrors the origin into this cluster now, or this one stood still for too long."""
+    """Another process now mirrors the origin into this cluster, or this process was stalled too long."""
 
 
 class KafkaTarget:
-    """A MirrorTarget for the puller threads of one origin. `fenced` is called when it may not go on."""
+    """A MirrorTarget for the puller threads of one origin. `fenced` is called when it must stop."""
 
     def __init__(
         self, origin: str, aggregate: KafkaAggregate, bootstrap: str, fenced: Callable[[Fenced], None]
@@ -64,25 +64,25 @@ class KafkaTarget:
         self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
         self._tell_fenced = fenced
         self._fenced: Fenced | None = None
-        """Why it may not go on: beginning anew would fence who has taken over."""
+        """Error after which no new producer is made: it would fence the process that has taken over."""
         self._lock = threading.Lock()
         self._client = ClusterClient(bootstrap, client_id="millrace-mirror")
         self._producer: Producer | None = None
         self._recorded: dict[Copy, Recorded] = {}
-        """What the last committed transactions say; complete while there is a producer."""
+        """Positions in the last committed transactions; complete while there is a producer."""
         self._checked: set[Copy] = set()
-        """Nothing lies behind what is recorded."""
+        """Copies known to hold no records after the recorded end."""
         self._leaders: tuple[float, Mapping[str, TopicMetadata]] = (0.0, {})
-        """When it was asked who leads, and the answer."""
+        """Time of the last request for leaders, and its answer."""
         self.transactions = {"committed": 0, "refused": 0}
-        """How many ended how since the start."""
+        """Outcome -> number of transactions since the start."""
 
     # For the pulling threads
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """What is recorded for a copy; UnknownTopicOrPartition when it is not registered.
+        """The recorded position of a copy; UnknownTopicOrPartition when it is not registered.
 
-        MillraceError while Kafka cannot be written.
+        MillraceError while Kafka cannot be written to.
         """
         copy = self._copy(topic, number)
         with self._lock:
@@ -98,7 +98,7 @@ class KafkaTarget:
         return None if recorded is None else recorded.position
 
     def copied_through(self, topic: str, number: int) -> int:
-        """The next origin offset of a copy, for any thread; 0 where nothing is copied, or nobody knows."""
+        """The next origin offset of a copy, for any thread; 0 when nothing is copied or known."""
         try:
             recorded = self._recorded.get(self._copy(topic, number))
         except UnknownTopicOrPartition:
@@ -106,7 +106,7 @@ class KafkaTarget:
         return 0 if recorded is None else recorded.position.cursor.next_offset
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
-        """Append what begins where the recorded positions end; what becomes of each, known at the return."""
+        """Append the runs that begin at the recorded positions; the future is done when this returns."""
         future: Future[list[Exception | None]] = Future()
         with self._lock:
             try:
@@ -140,7 +140,7 @@ class KafkaTarget:
     # Beginning
 
     def _open(self) -> None:
-        """Fence whoever was here before, and read how far it has come."""
+        """Fence the process that copied before, and read the positions that it has committed."""
         topic = positions_topic(self._origin)
         if topic not in self._client.topics([topic]):
             with suppress(TopicAlreadyExists):
@@ -178,17 +178,17 @@ class KafkaTarget:
             "transactional.id": f"millrace-mirror-{self._aggregate.name}-{self._origin}",
             "transaction.timeout.ms": TRANSACTION_MS,
             "delivery.timeout.ms": DELIVERY_MS,
-            "linger.ms": 5,  # a transaction's messages wait for each other, and its end sends what is left
+            "linger.ms": 5,  # messages of a transaction are batched, and its end sends the rest
             "compression.type": "lz4",
             "message.max.bytes": LARGEST_MESSAGE,
             "topic.metadata.refresh.interval.ms": REFRESH_MS,
-            "allow.auto.create.topics": False,  # what somebody deletes would come back as another topic
-            "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
+            "allow.auto.create.topics": False,  # a deleted topic would come back as another
+            "log_level": 2,  # errors are raised; librdkafka would also print them
         }
         return connected(Producer, settings)
 
     def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
-        """Why a copy may not be written: records that are not accounted for lie there, and may come twice."""
+        """The error if a copy holds records without a position, which might be copied twice; else None."""
         topic, number, cluster = append.topic, append.partition, self._aggregate.name
         if copy in self._checked:
             return None
@@ -202,16 +202,16 @@ class KafkaTarget:
             holds = any(readable for _, _, readable in batches)
             offset = batches[-1][0].next_offset
         if holds:
-            has = "has no position of it" if before is None else f"tells of those below {before.records_end}"
+            has = "no position of it" if before is None else f"a position only up to {before.records_end}"
             return MillraceError(
-                f"{topic}-{number} of {cluster} holds records, and {positions_topic(self._origin)} {has}:"
-                f" to copy it anew, delete topic {topic} in {cluster}"
+                f"{topic}-{number} of {cluster} holds records, and {positions_topic(self._origin)} has {has}:"
+                f" to copy it again, delete topic {topic} in {cluster}"
             )
         self._checked.add(copy)
         return None
 
     def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
-        """Why a partition cannot be written now: a transaction with it would not end, nor any other then."""
+        """The error if a partition has no leader: a transaction with it would not end, and block others."""
         asked, there = self._leaders
         if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
             there = self._client.topics(set(names))
@@ -230,7 +230,7 @@ class KafkaTarget:
     # One transaction
 
     def _transact(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
-        """Commit those appends that begin where the recorded positions end; MillraceError when none are."""
+        """Commit the appends that begin at the recorded positions; MillraceError if the transaction fails."""
         producer, outcomes = self._producer, list[Exception | None]()
         if producer is None:
             raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
@@ -268,7 +268,7 @@ class KafkaTarget:
         return outcomes
 
     def _send(self, producer: Producer, appends: Sequence[tuple[TargetAppend, Copy]]) -> dict[Copy, int]:
-        """Send every record, and return behind which offset each copy then ends."""
+        """Send every record; return the end offset of each copy afterwards."""
         delivered = _Delivered()
         for append, copy in appends:
             on_delivery = delivered.to(copy)
@@ -280,7 +280,7 @@ class KafkaTarget:
                     key=record.key,
                     value=record.value,
                     headers=list(record.headers),
-                    # librdkafka takes 0 for "now"; -1 is Kafka's word for a record without a time.
+                    # librdkafka takes 0 for "now"; in Kafka -1 means a record without a timestamp.
                     timestamp=record.timestamp or -1,
                     on_delivery=on_delivery,
                 )
@@ -300,7 +300,7 @@ class KafkaTarget:
         delivered.ends(producer)
 
     def _end(self, call: Callable[[float], None]) -> None:
-        """Commit or abort: called again while librdkafka says that this helps."""
+        """Commit or abort: call again while librdkafka reports that a retry may help."""
         give_up_at = time.monotonic() + END_SECONDS
         while True:
             try:
@@ -311,7 +311,7 @@ class KafkaTarget:
                     raise
 
     def _give_up(self, producer: Producer, error: KafkaException | _Undelivered) -> MillraceError:
-        """Abort after an error; a producer that cannot even do that is begun anew, which ends all doubt."""
+        """Abort after an error; drop a producer that cannot abort: the next one reads positions back."""
         refused = self._refused(error)
         cause = error.args[0]
         may_abort = isinstance(error, _Undelivered) or cause.txn_requires_abort()
@@ -333,18 +333,18 @@ class KafkaTarget:
         cause = error.args[0]
         if isinstance(cause, KafkaError) and cause.code() in _FENCED:
             return Fenced(
-                f"another process mirrors {self._origin} into {self._aggregate.name} now, or this one stood"
-                " still for too long: run one, and start it again"
+                f"another process now mirrors {self._origin} into {self._aggregate.name}, or this one was"
+                " stalled too long: run only one process, and restart it"
             )
-        return MillraceError(f"{self._bootstrap} takes nothing of {self._origin}: {text_of(cause)}")
+        return MillraceError(f"{self._bootstrap} refuses copies of {self._origin}: {text_of(cause)}")
 
 
 class _Undelivered(Exception):
-    """Kafka did not take a message of the transaction; the KafkaError that says why."""
+    """Kafka did not take a message of the transaction; holds the KafkaError."""
 
 
 class _Delivered:
-    """Messages of a transaction on their way, and what became of them."""
+    """Counts of a transaction's sent and delivered messages, and the end offsets of its copies."""
 
     def __init__(self) -> None:
         self._sent = self._done = 0
@@ -364,7 +364,7 @@ class _Delivered:
         self._error = self._error or error
 
     def produce(self, producer: Producer, topic: str, **message: Any) -> None:
-        """Hand a message over, once there is room for it; _Undelivered when one before it failed."""
+        """Pass a message to librdkafka, once it has room; _Undelivered when an earlier message failed."""
         while True:
             if self._error is not None:
                 raise _Undelivered(self._error)
@@ -379,7 +379,7 @@ class _Delivered:
                 raise _Undelivered(error.args[0]) from error
 
     def ends(self, producer: Producer) -> dict[Copy, int]:
-        """Behind which offset each partition ends, once all is delivered; _Undelivered when one failed."""
+        """Wait for all deliveries; return each copy's end offset. _Undelivered when a message failed."""
         while self._done < self._sent and self._error is None:
             producer.flush(1.0)
         if self._error is not None:
@@ -388,7 +388,7 @@ class _Delivered:
 
 
 def _records(append: TargetAppend) -> Iterator[Record]:
-    """What the batches of a run hold. One that nobody can decompress is left out: Kafka would refuse it."""
+    """The records of a run. A batch that cannot be decompressed is left out: Kafka would refuse it."""
     for batch in append.run.batches:
         header = BatchHeader.of(batch)
         try:

@@ -1,4 +1,4 @@
-"""The numbers of a mirror, for a broker that mirrors by itself and for a mirror into an Apache Kafka."""
+"""The metrics of a mirror, for a broker that mirrors by itself and for a mirror into an Apache Kafka."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ METRICS: dict[str, Declaration] = {
     "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
     "mirror_transactions": (
         _COUNTER,
-        "Transactions of a mirror into an Apache Kafka: committed, or refused and to be tried again.",
+        "Transactions of a mirror into an Apache Kafka: committed, or refused and retried.",
         ("origin", "outcome"),
     ),
-    "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PARTITION, "state")),
+    "mirror_state": (_GAUGE, "1 for the mirror's current state.", ("origin", *_PARTITION, "state")),
     "mirror_lag": (
         _GAUGE,
         "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
@@ -33,7 +33,7 @@ METRICS: dict[str, Declaration] = {
     ),
     "mirror_latency_seconds": (
         _HISTOGRAM,
-        "Of each append of a mirror: from the timestamp of its first batch to when consumers see it.",
+        "Latency of each append of a mirror: from its first batch's timestamp until consumers see it.",
         ("origin",),
     ),
 }
@@ -42,7 +42,7 @@ METRICS: dict[str, Declaration] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrokerMirrorNumbers(Collector):
-    """The mirror inside a broker; called in the thread of whoever asks."""
+    """Metrics of the mirror inside a broker; collected in the thread of the request."""
 
     states: MirrorStates
     broker: Broker
@@ -58,11 +58,11 @@ class BrokerMirrorNumbers(Collector):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KafkaMirrorNumbers(Collector):
-    """The mirror into an Apache Kafka; called in the thread of whoever asks."""
+    """Metrics of the mirror into an Apache Kafka; collected in the thread of the request."""
 
     states: MirrorStates
     targets: Mapping[str, KafkaTarget]
-    """By origin."""
+    """Origin -> target."""
 
     def collect(self) -> Iterator[Metric]:
         yield from mirror_metrics(self.states, self._copied_through)
@@ -77,7 +77,7 @@ class KafkaMirrorNumbers(Collector):
 
 
 def mirror_metrics(mirrors: MirrorStates, copied_through: Callable[[str, int], int]) -> Iterator[Metric]:
-    """What one process copies; the function tells the next origin offset of a target partition."""
+    """Metrics of one process; `copied_through` returns the next origin offset of a target partition."""
     lags, states = [], []
     for (topic, number), mirror in mirrors.all().items():
         labels = (mirror.origin.cluster, topic, str(number))

@@ -1,12 +1,12 @@
-"""From an origin's offset to the copy's and back, out of what a mirrored log itself says.
+"""Translation of an origin's offset to the copy's and back, from the mirrored log alone.
 
-Every append of a mirrored partition is closed by a position batch, and the batches before it stood side by
-side in the origin and end there where the position says (see position.py). So one append, read header by
-header, translates exactly; the only question is which. From a copy's offset it is the append that holds it.
-For an origin's offset it is searched: by the position each file begins with, then by halving the file.
+Every append of a mirrored partition ends with a position batch. The batches before it were neighbours in the
+origin and end there at the position (see records/mirror_position.py). So one append, read header by header,
+translates exactly; the task is to find the append. A copy's offset lies in its append. For an origin's offset
+the append is searched: by the position at the start of each file, then by halving the file.
 
-Work, whatever the log's size: one header for each halving of the number of files, some ten looks into a file
-of 1 GiB, each at most the headers of one append, and the headers of the last MiB. Reads files, changes none.
+Work, whatever the log's size: one header for each halving of the number of files, some ten reads in a file of
+1 GiB, each at most the headers of one append, and the headers of the last MiB. Reads files, changes none.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from millrace_broker.storage.segment import Files, Segment
 from millrace_broker.storage.state import LogState, holds_offsets
 
 SHORT_WALK_BYTES = 1 << 20
-"""A search ends in a walk this short."""
+"""Size at which a search by halving ends, and the rest is walked."""
 ATTEMPTS = 3
 
 
 class Outcome(IntEnum):
-    """What a translation came to."""
+    """Outcome of a translation."""
 
     TRANSLATED = 0
-    """Of the same record; where no record has the offset, of the next one that was copied."""
+    """The result is the offset of the same record, or of the next copied record if none has the offset."""
     NOT_COPIED = 1
-    """The copy does not reach there yet."""
+    """The copy does not reach the offset yet."""
     NOT_RETAINED = 2
-    """What was there has been deleted from the copy."""
+    """The copy's records at the offset were deleted."""
     BEFORE_START = 3
-    """The copy began later."""
+    """The copy began after the offset."""
     BEFORE_RESET = 4
-    """An operator has moved the mirror since: what the offset meant then is not looked for."""
+    """An operator has moved the mirror since; appends before that are not searched."""
 
 
 class Translated(NamedTuple):
@@ -52,14 +52,14 @@ class Translated(NamedTuple):
 
 
 class _Append(NamedTuple):
-    """What one append wrote: data batches, and the position batch behind them; each with its base here."""
+    """One append: data batches, and the position batch after them, each with its base in this log."""
 
     batches: list[tuple[int, BatchHeader]]
     position_base: int
     position: MirrorPosition
 
     def origin_bases(self) -> list[int]:
-        """The origin's base offset of each batch: the last one ends where the position says."""
+        """The origin's base offset of each batch: the last batch ends at the position."""
         cursor, numbered = self.position.cursor, self.position.numbered
         end = cursor.next_offset if numbered or cursor.next_base is None else cursor.next_base
         bases = []
@@ -72,9 +72,9 @@ class _Append(NamedTuple):
 
 
 def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
-    """Where in this log consumers go on who would read `offset` next at the origin.
+    """Translate an origin's next offset to read into this log's.
 
-    Raises CorruptMessage where the log is damaged, FileNotFoundError when retention deletes what is read.
+    Raises CorruptMessage for a damaged log, FileNotFoundError when retention deletes a file meanwhile.
     """
     last = visible.mirror
     if last is None:
@@ -100,7 +100,7 @@ def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
 
 
 def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
-    """Where at the origin consumers go on who would read `offset` next here; raises as `offset_in_copy`."""
+    """Translate this log's next offset to read into the origin's; raises as `offset_in_copy`."""
     last = visible.mirror
     if last is None or offset > visible.end:
         return Translated(Outcome.NOT_COPIED)
@@ -123,14 +123,14 @@ def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated
 
 
 def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to_origin: bool) -> Translated:
-    """An offset of a mirrored log at its origin, or the other way round; StorageError, CorruptMessage."""
+    """Translate an offset of a mirrored log to its origin or back; raises StorageError or CorruptMessage."""
     find = offset_at_origin if to_origin else offset_in_copy
     for _ in range(ATTEMPTS):
         visible, files = snapshot()
         try:
             return find(visible, files, offset)
         except FileNotFoundError:
-            continue  # retention took a file after this look-up began: there are others now
+            continue  # retention deleted a file after this look-up began: use the new list of files
     raise StorageError("the log's files are deleted faster than they can be read")
 
 
@@ -139,7 +139,7 @@ def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
 
     def begins_at(segment: Segment) -> int:
         if segment.base >= end:
-            return offset + 1  # nothing of it is visible
+            return offset + 1  # no part of it is visible
         return next(_appends(segment, segment.base, end)).position.cursor.next_offset
 
     later = files.segments[first + 1 :]
@@ -147,7 +147,7 @@ def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
 
 
 def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
-    """The first append, behind the position at `low`, that reaches past an origin's offset."""
+    """The first append, after the position at `low`, that ends beyond an origin's offset."""
     high = limit = min(segment.end, end)
     while high - low > SHORT_WALK_BYTES:
         middle = (low + high) // 2
@@ -174,7 +174,7 @@ def _locate(segment: Segment, offset: int, limit: int) -> int:
 
 
 def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:
-    """Every append from a boundary on; of the first only what lies behind the boundary."""
+    """Every append from a batch boundary on; the first may lack its batches before that boundary."""
     batches: list[tuple[int, BatchHeader]] = []
     file = segment.open_reader()
     try:

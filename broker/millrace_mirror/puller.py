@@ -1,15 +1,15 @@
-"""One thread that copies all that one broker of an origin leads into the partitions led here.
+"""One thread that copies the partitions led by one broker of an origin into the partitions led here.
 
-A round: ask for what is new in every partition at once, check that the topics are still the same ones, append
-each partition's runs, wait for the appends. While much is to be copied the next answer is on its way during
-the appends. A position is read from the target's log when a round begins, and again before anything is
-appended, so whoever else appended or reset in the meantime is taken into account; the append itself compares.
+A round: fetch from every partition at once, check that the topics are still the same ones, append each
+partition's runs, wait for the appends. While there is much to copy, the next answer is on its way during the
+appends. A position is read from the target's log when a round begins, and again before an append, so that
+another process's append or reset in the meantime is noticed; the append itself compares, too.
 
-Fair: who was served last is asked for last. Memory: two answers, in two buffers that are used in turn.
-Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
-what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
-where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
-Each fetch states the epoch of the last batch copied: an origin that has reused offsets reports it.
+Fair: the partition served last is asked for last. Memory: two answers, in two buffers that are used in turn.
+Nothing that an origin does ends the thread: it waits and retries, except that a partition whose next offsets
+are lost stays stopped until `millrace mirror reset`. The loss is noticed here (`_out_of_range`) when the
+origin refuses the offset, and in runs.py (`_check_follows`) when the origin sends later batches. Each fetch
+states the epoch of the last batch copied: an origin that has reused offsets reports it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from millrace_mirror.states import MirrorState, MirrorStates, State
 log = logging.getLogger("millrace.mirror.puller")
 
 ANSWER_BYTES = 4 << 20
-"""Of one answer. A single batch may be larger, and still comes whole."""
+"""Most bytes of one answer. A single larger batch still comes whole."""
 PARTITION_BYTES = 2 << 20
 SMALL_ANSWER_BYTES = 256 << 10
-"""An origin that never has more to say gets no large buffers."""
+"""An origin gets large buffers only after an answer larger than this."""
 FRAMING_BYTES = 1 << 20
 FETCH_WAIT_MS = 500
 MAX_PAUSE_SECONDS = 5.0
@@ -64,24 +64,25 @@ STOP_CHECK_SECONDS = 0.2
 MUCH_BYTES = ANSWER_BYTES // 8
 """An answer this large is followed at once by the next."""
 NEWS_AT_ONCE = MIN_ITEM_LIMIT // 2
-"""Partitions with news that are taken out of one answer: a broker is asked for the ids of no more topics."""
+"""Most partitions with news taken from one answer, so that a broker accepts the request for topic ids."""
 PACE_SECONDS = 50e-6
-"""For each partition asked for, unless there is much to copy: asking for thousands must not fill a core."""
+"""Shortest time between requests, for each partition, unless there is much to copy: requests for thousands of
+partitions must not use a whole core."""
 
 _NOT_HERE = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
 
 
 class MirrorTarget(Protocol):
-    """The broker's side of mirroring, handed in. Both methods are called from the pulling threads."""
+    """The target's side of mirroring. Both methods are called from the pulling threads."""
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """What is recorded in a partition; NotLeader, LeaderNotAvailable, Unknown… when it is not here.
+        """The recorded position; NotLeader, LeaderNotAvailable, Unknown… if the partition is not here.
 
-        StorageError when it is, and cannot be opened.
+        StorageError if it is here, but cannot be opened.
         """
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
-        """Have the broker's loop compare and append, in order; each None or what the log raised."""
+        """Compare positions and append, in order; the result of each is None or the exception raised."""
 
 
 @dataclass(slots=True)
@@ -92,21 +93,21 @@ class Pull:
     target: int
     rules: OffsetRules
     leader: int
-    """The origin's broker to read it from."""
+    """The origin's broker that leads the partition."""
     leader_epoch: int = -1
-    """In which epoch it leads, if that is known."""
+    """The leader's epoch; -1: not known."""
     stopped: bool = False
     stopped_at: MirrorPosition | None = None
-    """What was recorded when it stopped: a reset changes it, and the copying goes on."""
+    """Recorded position when copying stopped; copying continues when a reset changes it."""
     start: int = -1
-    """Where to begin when nothing is recorded; -1: not asked yet."""
+    """First offset to read when nothing is recorded; -1: not asked yet."""
     skip_to: int = -1
     """A fetch offset past the recorded one that leaves out no record; -1: none."""
     retry_at: float = 0.0
     pause: float = 0.0
     high_watermark: int = -1
     running: bool = False
-    """True once that was reported and nothing has changed since."""
+    """True once the state `running` was reported and nothing has changed since."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -120,7 +121,7 @@ class Pull:
 
 @dataclass(slots=True)
 class _Fetch:
-    """One partition in a fetch: what must be recorded when its answer is appended, and what came."""
+    """One partition in a fetch: the position that must be recorded at the append, and the answer."""
 
     pull: Pull
     recorded: MirrorPosition | None
@@ -130,7 +131,7 @@ class _Fetch:
     high_watermark: int = -1
     runs: Sequence[Run] = ()
     problem: MillraceError | None = None
-    """Why there are no runs."""
+    """Error because of which there are no runs."""
 
     @property
     def before(self) -> MirrorPosition:
@@ -152,7 +153,7 @@ class _Fetch:
 
 
 class BrokerPuller(Puller):
-    """Copies what one broker of one origin leads."""
+    """Copies the partitions that one broker of one origin leads."""
 
     max_pause_seconds = MAX_PAUSE_SECONDS
 
@@ -166,7 +167,7 @@ class BrokerPuller(Puller):
         refresh: Callable[[], None],
         security: ClientSecurity,
     ) -> None:
-        """`refresh` is called when the origin no longer has or leads what it was asked for."""
+        """`refresh` is called when the origin's broker no longer has or leads a requested partition."""
         super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits", security)
         self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
         self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
@@ -178,7 +179,7 @@ class BrokerPuller(Puller):
     # From any thread
 
     def assign(self, address: tuple[str, int], pulls: Mapping[TopicPartition, Pull]) -> None:
-        """Copy these from now on, read at this address."""
+        """Copy these partitions from now on, from the broker at this address."""
         if (address, pulls) != self._assignment:
             self._assignment = (address, pulls)
             self.wake()
@@ -213,17 +214,17 @@ class BrokerPuller(Puller):
                 fetch.take(answer)
                 self._note(fetch)
         if news:
-            self._take(broker, news[:NEWS_AT_ONCE])  # the others are asked for again, and first
+            self._take(broker, news[:NEWS_AT_ONCE])  # the rest is asked for again, first
 
     def _next_buffer(self) -> bytearray | None:
-        """Where the next answer goes: what lies there was appended before the last one was taken."""
+        """The buffer for the next answer: its old content was appended before the last answer came."""
         self._buffers.reverse()
         if self._large_answers and self._buffers[0] is None:
             self._buffers[0] = bytearray(ANSWER_BYTES + FRAMING_BYTES)
         return self._buffers[0]
 
     def _take(self, broker: BrokerFetcher, news: list[tuple[_Fetch, FetchedPartition]]) -> None:
-        # A fetch is by name: before anything is copied, make sure which topics have answered.
+        # A fetch is by name: before copying, ask for the ids of the topics that have answered.
         broker.request_topic_ids({fetch.pull.origin.topic for fetch, _ in news})
         for fetch, answer in news:
             fetch.take(answer)
@@ -237,7 +238,7 @@ class BrokerPuller(Puller):
         for fetch in fetches:
             if ids.get(fetch.pull.origin.topic) == fetch.pull.origin.topic_id:
                 same.append(fetch)
-            else:  # until the cluster says so, too, nobody takes the partition from us
+            else:  # the partition stays assigned here until the watch, too, sees the new topic
                 self._waits(fetch.pull, "the origin's broker has another topic of that name now, or none")
         if len(same) < len(fetches):
             self._refresh()
@@ -247,14 +248,14 @@ class BrokerPuller(Puller):
                 self._note(fetch)
         self._handle_errors(broker, [fetch for fetch in same if fetch.error])
 
-    # Asking
+    # Requests
 
     def _request(
         self, broker: BrokerFetcher, *, ahead: Mapping[TopicPartition, MirrorPosition] | None
     ) -> bool:
-        """Send a fetch of all that may be fetched now; `ahead` tells positions that are about to be recorded.
+        """Send a fetch of all partitions that may be fetched now; `ahead` holds positions not recorded yet.
 
-        False when there is nothing to fetch, or, with `ahead`, when it would have to wait.
+        False when there is nothing to fetch, or, with `ahead`, when the fetch would have to wait.
         """
         wait = self._allowance.wait_seconds()
         if ahead is None:
@@ -302,7 +303,7 @@ class BrokerPuller(Puller):
                     recorded = self._target.mirror_position(pull.origin.topic, pull.target)
                 except _NOT_HERE:
                     continue  # the log is not open yet, or no longer
-                except StorageError as problem:  # it could not be opened: the others go on
+                except StorageError as problem:  # it could not be opened: other partitions continue
                     self._waits(pull, f"cannot append: {problem}")
                     continue
                 if pull.stopped and recorded == pull.stopped_at:
@@ -324,12 +325,12 @@ class BrokerPuller(Puller):
                 pull.start, pull.high_watermark = bounds[pull.topic_partition]
             else:
                 self._refresh()
-                self._waits(pull, "the origin does not tell where it begins")
+                self._waits(pull, "the origin does not report its first offset")
 
-    # Appending
+    # Appends
 
     def _append(self, fetches: list[_Fetch]) -> None:
-        """Append runs to logs that stand where they stood when the runs were asked for."""
+        """Append runs to logs whose recorded positions are the same as when the runs were asked for."""
         appends, pulls = list[TargetAppend](), list[Pull]()
         for fetch in fetches:
             pull = fetch.pull
@@ -342,7 +343,7 @@ class BrokerPuller(Puller):
                 self._waits(pull, f"cannot append: {problem}")
                 continue
             if _offset(recorded) != _offset(fetch.recorded):
-                continue  # somebody else was faster, or an append before this one failed
+                continue  # another process was faster, or an append before this one failed
             for run in fetch.runs:
                 visible = self._states.when_visible(pull.origin.cluster, pull.origin.topic, pull.target, run)
                 appends.append(TargetAppend(pull.origin.topic, pull.target, run, visible))
@@ -352,7 +353,7 @@ class BrokerPuller(Puller):
                 self._finish(pull, error)
 
     def _outcomes(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
-        """What became of the appends; nothing when this thread is to stop before that is known."""
+        """The results of the appends; empty when this thread is stopped before they are known."""
         future = self._target.append_mirrored(appends)
         deadline = time.monotonic() + APPEND_TIMEOUT_SECONDS
         while not self.stopping.is_set():  # a broker that stops may never run the appends
@@ -361,7 +362,7 @@ class BrokerPuller(Puller):
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     break
-        self._buffers = [None, None]  # somebody holds on to their memory
+        self._buffers = [None, None]  # the pending appends still use their memory
         if not self.stopping.is_set():
             raise MillraceError("cannot append: the broker is busy")
         return []
@@ -371,16 +372,16 @@ class BrokerPuller(Puller):
             pull.skip_to = -1
             self._is_running(pull)
         elif isinstance(error, (PositionMismatch, *_NOT_HERE)):
-            pass  # somebody else was faster, or leads it now: the next round begins where they ended
+            pass  # another process was faster, or leads now: the next round begins at the new position
         elif isinstance(error, MillraceError):
             self._waits(pull, f"cannot append: {error}")
         else:
             raise error
 
-    # What else an answer may mean
+    # Answers without records
 
     def _note(self, fetch: _Fetch) -> None:
-        """Report what an answer without anything to append means."""
+        """Report the state that follows from an answer with nothing to append."""
         pull = fetch.pull
         if pull.high_watermark != fetch.high_watermark:
             pull.high_watermark, pull.running = fetch.high_watermark, False
@@ -404,7 +405,7 @@ class BrokerPuller(Puller):
             self._waits(pull, f"at the origin, {in_words(fetch.error)}")
 
     def _out_of_range(self, fetch: _Fetch, earliest: int, high_watermark: int) -> None:
-        """Stop when offsets that were to be read are gone; else find where reading goes on."""
+        """Stop if the next offsets are lost; otherwise find the offset at which reading continues."""
         pull = fetch.pull
         pull.high_watermark = high_watermark
         if fetch.recorded is None:
@@ -417,7 +418,7 @@ class BrokerPuller(Puller):
         except OriginChanged as error:
             self._stops(fetch, error)
 
-    # What people see
+    # States
 
     def _is_running(self, pull: Pull) -> None:
         pull.pause, pull.running = 0.0, True
@@ -426,7 +427,7 @@ class BrokerPuller(Puller):
     def _stops(self, fetch: _Fetch, why: OriginChanged) -> None:
         pull = fetch.pull
         pull.running = False
-        if isinstance(why, OriginWasCut):  # asked again: a leader that was replaced may have answered
+        if isinstance(why, OriginWasCut):  # retried: a replaced leader may have answered
             pull.retry_at = time.monotonic() + MAX_PAUSE_SECONDS
         else:
             pull.stopped, pull.stopped_at = True, fetch.recorded
@@ -448,7 +449,7 @@ class BrokerPuller(Puller):
 
     def _report(self, pull: Pull, state: State, detail: str = "", *, quiet: bool = False) -> None:
         if self.stopping.is_set() or self._assignment[1].get(pull.topic_partition) is not pull:
-            return  # another thread's by now, or nobody's
+            return  # the partition is now pulled by another thread, or by none
         reported = MirrorState(pull.origin, state, detail, pull.high_watermark)
         self._states.put(pull.origin.topic, pull.target, reported, quiet=quiet)
 
@@ -459,5 +460,5 @@ def _fetch_of(pull: Pull, recorded: MirrorPosition | None) -> _Fetch:
 
 
 def _offset(recorded: MirrorPosition | None) -> tuple[int, int] | None:
-    """What tells two recorded positions of one log apart: a reset may go back to an offset."""
+    """The fields that identify a position recorded in a log: a reset may go back to an earlier offset."""
     return None if recorded is None else (recorded.cursor.next_offset, recorded.reset_at)

@@ -1,7 +1,7 @@
-"""What the mirror of each partition is doing, for people: `millrace mirror status`, the log, metrics.
+"""State of each partition's mirror, for people: `millrace mirror status`, the log, metrics.
 
-Written by the pulling threads and, where it is about what consumers see, by the loop; read by any thread.
-Nothing depends on it: a broker that starts anew finds out again what is stopped, because the reason lies in
+States are written by the pulling threads, counts and latencies by the event loop; any thread may read them.
+Nothing depends on them: a restarted broker finds again which mirrors are stopped, because the reason lies in
 the origin and in the recorded position.
 """
 
@@ -21,44 +21,44 @@ from millrace_broker.histogram import Histogram
 log = logging.getLogger("millrace.mirror.states")
 _SHORT_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 LATENCIES_S = (*_SHORT_S, 10.0, 30.0, 60.0, 300.0, 3600.0, 86400.0)
-"""Upper bounds: from two flushes of 100 ms to an outage of a day."""
+"""Upper bounds of the latency histogram: from two flushes of 100 ms to an outage of a day."""
 
 
 class State(StrEnum):
-    """What a partition's mirror is doing."""
+    """State of a partition's mirror."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    """Something is unreachable or damaged: tried again and again, goes on by itself."""
+    """A cluster is unreachable or data is damaged: the mirror retries, and continues by itself."""
     STOPPED = "stopped"
-    """The origin does not fit the position: goes on after `millrace mirror reset`, or once it fits again."""
+    """The origin does not fit the position: it continues after `mirror reset`, or once both fit again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """One origin partition as its puller sees it; `detail` says why when it is not running."""
+    """State of one origin partition's mirror; `detail` is the reason when it is not running."""
 
     origin: Origin
     state: State
     detail: str = ""
     high_watermark: int = -1
-    """Of the origin, as last seen; -1: not seen yet."""
+    """The origin's high watermark as last seen; -1: not seen yet."""
 
     def __str__(self) -> str:
         return f"{self.state}: {self.detail}" if self.detail else str(self.state)
 
 
 class Copied:
-    """What was copied from one origin and is visible here; counted by the loop."""
+    """Totals of the visible data that was copied from one origin; counted by the event loop."""
 
     def __init__(self) -> None:
         self.batches = self.records = self.bytes = 0
         self.latency = Histogram(LATENCIES_S)
-        """Of each append: from the timestamp of its first batch to when consumers see it here."""
+        """Latency of each append: from the timestamp of its first batch until consumers see it here."""
 
 
 class MirrorStates:
-    """The state of every partition this broker pulls, by (topic, target partition)."""
+    """The state of every partition that this broker pulls, by (topic, target partition)."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -66,15 +66,15 @@ class MirrorStates:
         self._states: dict[tuple[str, int], MirrorState] = {}
         self._latency_ms: dict[tuple[str, int], int] = {}
         self.copied: dict[str, Copied] = {}
-        """By origin cluster."""
+        """Origin cluster -> totals."""
 
     def latency_ms(self, topic: str, partition: int) -> int | None:
-        """The latency of what was copied last into a target partition; None when nothing was."""
+        """The latency of the last append to a target partition; None when nothing was appended."""
         return self._latency_ms.get((topic, partition))
 
     def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
-        """What to call, on the loop, when consumers see the run."""
-        batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: they lie in a buffer
+        """Return the function to call, on the event loop, when consumers see the run."""
+        batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: their buffer is reused
         records, oldest_ms = run.records, run.oldest_ms
 
         def visible() -> None:
@@ -98,7 +98,7 @@ class MirrorStates:
             return dict(self._states)
 
     def put(self, topic: str, partition: int, state: MirrorState, *, quiet: bool = False) -> None:
-        """Remember a state and log it when it is another than before, unless `quiet`."""
+        """Remember a state and log it when it has changed, unless `quiet`."""
         with self._lock:
             before = self._states.get((topic, partition))
             self._states[topic, partition] = state

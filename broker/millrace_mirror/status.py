@@ -1,7 +1,7 @@
-"""How far every mirrored partition has come, asked from outside the brokers: rows for people and scripts.
+"""Progress of every mirrored partition, asked from outside the brokers: rows for people and scripts.
 
-ZooKeeper names the partitions, their leaders tell what is recorded and what their pullers do, the origins
-tell how far they are. Whoever does not answer leaves a gap in the row, never an error.
+ZooKeeper names the partitions, their leaders report recorded positions and pullers' states, the origins their
+high watermarks. A missing answer leaves a gap in the row and is never an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorRow:
-    """One origin partition and its mirror; None where nobody could tell."""
+    """One origin partition and its mirror; None for values that could not be read."""
 
     topic: str
     partition: int
@@ -42,7 +42,7 @@ class MirrorRow:
     unknown."""
     detail: str = ""
     latency_ms: int | None = None
-    """From the timestamp of what was copied last to when consumers saw it here."""
+    """Time from the timestamp of the last copied message until consumers saw it here."""
 
     @property
     def lag(self) -> int | None:
@@ -54,7 +54,7 @@ class MirrorRow:
 
 
 class Described(NamedTuple):
-    """What the target cluster says of one partition; an empty state is none."""
+    """The target cluster's report of one partition; an empty state means that it reports none."""
 
     position: MirrorPosition | None
     state: str
@@ -63,10 +63,10 @@ class Described(NamedTuple):
 
 
 class MirrorStatus:
-    """Asks once about everything that is mirrored into one cluster."""
+    """Asks once about all partitions that are mirrored into one cluster."""
 
     otherwise = "batch"
-    """The state of a partition of which nobody tells one."""
+    """State of a partition for which none is reported."""
 
     def __init__(self, cluster: Cluster | KafkaAggregate, origins: Mapping[str, OriginConfig]) -> None:
         self._cluster, self._origins = cluster, origins
@@ -74,7 +74,7 @@ class MirrorStatus:
         self._clients: dict[str, ClusterClient] = {}
         """Origin cluster -> its client."""
         self._silent: dict[str, str] = {}
-        """Origin cluster -> why it cannot be asked: each is waited for once only."""
+        """Origin cluster -> error of the first request to it; it is not asked again."""
 
     def close(self) -> None:
         if self._client is not None:
@@ -94,7 +94,7 @@ class MirrorStatus:
         return self._clients[cluster]
 
     def former(self, origin: Origin) -> Origin | None:
-        """What was mirrored under the same name and number, if `origin` itself has no target yet."""
+        """The former origin of the same name and number, if `origin` itself has no target yet."""
         topic = self._cluster.topics.get(origin.topic)
         if topic is None or topic.target_of(origin) is not None:
             return None
@@ -110,13 +110,13 @@ class MirrorStatus:
 
     def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
         """The answer of the leader of the origin's target partition."""
-        assert isinstance(self._cluster, Cluster), "only brokers of ours can be asked"
+        assert isinstance(self._cluster, Cluster), "only Millrace's brokers can be asked"
         if self._client is None:
             self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         return self._client.mirror_append(topic, request)
 
     def described(self, topic: str, number: int, partition: PartitionState) -> Described:
-        """What is recorded in this cluster."""
+        """The partition's recorded position and state in this cluster."""
         if partition.leader not in self._cluster.brokers or partition.origin is None:
             return Described(None, "unknown", f"broker {partition.leader} is not alive")
         try:
@@ -157,14 +157,14 @@ class MirrorStatus:
         )
 
     def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
-        """A partition that mirrors a topic which is gone: retired once its successor has a partition."""
+        """State of a partition whose origin topic is deleted: retired once the new topic has a partition."""
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
         return State.STOPPED, "the origin's topic was deleted and created anew"
 
 
 class KafkaMirrorStatus(MirrorStatus):
-    """The same where the target is an Apache Kafka: its positions are in topics, and nobody tells a state."""
+    """The same for a target that is an Apache Kafka: positions are in topics, and no state is reported."""
 
     otherwise = "recorded"
 

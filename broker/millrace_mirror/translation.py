@@ -1,10 +1,10 @@
-"""Offsets of consumers on their way from a datacenter's cluster to the aggregate cluster and back.
+"""Translation of consumers' offsets between a datacenter's cluster and the aggregate cluster.
 
-Asks the brokers that lead the copies; they alone know. Decides which offsets of a group belong to an origin,
-and whether all of them can be moved. Reads and commits through the brokers, like any client.
+Asks the brokers that lead the copies, which alone can translate. Decides which offsets of a group belong to
+an origin, and whether all of them can be moved. Reads and commits through the brokers, like any client.
 
 TranslateOffsets v0 is Millrace's own API, key 10001, never advertised. It is sent to the leader of the
-mirrored partition and answered in the request's order. A broker that does not know it answers an error alone.
+mirrored partition and answered in the request's order. A broker without this API answers only an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _API, _V0 = ApiKey.TRANSLATE_OFFSETS, 0
 
 
 class TranslateOffsetsRequest(Message):
-    """What `offsets` are on the other side."""
+    """Request to translate `offsets` of a mirrored partition from its origin, or to it."""
 
     to_origin: bool = boolean()
     topic: str = string()
@@ -53,7 +53,7 @@ class TranslateOffsetsResult(Message):
 
 
 class TranslateOffsetsResponse(Message):
-    """A result for each offset, or none and an error."""
+    """A result for each offset, or an error and no results."""
 
     error_code: int = i16()
     message: str = string()
@@ -63,7 +63,7 @@ class TranslateOffsetsResponse(Message):
 def translate(
     client: ClusterClient, topic: str, partition: int, offset: int, *, to_origin: bool
 ) -> Translated:
-    """What an offset of a mirrored partition, or of its origin, is on the other side."""
+    """Translate an offset of a mirrored partition to its origin, or back."""
     request = TranslateOffsetsRequest(
         to_origin=to_origin, topic=topic, partition=partition, offsets=(offset,)
     )
@@ -89,12 +89,12 @@ def translate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """One offset on both sides; `answer` is for the side that was asked about."""
+    """One offset on both sides; `answer` is the translated one."""
 
     topic: str
     origin_partition: int
     partition: int
-    """Of the copy."""
+    """The copy's partition."""
     offset: int
     answer: Translated
 
@@ -114,7 +114,7 @@ class Translator:
         self._origin.close()
 
     def one(self, topic: str, partition: int, offset: int) -> Translation:
-        """One offset; the partition is the origin's, or the copy's when it is translated to the origin."""
+        """Translate one offset of the origin's partition, or of the copy's if it is translated back."""
         pairs = self._pairs(topic, partition)
         if not pairs:
             raise MillraceError(
@@ -125,7 +125,7 @@ class Translator:
         return self._translate(topic, *pairs[0], offset)
 
     def group(self, group: str) -> list[Translation]:
-        """Every offset that a group has committed on one side and that exists on the other."""
+        """Translate every offset that a group has committed, in partitions that exist on both sides."""
         committed = GroupClient(self._source).offsets(group)
         if not committed:
             raise MillraceError(f"group {group!r} has committed nothing on {self._source.bootstrap}")
@@ -136,7 +136,7 @@ class Translator:
         ]
 
     def apply(self, group: str, translations: Sequence[Translation]) -> None:
-        """Commit the answers on the other side, all of them or nothing; the group must have no members."""
+        """Commit the translated offsets on the other side, all or none; the group must have no members."""
         for translation in translations:
             outcome, offset = translation.answer.outcome, translation.offset
             if outcome is not Outcome.TRANSLATED:
@@ -151,7 +151,7 @@ class Translator:
                     f"{self._destination.bootstrap}: stop them first"
                 )
         except UnknownGroup:
-            pass  # it comes into being with its offsets
+            pass  # committing creates the group
         offsets = {
             (t.topic, t.origin_partition if self._to_origin else t.partition): t.answer.offset
             for t in translations
@@ -165,9 +165,9 @@ class Translator:
         )
 
     def _pairs(self, topic: str, number: int) -> list[tuple[int, int]]:
-        """(origin partition, copy) of a partition the group reads; none if it is not of this origin.
+        """(origin partition, copy) of a partition that the group reads; none if it is not of this origin.
 
-        An origin's partition that was created anew has several copies: only the last is of what is there now.
+        A partition of a recreated origin topic has several copies: only the last is of the current topic.
         """
         state = self._cluster.topics.get(topic)
         targets = state.targets() if state is not None else {}

@@ -1,8 +1,8 @@
-"""One thread that watches one origin: which topics and partitions there are, and where they are copied to.
+"""One thread that watches one origin: its topics and partitions, and the target partitions of their copies.
 
-Gives every partition of every topic that is to be mirrored a target partition, and tells the pullers, one
-for each broker of the origin, what to copy. Copies nothing itself. An origin that does not answer is asked
-again; one topic that cannot be mirrored holds up no other.
+Allocates a target partition for every partition of every mirrored topic, and assigns partitions to the
+pullers, one for each broker of the origin. Copies nothing itself. An origin that does not answer is asked
+again; a topic that cannot be mirrored does not delay others.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from millrace_mirror.states import MirrorState, MirrorStates, State
 log = logging.getLogger("millrace.mirror.watch")
 
 REFRESH_SECONDS = 1.0
-"""How soon new topics, partitions and leaders are noticed."""
+"""Interval at which new topics, partitions and leaders are looked for."""
 TIMEOUT_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
-"""Give no targets to brokers while others are just coming up: the first would get them all."""
+"""Time for which the list of brokers must be unchanged before targets are allocated: otherwise the first
+broker to start would get them all."""
 TOPICS_AT_ONCE = 500
-"""Ask for the settings of at most so many topics in one request."""
+"""Most topics in one request for settings."""
 Assign = Callable[[Mapping[int, tuple[str, int]], list[Pull]], None]
 
 
 class CopyRegistry(Protocol):
-    """What is known of the cluster that is copied into: its partitions, and what each is a copy of."""
+    """The registry of the target cluster: its partitions, and the origin partition of each copy."""
 
     @property
     def name(self) -> str: ...
@@ -79,9 +80,9 @@ class OriginWatch(Rounds):
         self._settings: dict[tuple[str, UUID], Mapping[str, str]] = {}
         self._targets: dict[str, tuple[TopicState, Mapping[Origin, int]]] = {}
         self._shown: set[TopicPartition] = set()
-        """Target partitions that nobody pulls, and that have a state which says why."""
+        """Target partitions that are not pulled, and whose state gives the reason."""
         self._logged: dict[str, str] = {}
-        """Topic -> what was logged of it last."""
+        """Topic -> last logged reason."""
         self._brokers: tuple[Mapping[int, BrokerAddress], float] = ({}, 0.0)
 
     def round(self) -> None:
@@ -92,10 +93,10 @@ class OriginWatch(Rounds):
         self._client.close()
 
     def _look(self) -> None:
-        """Learn which partitions there are, give them targets, hand out what this broker copies."""
+        """Read the origin's partitions, allocate their targets, assign those that this broker copies."""
         topics = self._client.topics(names_only(self._config))
         if self._client.cluster_id == self._cluster.cluster_id:
-            raise MillraceError("bootstrap leads to this very cluster: a cluster cannot mirror itself")
+            raise MillraceError("bootstrap names this cluster itself: set it to the origin's brokers")
         chosen = {topic: choose(self._config, topic) for topic in topics}
         wanted = [topic for topic, (choice, _) in chosen.items() if choice is not None]
         refused = self._learn_settings(topics, wanted)
@@ -118,14 +119,14 @@ class OriginWatch(Rounds):
         self._show(idle)
         self._assign(self._client.addresses, pulls)
 
-    # What there is
+    # Topics of the origin
 
     def _learn_settings(
         self, topics: Mapping[str, TopicMetadata], wanted: list[str]
     ) -> dict[str, BrokerError]:
         """Ask once about each topic: whether it is compacted, and whether it is itself a copy.
 
-        The topics of which the origin does not tell it, and why: they are asked about again.
+        Returns the topics whose settings the origin refuses to return, with the error: they are asked again.
         """
         present = {(topic, topics[topic].topic_id): topic for topic in wanted if topics[topic].partitions}
         self._settings = {key: settings for key, settings in self._settings.items() if key in present}
@@ -144,7 +145,7 @@ class OriginWatch(Rounds):
         return refused
 
     def _check_source(self, topic: TopicMetadata, by_name: bool) -> None:
-        """Raise unless the topic may be mirrored: nothing may come back to where it came from."""
+        """Raise unless the topic may be mirrored: a cluster's own messages must not come back to it."""
         if not topic.partitions:
             raise _LeftOut("it has no partitions yet")
         origins = self._settings[topic.name, topic.topic_id].get(ORIGINS, "")
@@ -156,12 +157,12 @@ class OriginWatch(Rounds):
         if not by_name:
             raise _LeftOut("it is a copy there, and patterns leave copies out")
 
-    # Where it goes
+    # Target partitions
 
     def _allocated(
         self, topic: TopicMetadata, settled: bool, idle: dict[TopicPartition, MirrorState]
     ) -> Mapping[Origin, int]:
-        """The targets of the topic's partitions; those without one get it, unless they were created anew."""
+        """The targets of the topic's partitions; allocate missing ones, unless the topic was recreated."""
         origins = [Origin(self._origin_name, topic.name, topic.topic_id, n) for n in topic.partitions]
         targets = self._targets_of(topic.name)
         state = self._cluster.topics.get(topic.name)
@@ -178,9 +179,9 @@ class OriginWatch(Rounds):
         elif new:
             try:
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
-            except OriginRecreated:  # known to ZooKeeper and not to the snapshot yet: the next look says so
+            except OriginRecreated:  # the snapshot is behind ZooKeeper: the next round reports it
                 self.wake()
-            except MillraceError as error:  # as while ZooKeeper is away: those that have a target go on
+            except MillraceError as error:  # such as ZooKeeper's absence: partitions with a target continue
                 problem = str(error)
         if problem:
             self._log_once(topic.name, problem)
@@ -218,20 +219,20 @@ class OriginWatch(Rounds):
             self._brokers = (self._cluster.brokers, now)
         return now - self._brokers[1] >= SETTLE_SECONDS
 
-    # What people see of partitions that nobody pulls
+    # States of partitions that are not pulled
 
     def _of_recreated_topic(self, former: Origin) -> dict[TopicPartition, MirrorState]:
         target = self._targets_of(former.topic).get(former)
         if target is None or not self._leads(former.topic, target):
             return {}
         detail = (
-            f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to go on with "
-            "the new one: millrace mirror reset"
+            f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to copy the"
+            " new one, run millrace mirror reset"
         )
         return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}
 
     def _of_missing_topics(self, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, MirrorState]:
-        """Partitions led here of which the origin has no such topic."""
+        """Partitions led here whose topic the origin does not have."""
         return {
             (name, target): MirrorState(origin, State.WAITING, f"{self._origin_name} has no topic {name} now")
             for name in self._cluster.topics
@@ -254,4 +255,4 @@ class OriginWatch(Rounds):
 
 
 class _LeftOut(MillraceError):
-    """A topic is not mirrored, as it should be."""
+    """A topic is rightly not mirrored."""
