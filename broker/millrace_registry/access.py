@@ -1,7 +1,7 @@
-"""Who asks, and for what: the one place where a request meets its token and a role.
+"""Access to the registry: the only place that checks a request's token and role.
 
-Every route but `/` and `/healthz` says the role that it needs. `admit` asks the application's access list,
-before anything of the request's body is read. Without a list everybody has every role.
+Every route but `/` and `/healthz` declares the role that it needs. `admit` asks the application's access list
+before any part of the request's body is read. Without a list every client has every role.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millrace_registry.requests import subject_or_global
 
 
 class Role(StrEnum):
-    """What a request does; no role contains another."""
+    """Roles by the actions that they allow; no role contains another."""
 
     READ = "read"
-    """Looks at schemas, versions, levels and modes, and asks whether a schema is compatible."""
+    """Read schemas, versions, levels and modes, and check a schema's compatibility."""
     REGISTER = "register"
-    """Registers schemas."""
+    """Register schemas."""
     ADMIN = "admin"
-    """Deletes, and changes levels and modes."""
+    """Delete, and change levels and modes."""
 
 
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
@@ -37,7 +37,7 @@ def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
 
 
 def admit(request: Request, role: Role, subject: str) -> None:
-    """RegistryError unless who sends the request has the role for the subject; GLOBAL stands for all."""
+    """Raise RegistryError unless the client has the role for the subject; GLOBAL means all subjects."""
     access: AccessList | None = request.app.state.access
     if access is None:
         request.state.is_proven = True
@@ -54,13 +54,13 @@ def admit(request: Request, role: Role, subject: str) -> None:
 
 
 READ, REGISTER, ADMIN = ([Depends(needs(role))] for role in Role)
-"""A route's `dependencies`."""
+"""Values for a route's `dependencies`."""
 _ROLES = [dependency.dependency for (dependency,) in (READ, REGISTER, ADMIN)]
 _OPEN_PATHS = ("/", "/healthz")
 
 
 def check_roles(app: FastAPI) -> None:
-    """RuntimeError unless every route but those that are open to all says the role that it needs."""
+    """Raise RuntimeError unless every route declares its role, except those that are open to all."""
     for route in app.routes:
         told = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
         path = getattr(route, "path", "")

@@ -1,6 +1,6 @@
 """The registry over HTTP: Confluent's paths, media types and error codes.
 
-Left out: contexts (there is the default one), tags, data rules and associations.
+Left out: contexts (only the default one exists), tags, data rules and associations.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAns
 
 
 def create_app(store: Store, access: AccessList | None = None, usage: Usage | None = None) -> FastAPI:
-    """The application on a store, which holds all its state; `usage` is what its page shows of topics.
+    """The application on a store, which holds all its state; `usage` gives its page the topics of a schema.
 
-    With `access` it answers who has the route's role only.
+    With `access` it answers only clients with the route's role.
     """
-    # The routes themselves: to include a router analyses each of them again, 0.1 s of CPU at every start.
+    # The routes themselves: including a router analyses each route again, 0.1 s of CPU at every start.
     routes = [*_routes.routes, *page.routes.routes]
     app = FastAPI(openapi_url=None, redirect_slashes=False, routes=routes)
     for error in (
@@ -63,10 +63,10 @@ def create_app(store: Store, access: AccessList | None = None, usage: Usage | No
 
 
 _MOST_ROWS = 1 << 31
-"""No table has as many rows; databases refuse numbers of more than 64 bits."""
+"""Largest offset and limit: no table has more rows, and databases refuse numbers of more than 64 bits."""
 
 
-# Coroutines: what waits for nothing is not handed to a thread.
+# Coroutines: functions that wait for nothing need no thread.
 async def _store(request: Request) -> Store:
     store: Store = request.app.state.store
     return store
@@ -87,7 +87,7 @@ async def _deleted(
 
 
 async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
-    """What the subjects' names begin with; the default context and all contexts stand for every subject."""
+    """Prefix of the subjects' names; empty for the default context or all contexts."""
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
 
@@ -181,15 +181,15 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 @_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
 def register(request: Request, store: Database, subject: Subject, body: SchemasBody) -> dict[str, Any]:
     stored = service.register(store, subject, _candidate(request, body))
-    # Without the text: confluent-kafka would take it for the one it sent and register at every call.
+    # Without the text: confluent-kafka would cache it in place of its own and register at every call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
 @_routes.post("/apply", dependencies=READ)
 def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str, Any]]:
-    """Levels and schemas of several subjects, in one transaction: Millrace's own, for `schemas apply`.
+    """Apply levels and schemas of several subjects in one transaction: Millrace's own, for `schemas apply`.
 
-    Its role is for all subjects, so schemas may refer to any.
+    The route's role READ is for all subjects, so schemas may refer to any.
     """
     application = requests.application(body)
     for subject, _ in application.candidates:
@@ -302,9 +302,9 @@ def check(
 
 
 def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
-    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last.
+    """Add a setting's routes. `keys` may hold its value in a body; PUT answers the first, others the last.
 
-    Any other key is refused; `normalize`, when it is true, is what every request here does anyway.
+    Any other key is refused, except `normalize` if it is true: schemas are always normalized here.
     """
 
     @_routes.get(path, dependencies=READ)
@@ -344,7 +344,7 @@ _add_setting("/mode", service.MODE, "mode")
 
 
 def _candidate(request: Request, body: Mapping[str, Any]) -> service.Candidate:
-    """The schema in a body; refused when its sender may not read what it refers to, which answers quote."""
+    """The schema in a body; its sender must have READ for referenced subjects, which answers quote."""
     candidate = requests.candidate(body)
     for reference in candidate.references:
         admit(request, Role.READ, reference.subject)
@@ -372,7 +372,7 @@ def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
 
 
 def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
-    """The answer for a schema; without its references when another text has them written out."""
+    """The answer for a schema; without references if `text` is another text, with them written out."""
     answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
     if text not in (None, schema.text):
         answer.pop("references", None)
@@ -389,9 +389,9 @@ def _identity_json(schema: StoredSchema) -> dict[str, Any]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """`{"error_code": N, "message": "..."}`; the first three digits of the code are the status.
+    """Answer `{"error_code": N, "message": "..."}`; the first three digits of the code are the status.
 
-    A browser at the page gets a page.
+    A browser at the web page gets an HTML page.
     """
     code: int
     match error:
@@ -404,7 +404,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case SQLAlchemyError():
             code, message = ErrorCode.STORE_FAILED, "the registry's database failed; its log says why"
             _log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
-        case ClientDisconnect():  # nobody reads it
+        case ClientDisconnect():  # the answer is not read
             code, message = ErrorCode.BAD_REQUEST, "the client went away before its request was whole"
         case HTTPException():
             code, message = error.status_code, f"HTTP {error.status_code} {error.detail}"
@@ -414,9 +414,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case _:
             code, message = ErrorCode.FAILED, "the registry failed; its log says why"
             _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    # A browser at the page asks for name and token then.
+    # With this header a browser asks for name and token.
     headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else {}
-    if isinstance(error, BodyRefused):  # the rest of it would be taken for the next request
+    if isinstance(error, BodyRefused):  # the body's rest would be read as the next request
         headers["Connection"] = "close"
     status = int(str(code)[:3])
     if request.url.path.startswith("/ui") and "text/html" in request.headers.get("accept", ""):

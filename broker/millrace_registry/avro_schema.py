@@ -1,10 +1,10 @@
-"""An Avro schema's text: read strictly, names resolved, written again in one canonical way.
+"""An Avro schema's text: read strictly, names resolved, written again in one canonical form.
 
-Two texts that mean the same (white space, key order, ways to write a name) become the same canonical text;
-everything a reader could want stays in it: documentation, defaults, aliases, logical types, other attributes.
-Refuses what the Avro specification forbids. Two mistakes that old libraries let through, a default that does
-not fit its field and a union of nothing, and a name longer than MAX_NAME can be let through here too, because
-data with such schemas exists. Knows no ids, subjects or compatibility.
+Two texts with the same meaning (white space, key order, ways to write a name) become the same canonical text;
+documentation, defaults, aliases, logical types and other attributes stay in it. Refuses whatever the Avro
+specification forbids. Three flaws can be allowed, because data with such schemas exists: a default that does
+not fit its field and a union of nothing, which old libraries accept, and a name longer than MAX_NAME. Knows
+no ids, subjects or compatibility.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from millrace.service.json_values import MOST_VALUES, has_too_many_values
 from millrace_registry.errors import InvalidSchema, UnknownType
 
 Json: TypeAlias = Any
-"""A JSON value; trees below are JSON values whose names are full and whose simple types are bare strings."""
+"""A JSON value. Trees below are JSON values with full names, and simple types as bare strings."""
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
 RECORDS = ("record", "error")
 
 _PART = {"array": "items", "map": "values"}
-"""The key of the one type that an array or a map is made of."""
+"""Key of the element type of an array or a map."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH = 64
-"""Deepest nesting that is accepted: the functions here, and every client's parser, recurse."""
+"""Deepest nesting that is accepted, because the functions here and every client's parser recurse."""
 MAX_NAME = 1000
-"""Most characters of a field's name, of a type's with its namespace, and of their aliases."""
+"""Most characters of a field's name, of a type's name with its namespace, and of their aliases."""
 _MAX_NAMES = 32 << 20
 """Most characters of a schema's full names and paths to its types, which repeat their record's name."""
 _MAX_STEPS = 1_000_000
-"""Most steps to check a schema's defaults, half a second: one for an item, or 64 characters, and a type."""
+"""Most steps to check a schema's defaults, half a second: 1 for an item or 64 characters, with each type."""
 _KEY_ORDER = (
     *("type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size"),
     *("default", "order", "aliases", "logicalType"),
@@ -53,18 +53,18 @@ class AvroSchema:
     text: str
     """Canonical JSON text; types of referenced schemas appear by name only."""
     tree: Json
-    """The same with every name in full and referenced types written out: it stands alone."""
+    """The schema with full names and referenced types written out, so without references."""
     definitions: Mapping[str, Json]
-    """Every named type it makes known, its own and the referenced ones, by full name."""
+    """Full name -> named type, of the schema itself and of referenced schemas."""
     flaw: str | None = None
-    """A mistake that may be let through: the schema reads its old data and is not registered anew."""
+    """A tolerated flaw: the schema can read its old data, but cannot be registered normally."""
 
     @property
     def resolved_text(self) -> str:
         return _dump(_write(self.tree, ""))
 
     def fingerprint(self, references: Sequence[Sequence[Any]] = ()) -> str:
-        """SHA-256 in hex; equal exactly when canonical text and references are."""
+        """SHA-256 in hex; equal exactly when canonical text and references are equal."""
         identity = json.dumps([json.loads(self.text), references], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -72,7 +72,7 @@ class AvroSchema:
 def parse(text: str, referenced: Mapping[str, Json] | None = None, *, flawed_too: bool = False) -> AvroSchema:
     """The schema in a JSON text; `referenced` holds the named types of the schemas it refers to.
 
-    Raises InvalidSchema, one line that says where and what; with `flawed_too` not for a flaw.
+    Raises InvalidSchema, one line with place and problem; with `flawed_too` not for a tolerated flaw.
     """
     referenced = referenced or {}
     reader = _Reader(dict(referenced))
@@ -111,7 +111,7 @@ def _load(text: str) -> Json:
 
 
 def with_parts(tree: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
-    """A copy of one type in which `change` replaced the types of its fields, its items or its values."""
+    """A copy of one type in which `change` has replaced the types of its fields, items or values."""
     kind = tree["type"]
     if kind in RECORDS:
         return {**tree, "fields": [{**field, "type": change(field["type"])} for field in tree["fields"]]}
@@ -125,11 +125,11 @@ def _too_deep() -> InvalidSchema:
 
 
 class DefaultChecker:
-    """Whether JSON values are defaults for schemas that use these definitions; values must stay alive.
+    """Checks whether JSON values fit schemas as defaults; checked values must stay alive.
 
-    Apache's Python library does not check defaults. One that does not fit fails the first reader that needs
-    it, long after the schema was accepted. A value is checked once for each named type: unions of records
-    that hold each other would else be tried in every combination, twice as many for each level of nesting.
+    Apache's Python library does not check defaults. A wrong default fails the first reader that needs it,
+    long after the schema was accepted. A value is checked once for each named type: unions of records that
+    hold each other would otherwise be tried in every combination, twice as many for each level of nesting.
     Raises InvalidSchema after _MAX_STEPS: a long value may have to be tried with each of many types.
     """
 
@@ -140,7 +140,7 @@ class DefaultChecker:
         self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
-        """True when the JSON value is a default for the schema; for a union one of its types must take it."""
+        """True when the JSON value fits the schema as a default; for a union, any of its types."""
         self._count(1 + len(value) // 64 if isinstance(value, str) else 1)
         match schema:
             case list():
@@ -185,7 +185,7 @@ class DefaultChecker:
 
 
 def _is_bytes(value: Any) -> bool:
-    """Bytes are written as a string whose code points 0 to 255 are the byte values."""
+    """True for a default of type bytes: a string whose code points, 0 to 255, are the byte values."""
     return isinstance(value, str) and max(value, default="") <= "\xff"
 
 
@@ -202,7 +202,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 class _Reader:
-    """Reads one schema top down, as Avro defines names: a type is known from its definition on."""
+    """Reads one schema from top to bottom, as Avro defines names: a type is known from its definition on."""
 
     def __init__(self, definitions: dict[str, Json]) -> None:
         self.definitions = definitions
@@ -211,7 +211,7 @@ class _Reader:
         self._characters = 0
 
     def flaws(self) -> Iterator[str]:
-        """What the schema read has of the mistakes that may be let through."""
+        """The tolerated flaws of the schema that was read."""
         yield from self._flaws
         defaults = DefaultChecker(self.definitions)
         for where, field in self._fields:
@@ -242,7 +242,7 @@ class _Reader:
         return self._name(kind, namespace, where)
 
     def _counted(self, name: str) -> str:
-        """The same full name or path; InvalidSchema past _MAX_NAMES characters in all."""
+        """Return a full name or path unchanged; InvalidSchema beyond _MAX_NAMES characters in all."""
         self._characters += len(name)
         if self._characters > _MAX_NAMES:
             raise InvalidSchema(f"its names are longer than {_MAX_NAMES} characters in all: shorten them")
@@ -375,7 +375,7 @@ def _check_enum(tree: Mapping[str, Json], full: str) -> None:
 
 
 def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth: int) -> Json:
-    """The tree with each referenced type written out where it is used first, and only there."""
+    """The tree with each referenced type written out at its first use only."""
     if depth > _MAX_DEPTH:
         raise _too_deep()
     if isinstance(tree, list):
@@ -392,7 +392,7 @@ def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth
 
 
 def _write(tree: Json, enclosing: str) -> Json:
-    """The tree as it is written inside a namespace: shortest names, keys in one order."""
+    """The tree as written inside a namespace: shortest names, keys in a fixed order."""
     if isinstance(tree, str):
         return _short(tree, enclosing)
     if isinstance(tree, list):

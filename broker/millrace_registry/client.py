@@ -1,7 +1,7 @@
-"""A client of any registry that speaks Confluent's REST interface, ours or another.
+"""A client of any registry with Confluent's REST interface, Millrace's or another.
 
-Schemas by id are immutable, so they are fetched once and kept. Every wait is bounded: a registry that cannot
-be reached ends in one MillraceError. Safe between threads; pickles as its address, so that it can travel to
+Schemas by id are immutable, so they are fetched once and kept. Every wait is bounded: if a registry cannot be
+reached, one MillraceError is raised. Safe between threads; pickles as its address, so that it can be sent to
 a Spark worker.
 """
 
@@ -21,22 +21,22 @@ from millrace.process import HomeProcess
 from millrace.urls import address_and_auth, without_secret
 
 _WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
-"""Wait before each further try. A registry that restarts is back within their sum, on a busy machine, too."""
+"""Pause before each retry. A registry that restarts is back within their sum, also on a busy machine."""
 _SHORTEST_TRY_S = 0.1
-"""Least time for a try, also the only one of a caller whose timeout is over."""
+"""Shortest timeout of a try, also for the only try of a caller whose timeout is over."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryUnavailable(MillraceError):
-    """The registry does not answer, or not like a registry; trying later may help."""
+    """The registry does not answer, or not like a registry; a later retry may help."""
 
 
 class UnknownSchema(MillraceError):
-    """The registry has no such schema, subject or version; trying later does not help."""
+    """The registry has no such schema, subject or version; a retry does not help."""
 
 
 class SchemaRefused(MillraceError):
-    """The registry does not take the schema: it is invalid or breaks the compatibility level."""
+    """The registry refuses the schema: it is invalid or breaks the compatibility level."""
 
 
 class RegisteredVersion(NamedTuple):
@@ -48,7 +48,7 @@ class RegisteredVersion(NamedTuple):
 
 
 class SchemaRegistryClient:
-    """Looks schemas up, registers and checks them; gives up `timeout_s` after the first try."""
+    """Looks up, registers and checks schemas; stops retrying `timeout_s` after the first try."""
 
     def __init__(self, url: str, *, timeout_s: float = 10) -> None:
         try:
@@ -67,7 +67,7 @@ class SchemaRegistryClient:
             base_url=address,
             auth=auth,
             timeout=timeout_s,
-            # Reading the certificates takes longer than everything else here.
+            # Loading certificates takes longer than everything else here.
             verify=address.startswith("https"),
             headers={"Accept": f"{_MEDIA_TYPE}, application/json", "Content-Type": _MEDIA_TYPE},
         )
@@ -85,7 +85,7 @@ class SchemaRegistryClient:
         self._http.close()
 
     def schema(self, schema_id: int) -> Any:
-        """The schema of an id as parsed JSON (a dict for a record), standing alone; do not change it.
+        """The schema of an id as parsed JSON (a dict for a record), without references; do not change it.
 
         Raises UnknownSchema when the registry has no such id, RegistryUnavailable when it does not answer.
         """
@@ -100,10 +100,10 @@ class SchemaRegistryClient:
             return None
 
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
-        """Register a schema (parsed JSON) under a subject; its id, the same one if it is there already.
+        """Register a schema (parsed JSON) under a subject; return its id, the old one if it exists already.
 
         `timeout_s` shortens the client's own timeout for this call. Raises SchemaRefused when the registry
-        does not take it.
+        refuses the schema.
         """
         text = json.dumps(schema)
         if (subject, text) not in self._ids:
@@ -145,16 +145,16 @@ class SchemaRegistryClient:
             return []
 
     def is_millrace(self) -> bool:
-        """True for a registry of Millrace, which takes what a folder holds in one request.
+        """True for a registry of Millrace, which takes a whole folder in one request.
 
-        RegistryUnavailable when it does not answer: nobody knows then.
+        RegistryUnavailable when the registry does not answer.
         """
         try:
             clusters = self.ask("/v1/metadata/id")["scope"]["clusters"]
             return bool(clusters["schema-registry-cluster"] == "millrace")
         except RegistryUnavailable:
             raise
-        except (MillraceError, LookupError, TypeError):  # another one has no such page
+        except (MillraceError, LookupError, TypeError):  # other registries have no such page
             return False
 
     def level(self, subject: str) -> tuple[str, bool]:
@@ -166,7 +166,7 @@ class SchemaRegistryClient:
             return str(self.ask("/config", expected=("compatibilityLevel",))["compatibilityLevel"]), False
 
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
-        """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
+        """Reasons why the schema breaks the subject's compatibility level, one line each; empty: none."""
         path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"
         answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("is_compatible",))
         if answer["is_compatible"]:
@@ -182,9 +182,9 @@ class SchemaRegistryClient:
         expected: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Any:
-        """GET, or POST a body, or another method; the answer's JSON, an object that has the expected keys.
+        """GET, or POST a body, or use `method`; return the answer's JSON, an object with the expected keys.
 
-        A request may be sent twice, so the method and path must allow it.
+        A request may be sent twice, so it must be idempotent.
         """
         self._home.check()  # two processes would take each other's answers
         method = method or ("GET" if body is None else "POST")
@@ -197,10 +197,10 @@ class SchemaRegistryClient:
         fields = answer if isinstance(answer, dict) else {}
         if response.is_success and all(key in fields for key in expected):
             return answer
-        # What a registry says ends with a full stop, and here it is the first half of a sentence.
+        # A registry's message ends with a full stop, and here it is the first half of a sentence.
         said = str(fields.get("message", f"HTTP {response.status_code}")).removesuffix(".")
         message = f"registry {self.url}: {said}"
-        # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
+        # Only a registry sends 40401 and similar codes; a bare 404 means a wrong address or a proxy.
         if response.status_code == 404 and str(fields.get("error_code", "")).startswith("4040"):
             raise UnknownSchema(message)
         if response.status_code in (409, 422):
@@ -212,7 +212,7 @@ class SchemaRegistryClient:
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> httpx.Response:
-        """One answer below 500, after as many tries as fit into the timeout.
+        """The first answer below 500 other than 429; retry within the timeout.
 
         Registering the same schema again gives the same id.
         """

@@ -1,4 +1,4 @@
-"""`millrace registry` runs the schema registry; `millrace schemas` brings a folder of schemas into one."""
+"""`millrace registry` runs the schema registry; `millrace schemas` registers a folder of schemas there."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
     "--zookeeper",
     envvar="MILLRACE_ZOOKEEPER",
     metavar="HOST:PORT",
-    help="The aggregate cluster's ZooKeeper: it keeps which ids were handed out, should an older copy of the"
-    " database come back.",
+    help="The aggregate cluster's ZooKeeper. It keeps the largest id, so that no id is reused after an older"
+    " copy of the database is restored.",
 )
 @door_options
 def registry(
@@ -112,22 +112,22 @@ def registry(
 
 @click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
 def schemas() -> None:
-    """Check, plan and apply a folder of .avsc files; export and import everything a registry holds."""
+    """Check, plan and apply a folder of .avsc files; export and import all contents of a registry."""
 
 
 @schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
 @_SCHEMAS
 @_PLAIN
 @click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
-@click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would take them.")
+@click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would accept them.")
 @_SUBJECTS
 @_JSON
 def check(
     directory: Path, plain: bool, revision: str | None, url: str | None, words: Sequence[str], as_json: bool
 ) -> None:
-    """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it.
+    """Check every schema in DIR: its syntax, its name, its audit header, and a registry's answer.
 
-    With --against, it must also be able to read what its predecessor wrote; removed files are named.
+    With --against, each schema must also be able to read data of its predecessor; removed files are named.
     """
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
@@ -150,7 +150,7 @@ def check(
             say(f"{file}: {'; '.join([*reasons, *notes.get(file, [])]) or 'ok'}")
     bad = sum(bool(reasons) for reasons in problems.values())
     if bad:
-        raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
+        raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: correct the files named above")
 
 
 @schemas.command(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json")
@@ -167,7 +167,7 @@ def check(
 def plan(
     directory: Path, plain: bool, url: str, words: Sequence[str], bootstrap: str | None, as_json: bool
 ) -> None:
-    """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
+    """Show the result of registering the schemas in DIR, without a change; exit 1 if one would be refused."""
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
         if bootstrap is not None:
@@ -186,7 +186,7 @@ def plan(
 @_SUBJECTS
 @_JSON
 def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
-    """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
+    """Register the schemas in DIR, or none of them if one would be refused; can be repeated."""
     with SchemaRegistryClient(url) as client:
         changes = folder.apply(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     _show(changes, as_json)
@@ -196,7 +196,7 @@ def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json:
 @_SCHEMAS
 @_REGISTRY
 def export(directory: Path, url: str) -> None:
-    """Write everything that a registry holds into the new folder DIR, ids and deleted versions included."""
+    """Write all contents of a registry into the new folder DIR, ids and deleted versions included."""
     with SchemaRegistryClient(url) as client:
         contents = transfer.read_registry(client)
     transfer.write_folder(contents, directory)
@@ -208,7 +208,7 @@ def export(directory: Path, url: str) -> None:
 @_REGISTRY
 @_JSON
 def import_(source: str, url: str, as_json: bool) -> None:
-    """Bring what an export wrote, or what another registry holds, into a registry under the same ids."""
+    """Copy an export's folder, or the contents of another registry, into a registry under the same ids."""
     with SchemaRegistryClient(url) as client:
         if source.startswith(("http://", "https://")):
             with SchemaRegistryClient(source) as other:
@@ -238,4 +238,4 @@ def _show(changes: Sequence[Change], as_json: bool) -> None:
         level = [f"level {change.level}"] if change.level is not None else []
         lines = Text("\n").join(map(text, [*change.reasons, *change.fields, *level, *change.notes]))
         table.add_row(text(change.subject), state, *numbers, lines)
-    show(table)  # never cut outside a terminal: a reason must be whole in a CI log
+    show(table)  # not cut without a terminal: reasons must be whole in a CI log

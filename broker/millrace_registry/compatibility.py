@@ -1,8 +1,8 @@
-"""Whether data written with one schema can be read with another, and what the seven levels demand of that.
+"""Compatibility of two schemas: reading data of one with the other, as the seven levels demand.
 
 The rules are Avro's schema resolution, with two more. A decimal of another scale, or milliseconds read as
-microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. Two
-fields do not read the same field of the data. The work of one comparison is bounded, whatever the schemas.
+microseconds, resolve in Avro but give wrong numbers, so such a change is refused as incompatible. Two fields
+must not read the same field of the data. The work of one comparison is bounded, whatever the schemas.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _PROMOTIONS: Mapping[str, Sequence[str]] = {
     "string": ("bytes",),
     "bytes": ("string",),
 }
-"""What a type reads beside itself."""
+"""Type -> other types that it can read."""
 _MAX_STEPS = 1_000_000
-"""Most work of one comparison, half a second: two types are _STEPS, a field, a symbol, 64 characters one."""
+"""Most steps of a comparison, half a second: _STEPS for two types, 1 for a field, symbol or 64 characters."""
 _STEPS = 5
 _MAX_REASONS = 50
-"""Most reasons that are given for one version."""
+"""Most reasons given for one version."""
 
 _Reasons: TypeAlias = dict[str, None]
 """A set that keeps its order; empty when the data can be read."""
 
 
 class Level(StrEnum):
-    """What a new version must be able to do with the versions before it."""
+    """Required compatibility of a new version with the versions before it."""
 
     NONE = "NONE"
     BACKWARD = "BACKWARD"
@@ -45,7 +45,7 @@ class Level(StrEnum):
 
 
 def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
-    """What breaks the level between `new` and `old`, a `version`, one line each; empty: compatible."""
+    """Reasons why `new` breaks the level with `old`, which is `version`, one line each; empty: compatible."""
     reasons = []
     if level.startswith(("BACKWARD", "FULL")):
         prefix = f"the new schema cannot read version {version}"
@@ -57,9 +57,9 @@ def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Lev
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
-    """Why `reader` cannot read all that `writer` may write, one line each; empty: it can.
+    """Reasons why `reader` cannot read all data of `writer`, one line each; empty: it can.
 
-    InvalidSchema when that takes too much work.
+    InvalidSchema when the comparison takes too much work.
     """
     try:
         return sorted(_Comparison(reader, writer).reasons(reader.tree, writer.tree, ""))
@@ -68,9 +68,9 @@ def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
 
 
 class _Comparison:
-    """One reader with one writer. Types by name are compared once, and reported where they are met first.
+    """Comparison of one reader with one writer. Named types are compared once, and reported at first use.
 
-    A type that rests on one that turned out unreadable is compared again.
+    A type that depends on a type found unreadable later is compared again.
     """
 
     def __init__(self, reader: AvroSchema, writer: AvroSchema) -> None:
@@ -83,7 +83,7 @@ class _Comparison:
         self._steps = 0
 
     def reasons(self, reader: Json, writer: Json, path: str) -> _Reasons:
-        """Why one type cannot read another, each with the path of fields that leads there."""
+        """Reasons why one type cannot read another, each with the path of fields to the place."""
         self._count(_STEPS)
         reader, writer = _definition(reader, self._reader), _definition(writer, self._writer)
         if isinstance(reader, str) or isinstance(writer, str):
@@ -93,11 +93,11 @@ class _Comparison:
             self._met_again.add(pair)
             return self._results[pair]
         began = len(self._readable)
-        self._results[pair] = {}  # a type that holds itself can be read if all else can
+        self._results[pair] = {}  # a recursive type can be read if all its other parts can
         found = self._results[pair] = self._resolve(reader, writer, path)
         if not found:
             self._readable.append(pair)
-        elif pair in self._met_again:  # what was found readable since may rest on it
+        elif pair in self._met_again:  # types found readable since then may depend on it
             while len(self._readable) > began:
                 del self._results[self._readable.pop()]
         return found
@@ -124,12 +124,12 @@ class _Comparison:
                 return {}
         others = [branch for branch in found if branch[0] != "null"]
         similar = [branch for branch in others if branch[0] == _kind(writer)] or others
-        if len(similar) == 1:  # say why this one does not fit
+        if len(similar) == 1:  # give this branch's reasons
             return similar[0][1]
         return self._located(path, f"the union cannot hold {_kind(writer)}")
 
     def _same(self, reader: Json, writer: Json, path: str) -> _Reasons:
-        """Why a type that is no union cannot read another one."""
+        """Reasons why a type cannot read another; neither is a union."""
         kind, written = _kind(reader), _kind(writer)
         if kind != written:
             fits = written in _PROMOTIONS.get(kind, ())
@@ -145,7 +145,7 @@ class _Comparison:
         )
 
     def _other_name(self, reader: Json, writer: Json) -> str | None:
-        """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
+        """The reason if two types' names do not match; namespaces are ignored, aliases count."""
         if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
             return None
         if id(reader) not in self._aliases:
@@ -171,7 +171,7 @@ class _Comparison:
         if id(writer) not in self._indexes:
             self._indexes[id(writer)] = {field["name"]: field["type"] for field in writer}
         written = self._indexes[id(writer)]
-        taken = {field["name"] for field in reader}  # whoever has the name itself goes first
+        taken = {field["name"] for field in reader}  # exact names have precedence over aliases
         for field in reader:
             aliases = field.get("aliases", ())
             self._count(1 + len(aliases))
@@ -202,7 +202,7 @@ class _Comparison:
 
 
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
-    """The one tree of a named type, however often it stands written out; other types are as they stand."""
+    """The one tree of a named type, even if the type is written out several times; other types unchanged."""
     if isinstance(tree, str):
         return definitions.get(tree, tree)
     return definitions[tree["name"]] if isinstance(tree, dict) and tree["type"] in NAMED else tree
@@ -214,7 +214,7 @@ def _kind(tree: Json) -> str:
 
 
 def _label(tree: Json) -> str:
-    """What a branch of a union is told by: its full name, or its kind."""
+    """The label that identifies a branch of a union: its full name, or its kind."""
     return str(tree["name"]) if isinstance(tree, dict) and tree["type"] in NAMED else _kind(tree)
 
 
@@ -236,7 +236,7 @@ def _logical_type(tree: Json) -> str | None:
 
 
 def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
-    """All reasons, or as many as are given; every result is asked for."""
+    """All reasons, up to about _MAX_REASONS; every result is computed."""
     reasons: _Reasons = {}
     for result in results:
         if len(reasons) < _MAX_REASONS:

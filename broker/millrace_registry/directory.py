@@ -1,10 +1,10 @@
 """A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one topic's schema, named like the topic and, where that is a name in Avro, like the record in it;
-with `plain`, any schema under any name. Its subject is the topic's, as `subjects` says; audit records keep
-their own names. A file may use the types of other files: what is registered has them written out. `plan`
-asks the registry what registering would do and changes nothing; `apply` registers all files or, when one
-cannot be, none. `compare` asks no registry but a revision of git.
+One file is one topic's schema, named like the topic and, if that is a valid name in Avro, like its record;
+with `plain`, any schema under any name. `subjects` gives the topic's subject; audit records keep their own
+names. A file may use the types of other files: in the registered schema they are written out. `plan` asks the
+registry for the result of registering and changes nothing; `apply` registers all files, or none if one is
+refused. `compare` asks no registry, but compares with a revision of git.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millrace_registry.limits import MAX_APPLIED, MAX_BODY_BYTES
 from millrace_registry.subjects import LIKE_TOPICS, Subjects, full_name
 
 LEVELS = "levels.json"
-"""The file beside the schemas that holds the levels of subjects that have their own."""
+"""File in the folder that holds the levels of subjects with their own level."""
 AUDIT_NAMESPACE = "millrace.audit"
 _AVRO_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 HEADER_NAME = "millrace.events.AuditHeader"
@@ -50,59 +50,59 @@ AUDIT_HEADER: Mapping[str, Any] = {
     "namespace": HEADER_NAME.rpartition(".")[0],
     "fields": [{"name": name, "type": kind} for name, kind in _HEADER_FIELDS],
 }
-"""The type of the field `header` that every audited event begins with."""
+"""Type of the field `header`, the first field of every audited event."""
 _WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': AUDIT_HEADER})}"
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """One `.avsc` file and what is wrong with it."""
+    """One `.avsc` file and its problem, if it has one."""
 
     path: Path
     subject: str
-    """The stem of its name, until `check` has named the topic's subject."""
+    """The topic's subject; until `check` has found it, the stem of the file's name."""
     schema: AvroSchema | None
-    """None when the file cannot be read."""
+    """The parsed schema; None when the file cannot be read."""
     json: Any
-    """What is registered: the parsed JSON, with the types of other files written out."""
+    """The JSON to register, with the types of other files written out."""
     problem: str | None
     topic: str = ""
-    """The stem of its name."""
+    """The topic's name, which is the stem of the file's name."""
     level: Level | None = None
-    """What the folder says of its subject; None for the registry's own."""
+    """The subject's level in the folder; None to keep the registry's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What registering one file would do, or did."""
+    """The result, or expected result, of registering one file."""
 
     subject: str
     file: str
     state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed", "ungated"]
     version: int | None = None
-    """The version the subject has (unchanged) or would get; None when it cannot be registered."""
+    """The subject's version, which exists (unchanged) or would be new; None if it cannot be registered."""
     id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
-    """Why it cannot be registered; empty when it can."""
+    """Reasons why the file cannot be registered; empty when it can."""
     fields: tuple[str, ...] = ()
-    """Which fields differ from the version before."""
+    """Fields that differ from the version before."""
     level: str | None = None
-    """The level that the subject gets; None when it stays."""
+    """The subject's new level; None if it stays."""
     notes: tuple[str, ...] = ()
-    """What somebody should know before it is applied."""
+    """Warnings to read before the file is applied."""
     topic: str = ""
     schema: AvroSchema | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts: all but the schema."""
+        """The change for scripts, without schema and topic."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("schema", "topic")}
 
 
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
-    """Every `.avsc` file of a folder, sorted, each with what is wrong with it, without asking a registry.
+    """Every `.avsc` file of a folder, sorted, each with its problem, without asking a registry.
 
-    Raises MillraceError when the folder is not there or holds no schema.
+    Raises MillraceError when the folder does not exist or holds no schema.
     """
     if not directory.is_dir():
         raise MillraceError(f"no folder {directory}: give the one that holds the .avsc files")
@@ -127,7 +127,7 @@ def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
             f" {', '.join(Level)}"
         ) from None
     if unknown := sorted(levels.keys() - stems):
-        raise MillraceError(f"{path} names {', '.join(unknown)}, and no such .avsc file is there")
+        raise MillraceError(f"{path} names {', '.join(unknown)} without an .avsc file: correct the names")
     return levels
 
 
@@ -140,7 +140,7 @@ def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaF
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
-    """What differs from a revision of git, and what could not read the data of the schema that was there.
+    """Differences from a revision of git; a schema that could not read its old data is incompatible.
 
     Raises MillraceError when git does not know the revision.
     """
@@ -185,9 +185,9 @@ def _git(directory: Path, *arguments: str) -> bytes:
 def plan(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """Plan what registering each file of a folder would do; the registry is asked, nothing is changed.
+    """Ask the registry for the result of registering each file of a folder; nothing is changed.
 
-    Raises MillraceError when it is more than a registry of Millrace takes at once, as `apply` does.
+    Raises MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -199,10 +199,10 @@ def plan(
 def apply(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """Register every file of a folder, with its level; nothing at all when one of them cannot be registered.
+    """Register every file of a folder, with its level; none if one of them cannot be registered.
 
-    A registry of Millrace does it in one transaction, and keeps commit and author. Another one is asked
-    file by file after all were checked, so a failure in between leaves some registered: repeat it then.
+    A registry of Millrace does so in one transaction, and keeps commit and author. Other registries get file
+    after file, once all were checked, so a failure in between leaves some registered: repeat the call then.
     Raises SchemaRefused naming every refused file. A repetition changes nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
@@ -235,7 +235,7 @@ def _apply_at_once(
 
 
 def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
-    """The changes for a registry of Millrace, as `/apply` takes them; MillraceError for too many."""
+    """The body of `/apply` for a registry of Millrace; MillraceError for too many changes."""
     commit, author = _commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.
@@ -254,12 +254,12 @@ def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence
 
 
 def _commit_and_author(directory: Path) -> tuple[str, str]:
-    """The commit of a folder, `-dirty` behind it when files differ, and who made it; else who runs this."""
+    """The folder's commit, with `-dirty` if files differ, and its author; else "" and the present user."""
     try:
         commit = _git(directory, "rev-parse", "HEAD").decode().strip()
         author = _git(directory, "log", "-1", "--format=%an <%ae>").decode(errors="replace").strip()
         dirty = "-dirty" if _git(directory, "status", "--porcelain", "--", ".") else ""
-    except MillraceError:  # no repository, or no git: a worker has the folder from somewhere else
+    except MillraceError:  # no repository, or no git: the folder was copied to this machine
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:  # a container's user may have no name
@@ -294,9 +294,9 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
     try:
         latest = parse(json.dumps(client.latest(subject).schema), flawed_too=True)
         fields = tuple(changed_fields(latest, file.schema))
-    except InvalidSchema:  # another registry may hold what is no schema here
+    except InvalidSchema:  # another registry may hold schemas that are invalid here
         fields = ()
-    if file.level is not None and level != file.level:  # the registry would ask by the level of before
+    if file.level is not None and level != file.level:  # the registry would check by the old level
         reasons = _incompatible_by(file.level, file.schema, subject, versions, client)
     else:
         reasons = client.incompatibilities(subject, file.json)
@@ -308,7 +308,7 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
 def _incompatible_by(
     level: Level, schema: AvroSchema, subject: str, versions: Sequence[int], client: SchemaRegistryClient
 ) -> list[str]:
-    """What breaks a level that the subject is to get, one line each."""
+    """Reasons why the schema breaks the subject's future level, one line each."""
     compared = sorted(versions, reverse=True) if level.endswith("_TRANSITIVE") else [max(versions)]
     reasons: list[str] = []
     for number in compared:
@@ -322,10 +322,10 @@ def _incompatible_by(
 
 
 def _read(contents: Mapping[Path, Callable[[], bytes]], *, plain: bool) -> list[SchemaFile]:
-    """The files, sorted; each may use the types that other files hold, and these the types of others."""
+    """Read the files, sorted; each may use types of other files, which may use types of further files."""
     files: dict[Path, SchemaFile] = {}
     types: dict[str, Mapping[str, Any]] = {}
-    for _ in contents:  # the longest way from file to file
+    for _ in contents:  # no chain of files is longer
         known = len(types)
         for path, content in contents.items():
             if path not in files or files[path].schema is None:
@@ -360,7 +360,7 @@ def _read_file(
 
 
 def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchema, bool]:
-    """The schema in a text, and whether it stands alone; types that it lacks are taken from other files."""
+    """The schema in a text, and whether it needs no other file; missing types are taken from other files."""
     taken: dict[str, Any] = {}
     while True:
         try:
@@ -373,7 +373,7 @@ def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchem
 
 
 def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
-    """What `check` says of a schema in a file named like the subject; None when it finds nothing."""
+    """The problem that `check` finds in a schema of a file named like the subject; None if there is none."""
     try:
         return _problem(parse(json.dumps(schema)).tree, subject)
     except InvalidSchema as error:
@@ -392,7 +392,7 @@ def _problem(tree: Any, subject: str) -> str | None:
 
 
 def _header_problem(fields: Sequence[Any]) -> str | None:
-    """What keeps the audit from reading an event's header; it reads just these bytes of every message."""
+    """The problem if the audit cannot read an event's header: it reads only these bytes of every message."""
     if not fields or fields[0]["name"] != "header":
         return (
             f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it. {_WRITE}"

@@ -1,4 +1,4 @@
-"""Why the registry refuses a request: Confluent's error codes, because clients decide by them."""
+"""Errors of the registry, with Confluent's error codes, because clients decide by them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ class ErrorCode(IntEnum):
     """The `error_code` of an answer; its first three digits are the HTTP status."""
 
     BAD_REQUEST = 400  # the body is not a JSON object with the fields it needs
-    REQUEST_TOO_SLOW = 408  # its body has not come whole in time
+    REQUEST_TOO_SLOW = 408  # its body was not whole in time
     REQUEST_TOO_LARGE = 413
     UNSUPPORTED_MEDIA_TYPE = 415
-    NOT_KEPT = 422  # a string that is no text, or a setting or metadata that would be dropped
+    NOT_KEPT = 422  # a string that is no valid text, or a setting or metadata that is not supported
     FAILED = 500
 
-    UNAUTHENTICATED = 40101  # the request does not prove who sends it
+    UNAUTHENTICATED = 40101  # the request has no valid token
     FORBIDDEN = 40301  # the principal lacks the role that the request needs
 
     SUBJECT_NOT_FOUND = 40401  # no live version is registered under it
@@ -45,7 +45,7 @@ class ErrorCode(IntEnum):
 
 
 class RegistryError(Exception):
-    """A request that the registry refuses; the text says why and what to do."""
+    """A request that the registry refuses; the text gives the reason and what to do."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -53,14 +53,14 @@ class RegistryError(Exception):
 
 
 class InvalidSchema(RegistryError):
-    """The text is no Avro schema, or what it refers to is not there."""
+    """The text is no valid Avro schema, or a schema it refers to does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_SCHEMA, message)
 
 
 class UnknownType(InvalidSchema):
-    """The schema uses a name that it does not define; `names` are those it can stand for, in full."""
+    """The schema uses a name that it does not define; `names` are the full names that it can mean."""
 
     def __init__(self, message: str, names: tuple[str, ...]) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Which fields a change of a schema adds, removes or changes, in lines for people."""
+"""Fields that a change of a schema adds, removes or changes, in lines for people."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from millrace_registry.avro_schema import NAMED, RECORDS, AvroSchema, Json
 
 MAX_PATHS = 10_000
-"""Most paths of fields of one schema that are listed: types that use each other can make billions of them."""
+"""Most paths of fields listed of one schema: types that use each other can make billions of paths."""
 MAX_CHARACTERS = 8 << 20
 """Most characters of paths and types of one schema: a long type may be reached by many paths."""
 
 _Place = tuple[str, Json, tuple[str, ...]]
-"""A path, the type there, and the records that lead to it."""
+"""A path, the type there, and the names of the records on the path."""
 
 
 def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
     """`+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path.
 
-    Fields of fields only so deep that neither schema has more than MAX_PATHS or MAX_CHARACTERS; a last line
-    says so.
+    Nested fields are compared down to the level at which a schema exceeds MAX_PATHS or MAX_CHARACTERS; a last
+    line then says so.
     """
     old_levels, new_levels = _levels(old), _levels(new)
     before, after, nothing = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -39,14 +39,14 @@ def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
         elif before[path] != after[path]:
             lines.append(f"~ {path}: {after[path]} was {before[path]}")
     if None in (*old_levels, *new_levels):
-        return [*lines, "fields that are nested deeper are too many to be compared here"]
+        return [*lines, "there are too many fields at deeper levels to be compared"]
     return lines or ["no field differs: names, documentation or attributes do"]
 
 
 def _levels(schema: AvroSchema) -> list[dict[str, str] | None]:
-    """Fields, their fields and so on, by path, each with its type and default in words.
+    """Fields by path with their type and default as text, one mapping for each level of nesting.
 
-    The last one is None where there would be more than MAX_PATHS or MAX_CHARACTERS in all.
+    The last level is None if there would be more than MAX_PATHS or MAX_CHARACTERS in all.
     """
     levels: list[dict[str, str] | None] = []
     places: list[_Place] = [("", schema.tree, ())]
@@ -76,7 +76,7 @@ def _fields_at(schema: AvroSchema, places: Sequence[_Place]) -> Iterator[tuple[_
 
 
 def _records(schema: AvroSchema, tree: Json) -> Iterator[dict[str, Json]]:
-    """The records that a type is or contains, out of lists, maps and unions."""
+    """The records that a type is or holds in lists, maps and unions."""
     if isinstance(tree, str):
         tree = schema.definitions.get(tree, tree)
     if isinstance(tree, list):

@@ -2,8 +2,8 @@
 
     /audit/registry   persistent   {"drawn": 13, "stored": 12}
 
-An id is drawn before the transaction that stores its schema commits, and noted as stored after the commit. So
-a database that lacks a stored id is an older copy, and an id that was ever drawn is not drawn again.
+An id is noted as drawn before the transaction that stores its schema commits, and as stored after the commit.
+So a database that lacks a stored id is an older copy, and an id that was ever drawn is not drawn again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HandedOut:
         try:
             self._raise(lambda largest: replace(largest, stored=max(largest.stored, schema_id)))
         except MillraceError as error:  # it is drawn, so it is not handed out again in any case
-            _log.warning("id %d is not noted as stored: %s", schema_id, error)
+            _log.warning("id %d could not be noted as stored: %s", schema_id, error)
 
     def _complain(self, largest: Largest, here: int) -> None:
         if largest.stored > here:
@@ -93,7 +93,7 @@ class HandedOut:
                     self._session.call(client.set_async, _PATH, data, version)
                 return
             except (BadVersionError, NodeExistsError):
-                continue  # another registry was faster, or this is the repetition of our own first try
+                continue  # another registry was faster, or an earlier try of this call had succeeded
 
 
 @contextmanager

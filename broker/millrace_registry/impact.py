@@ -1,4 +1,4 @@
-"""What a changed folder of schemas means for the messages that topics still hold; changes nothing."""
+"""Effect of a changed folder of schemas on the messages that topics still hold; changes nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CHANGED = ("new", "new version", "incompatible")
 def with_retained(
     changes: Sequence[Change], cluster: ClusterClient, registry: SchemaRegistryClient
 ) -> list[Change]:
-    """The changes, each with a note for every topic whose messages it could not read, and what nobody gates.
+    """The changes with notes about topics whose messages could not be read, and the ungated subjects.
 
-    All messages are counted of topics that carry ids of a changed subject, or are named like its file; of
-    the others the end is looked at. A subject whose ids a topic carries, and which the folder does not
-    hold, is a row of its own, `ungated`. The audit's own records are left out.
+    Topics that carry ids of a changed subject, or are named like its file, are read whole; of other topics
+    only the end is read. A subject whose ids a topic carries, and which is not in the folder, gets a row of
+    its own, `ungated`. The audit's own records are left out.
     """
-    from millrace_registry.retained import ids_in  # numpy, which no other command on schemas needs
+    from millrace_registry.retained import ids_in  # imports numpy, which no other command on schemas needs
 
     notes: dict[str, list[str]] = {change.subject: [] for change in changes}
     ungated: dict[str, list[str]] = {}

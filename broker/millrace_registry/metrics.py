@@ -1,4 +1,4 @@
-"""The registry's numbers for Prometheus: requests as they are answered, and what the database holds."""
+"""The registry's metrics for Prometheus: answered requests, and counts of the database's rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class Numbers:
-    """All numbers of one registry process."""
+    """All metrics of one registry process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class Numbers:
         ProcessCollector(registry=self._registry)
         self.requests = Counter(
             "millrace_registry_requests",
-            "Requests answered, by what was asked and the status.",
+            "Requests answered, by method, route and status.",
             ("method", "route", "status"),
             registry=self._registry,
         )
@@ -73,7 +73,7 @@ class Counted:
         try:
             await self._app(scope, receive, send_seen)
         finally:
-            # The route's pattern, not the path: strangers must not make new time series.
+            # The route's pattern, not the path: clients must not be able to create time series.
             route: Any = scope.get("route")
             path = "unknown" if route is None else route.path
             method = scope["method"] if scope["method"] in _METHODS else "other"

@@ -1,11 +1,11 @@
-"""The registry's page for people: subjects, their versions, two versions side by side, who uses a schema.
+"""The registry's web page: subjects, their versions, two versions side by side, topics that use a schema.
 
     GET /ui                             subjects, a page at a time
     GET /ui/subjects/S                  its versions, level and mode
     GET /ui/subjects/S/diff?old=1&new=2 the difference of two versions
 
-Changes nothing. All that clients registered is text: the templates escape it, and the browser is told to run
-no script and load nothing but the one style sheet.
+Changes nothing. The templates escape all registered text, and a header forbids the browser to run scripts or
+load anything but the registry's style sheet and icon.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millrace_registry.store import Store, StoredVersion, Transaction
 ROWS = 100
 """Subjects, and versions, on one page."""
 MAX_LINES = 1000
-"""Most lines of each schema that are put side by side: what it takes grows with their square."""
+"""Most lines of each schema shown side by side: the work grows with the square of their number."""
 Offset: TypeAlias = Annotated[int, Query(ge=0, le=1 << 31)]
 _PAGES = Path(__file__).with_name("pages")
 _HEADERS = {
@@ -65,7 +65,7 @@ class SubjectRow:
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """A line of each of two schemas; empty where the other has more."""
+    """A line of each of two schemas; empty where only the other has a line."""
 
     old: str
     new: str
@@ -132,7 +132,7 @@ def diff(
         try:
             schemas = [parse(service.resolve(rows, v.schema), flawed_too=True) for v in (before, after)]
             fields = changed_fields(*schemas) if before.schema.id != after.schema.id else []
-        except InvalidSchema as error:  # types that are too deep only together
+        except InvalidSchema as error:  # types too deep only when combined
             fields = [str(error)]
     old_lines, new_lines = _pretty(before).splitlines(), _pretty(after).splitlines()
     too_long = max(len(old_lines), len(new_lines)) > MAX_LINES
@@ -148,7 +148,7 @@ def diff(
 
 
 def side_by_side(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffRow]:
-    """The lines of both texts, equal ones beside each other."""
+    """The lines of both texts in pairs, with equal lines beside each other."""
     for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new).get_opcodes():
         for n in range(max(j - i, m - k)):
             left, right = old[i + n] if i + n < j else "", new[k + n] if k + n < m else ""
@@ -172,7 +172,7 @@ def _store(request: Request) -> Store:
 
 
 def failure(message: str, status: int, headers: Mapping[str, str]) -> HTMLResponse:
-    """A page that says why there is no other."""
+    """A page with an error's message."""
     text = _templates.get_template("error.html").render(message=message)
     return HTMLResponse(text, status, {**_HEADERS, **headers})
 

@@ -1,6 +1,6 @@
-"""Schemas and what they refer to: each is parsed and compared once for a request, whatever leads to it.
+"""Schemas and their references: each schema is parsed and compared once for a request.
 
-Knows which rows references name and how much one schema may refer to. Does not know subjects' rules or ids.
+Finds the rows of references and limits their number and size. Does not know subjects' rules or ids.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class _Parsed:
 
 
 class SchemaParser:
-    """Parses the schemas of one request; also across its transactions, because a stored schema never changes.
+    """Parses the schemas of one request, also across its transactions: a stored schema never changes.
 
-    Whoever parses and compares while reading, and again while holding the write lock, does under the lock
-    only what was registered in between.
+    Results are kept: a caller that parses and compares before it takes the write lock, and again under the
+    lock, works under the lock only on schemas registered in between.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class SchemaParser:
     def compare(
         self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level
     ) -> list[str]:
-        """What breaks the level between a schema parsed here and a version's, one line each."""
+        """Reasons why a schema parsed here breaks the level with a version's schema, one line each."""
         key = id(new), old_id, version, level  # `new` lives as long as this parser
         if key not in self._reasons:
             stored = rows.schema(old_id)
@@ -63,9 +63,9 @@ class SchemaParser:
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a text; InvalidSchema when it is none or its references are missing or too much.
+        """The schema in a text; InvalidSchema if it is invalid, or its references are missing or too large.
 
-        One with a flaw is a schema here: what is stored may have been imported with it.
+        A schema with a flaw is accepted here: stored schemas may have been imported with it.
         """
         return self._parse(rows, text, references).schema
 

@@ -1,7 +1,7 @@
-"""What a client sends, read strictly: paths, bodies, subjects, ids.
+"""Strict reading of requests: paths, bodies, subjects, ids.
 
 Unknown fields of a schema's body are ignored, because newer clients send more of them with every release.
-Data rules, tags and settings that are not kept are refused: a client would believe them to be in force.
+Data rules, tags and settings that are not supported are refused: a client would believe them to be in force.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ConfluentHttp:
     """Reads paths and chooses media types as Confluent's registry does, around the whole application.
 
     Servers decode a path before it is split, so a subject `a/b` would look like two segments. Here a segment
-    keeps its encoded `/` and `%` until `subject_name` decodes them. One slash at the end means nothing. An
-    answer has the first of our media types that the client names, else the default one.
+    keeps its encoded `/` and `%` until `subject_name` decodes them. One slash at the end is ignored. An
+    answer has the first of MEDIA_TYPES that the client accepts, else the default.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -79,26 +79,26 @@ class ConfluentHttp:
 
 
 async def own_pages(request: Request) -> None:
-    """Refuse what another site's page has a browser send; runs for every request."""
+    """Refuse changes that a browser sends for another site's page; runs for every request."""
     if from_another_site(request.method, request.headers):
         raise RegistryError(ErrorCode.FORBIDDEN, ANOTHER_SITE)
 
 
 async def only_text(request: Request) -> None:
-    """Refuse a query that holds no text; runs for every request, as `json_body` for every body."""
+    """Refuse a query with characters that are no valid text; runs for every request."""
     _check_text([text for pair in request.query_params.multi_items() for text in pair])
 
 
 CHECKS = [Depends(own_pages), Depends(only_text)]
-"""What every router has before a route's own dependencies."""
+"""Dependencies of every router, which run before a route's own."""
 
 
 def _check_text(value: Any) -> None:
-    """Refuse a JSON value with a string in it that not every database can keep."""
+    """Refuse a JSON value that holds a string that some databases cannot store."""
     if isinstance(value, str) and _NOT_TEXT.search(value):
         raise RegistryError(
             ErrorCode.NOT_KEPT,
-            "the request holds a NUL character or half of a surrogate pair: leave it out, it is no text",
+            "the request holds a NUL character or half of a surrogate pair, which is no text: leave it out",
         )
     if isinstance(value, dict):
         value = [*value, *value.values()]
@@ -108,7 +108,7 @@ def _check_text(value: Any) -> None:
 
 
 def subject_name(subject: str) -> str:
-    """The subject that a path's segment names, without the default context, the only one there is."""
+    """The subject in a path's segment, without the default context, which is the only context here."""
     return _checked_name(unquote(subject))
 
 
@@ -133,7 +133,7 @@ async def subject_or_global(request: Request) -> str:
 
 
 async def schema_guid(guid: str) -> UUID:
-    """The GUID in a path's segment; what is no GUID at all is the GUID of no schema."""
+    """The GUID in a path's segment; SCHEMA_NOT_FOUND for a segment that is no GUID."""
     try:
         return UUID(guid)
     except ValueError:
@@ -144,12 +144,12 @@ async def properties_in(request: Request) -> dict[str, str]:
     """The pairs of a query that repeats `key` and `value`."""
     keys, values = (request.query_params.getlist(name) for name in ("key", "value"))
     if len(keys) != len(values):
-        raise RegistryError(ErrorCode.BAD_REQUEST, "give as many `value` as `key`")
+        raise RegistryError(ErrorCode.BAD_REQUEST, "the query's `key` and `value` do not pair: give one each")
     return dict(zip(keys, values, strict=True))
 
 
 async def schema_number(schema_id: str) -> int:
-    """The id in a path's segment; what is no id at all is the id of no schema."""
+    """The id in a path's segment; SCHEMA_NOT_FOUND for a segment that is no id."""
     number = _number_in(schema_id)
     if number is None:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -168,7 +168,7 @@ def version_number(version: str) -> int:
 
 
 def _number_in(segment: str) -> int | None:
-    """The number from 1 to LARGEST in a path's segment."""
+    """The number from 1 to LARGEST in a path's segment; None for any other segment."""
     if segment.isascii() and segment.isdigit() and len(segment) <= 10 and 1 <= int(segment) <= LARGEST:
         return int(segment)
     return None
@@ -193,7 +193,7 @@ async def body_of_setting(request: Request) -> AsyncIterator[Mapping[str, Any]]:
 
 
 def _json_object(request: Request, most: int) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-    """The request's JSON object, refused before it is buffered when it is too large."""
+    """The request's JSON object; a body that is too large is refused before it is buffered."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES + _READ_ONLY_MEDIA_TYPES:
         raise RegistryError(
@@ -251,7 +251,7 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Levels and schemas that are applied together."""
+    """Levels and schemas that are applied together, and their origin."""
 
     candidates: list[tuple[str, Candidate]]
     levels: dict[str, Level]
@@ -277,7 +277,7 @@ def application(body: Mapping[str, Any]) -> Application:
     subjects = [_checked_name(one["subject"]) for one in schemas]
     levelled = [_checked_name(subject) for subject in levels]
     repeated = len({*subjects}) < len(subjects) or len({*levelled}) < len(levelled)
-    # Each subject once: everything is then compared before the write lock is taken.
+    # Each subject once, so that all comparisons can be made before the write lock is taken.
     if repeated or len(schemas) + len(levels) > MAX_APPLIED:
         raise RegistryError(
             ErrorCode.BAD_REQUEST,
@@ -297,7 +297,7 @@ def not_kept(key: str) -> RegistryError:
 
 
 def _properties(metadata: Any) -> dict[str, str] | None:
-    """The plain pairs of a schema's metadata; None when there are none."""
+    """The `properties` of a schema's metadata; None when there are none."""
     properties = metadata.get("properties") or {} if isinstance(metadata, dict) else None
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise RegistryError(
@@ -323,7 +323,7 @@ def _reference(value: Any) -> Reference:
 
 def _number(body: Mapping[str, Any], key: str) -> int | None:
     value = body.get(key)
-    if value is None or value in (0, -1):  # how clients write "none"
+    if value is None or value in (0, -1):  # clients' ways to write "none"
         return None
     if type(value) is not int or not 1 <= value <= LARGEST:
         raise RegistryError(ErrorCode.BAD_REQUEST, f"`{key}` must be a number from 1 to {LARGEST}")

@@ -1,4 +1,4 @@
-"""Which schema ids the messages carry that a topic still holds. Reads batches, decodes no message."""
+"""Schema ids in the messages that a topic still holds. Reads batches, decodes no message."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from millrace.records.framing import frame_batches
 from millrace.wire.fetch import error_name
 
 TAIL = 1 << 16
-"""How many offsets from its end a partition is looked at for a sample: 64 KiB of log on Millrace's brokers,
-as many messages at most on Apache Kafka's."""
+"""Offsets from a partition's end that are read for a sample: 64 KiB of log on Millrace's brokers, at most
+65,536 messages on Apache Kafka's."""
 _PREFIX_BYTES = 5
 _FETCH_BYTES = 4 << 20
 
 
 def ids_in(client: ClusterClient, topic: str, *, tail_only: bool = False) -> Counter[int]:
-    """How many retained messages carry each schema id; `tail_only` looks at the end of each partition.
+    """Schema id -> number of retained messages with it; `tail_only` samples the end of each partition.
 
-    Messages that begin with no id are left out. MillraceError when a partition cannot be read.
+    Messages that do not begin with an id are left out. MillraceError when a partition cannot be read.
     """
     found: Counter[int] = Counter()
     earliest, latest = (client.list_offsets(topic, when) for when in (EARLIEST, LATEST))
     for partition, end in latest.items():
-        first = earliest.get(partition, end)  # a partition may be new since
+        first = earliest.get(partition, end)  # the partition may be new
         start = max(first, end - TAIL) if tail_only else first
         found += _ids_between(client, topic, partition, start, end, sample=tail_only)
     return found
@@ -47,7 +47,7 @@ def _ids_between(
             raise MillraceError(f"{where} cannot be read at {offset}: {error_name(fetched.error)}: try again")
         batches = list(batches_from(fetched, offset))
         if not batches:
-            raise MillraceError(f"{where} gives nothing at offset {offset}, and ends at {end}: try again")
+            raise MillraceError(f"{where} returns nothing at offset {offset}, below its end {end}: try again")
         committed = ((header, batch) for header, batch, readable in batches if readable)
         for frames, _ in frame_batches(committed):
             tagged = frames.value_size >= _PREFIX_BYTES
@@ -56,6 +56,6 @@ def _ids_between(
             ids, counts = np.unique(numbers, return_counts=True)
             found.update(dict(zip(ids.tolist(), counts.tolist(), strict=True)))
         offset = batches[-1][0].next_offset
-        if sample:  # Apache Kafka's offsets are messages of any size: nearer to the end by halves
+        if sample:  # Apache Kafka's offsets are messages of any size: halve the distance to the end
             offset = (offset + end) // 2
     return found

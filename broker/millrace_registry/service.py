@@ -1,8 +1,8 @@
-"""What the registry promises: ids, versions, compatibility, deletion, and the settings that rule them.
+"""Rules of the registry: ids, versions, compatibility, deletion, and the settings that control them.
 
-One id for each distinct schema, over all subjects, given once. A subject is a list of versions; a new one
-must keep the subject's compatibility level. Knows neither HTTP nor SQL: `app.py` calls it in a transaction
-of `store.py`. A change reads and writes in one transaction that no other writer overlaps.
+Each distinct schema has one id in all subjects, which is never reused. A subject is a list of versions; a new
+version must keep the subject's compatibility level. Knows neither HTTP nor SQL: `app.py` calls it in a
+transaction of `store.py`. A change reads and writes in one transaction that no other writer overlaps.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from millrace_registry.store import (
 _log = logging.getLogger("millrace.registry")
 
 _AT_ONCE = 100
-"""Versions that are read at once by a search that may end with any of them."""
+"""Versions that a search reads at once; it may end with any of them."""
 LATEST = -1
-"""The number that stands for the newest live version, as in Confluent's paths."""
+"""Number that means the newest live version, as in Confluent's paths."""
 GLOBAL = ""
-"""The subject under which settings for all subjects are kept."""
+"""Name under which the settings for all subjects are stored."""
 
 Value = TypeVar("Value", bound=StrEnum)
 
 
 class Mode(StrEnum):
-    """What may be registered; the modes of Confluent's cluster linking are left out."""
+    """Mode of a subject, which limits registration. The modes of Confluent's cluster linking are left out."""
 
     READWRITE = "READWRITE"
     READONLY = "READONLY"
@@ -55,14 +55,14 @@ class Setting(Generic[Value]):
     """A setting that applies to a subject: its own value, the global one, or the default."""
 
     name: str
-    """The name under which the store keeps it."""
+    """Name of the setting in the store."""
     in_words: str
     default: Value
     invalid: ErrorCode
     not_configured: ErrorCode
 
     def parse(self, text: object) -> Value:
-        """The value of that name, in any case; RegistryError when there is none."""
+        """The value of that name, in upper or lower case; RegistryError when there is none."""
         values = type(self.default)
         if isinstance(text, str) and text.upper() in values.__members__:
             return values[text.upper()]
@@ -78,7 +78,7 @@ class Setting(Generic[Value]):
         return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
     def read(self, rows: Transaction, subject: str, *, default_to_global: bool) -> Value:
-        """The value that applies; RegistryError when the subject has none and no default is wanted."""
+        """The value that applies; RegistryError if the subject has none and `default_to_global` is False."""
         if subject != GLOBAL and not default_to_global and self.own(rows, subject) is None:
             raise RegistryError(
                 self.not_configured, f"Subject '{subject}' does not have subject-level {self.name} configured"
@@ -86,7 +86,7 @@ class Setting(Generic[Value]):
         return self.of(rows, subject)
 
     def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
-        """Change the value; to IMPORT only while nothing is registered there, unless forced."""
+        """Change the value; to IMPORT only while nothing is registered under the subject, unless forced."""
         self._check_writable(rows, subject)
         if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None, page=ONE):
             raise _not_permitted(
@@ -95,7 +95,7 @@ class Setting(Generic[Value]):
         rows.set(subject, self.name, value)
 
     def reset(self, rows: Transaction, subject: str) -> Value:
-        """Go back to the global value, and GLOBAL to the default; the value there was."""
+        """Reset a subject to the global value, or GLOBAL to the default; return the old value."""
         self._check_writable(rows, subject)
         value = self.own(rows, subject)
         if value is None and subject != GLOBAL:
@@ -104,7 +104,7 @@ class Setting(Generic[Value]):
         return value or self.default
 
     def _check_writable(self, rows: Transaction, subject: str) -> None:
-        if self is not MODE:  # what ends read-only is always allowed
+        if self is not MODE:  # ending read-only mode is always allowed
             _check_writable(rows, subject)
 
 
@@ -120,11 +120,11 @@ class Candidate:
     text: str
     references: tuple[Reference, ...] = ()
     properties: Mapping[str, str] | None = None
-    """What clients choose a version by; None stands for any in a look-up."""
+    """Metadata by which clients choose a version; None matches any in a look-up."""
     schema_id: int | None = None
-    """Only to import: the id it has elsewhere."""
+    """Only for an import: the schema's id in the other registry."""
     version: int | None = None
-    """To import the version that it has elsewhere, else the one that it must become."""
+    """For an import the version's number in the other registry, otherwise the number that it must get."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
         """The schema, and the fingerprint of its text and references."""
@@ -133,13 +133,13 @@ class Candidate:
 
 
 def check_known(rows: Transaction, subject: str, *, deleted: bool | None = False) -> None:
-    """SUBJECT_NOT_FOUND when the subject has no live versions, with None not even deleted ones."""
+    """Raise SUBJECT_NOT_FOUND when the subject has no live version; with None, no live or deleted one."""
     if not rows.numbers(subject, deleted=deleted, page=ONE):
         raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
 
 
 def find_version(rows: Transaction, subject: str, number: int, *, deleted: bool = False) -> StoredVersion:
-    """A live version of a subject, with `deleted` any; LATEST is a live one if there is one."""
+    """A live version of a subject, with `deleted` any; LATEST prefers a live version."""
     state = None if deleted else False
     if number != LATEST:
         versions = rows.versions(subject, number, deleted=state)
@@ -177,7 +177,7 @@ def find_schema_of_guid(rows: Transaction, guid: UUID) -> StoredSchema:
 def find_latest_with(
     rows: Transaction, subject: str, properties: Mapping[str, str], *, deleted: bool = False
 ) -> StoredVersion:
-    """The newest version whose schema has all of these properties, and perhaps more."""
+    """The newest version whose schema has at least these properties."""
     state = None if deleted else False
     check_known(rows, subject, deleted=state)
     for start in itertools.count(0, _AT_ONCE):
@@ -199,7 +199,7 @@ def resolve(rows: Transaction, schema: StoredSchema) -> str:
 
 
 def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
-    """The version under which the subject holds this schema."""
+    """The version under which the subject holds the candidate's schema."""
     check_known(rows, subject, deleted=None if deleted else False)
     _, content = candidate.parse(rows, SchemaParser())
     versions = rows.versions(
@@ -211,13 +211,13 @@ def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: b
 
 
 def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
-    """Register a schema; the version that holds it, the existing one if the subject has it already."""
+    """Register a schema; return the version that holds it, the existing one if the subject has it already."""
     parser = SchemaParser()
-    with store.read() as rows:  # a client that starts again, the common case, takes no lock
+    with store.read() as rows:  # a restarted client, the common case, takes no lock
         existing = _check_candidate(rows, parser, subject, candidate)
     if existing is not None:
         return existing
-    with store.write() as rows:  # checked again, now for good; what takes long was done above
+    with store.write() as rows:  # checked again under the lock; the slow work was done above
         existing = _check_candidate(rows, parser, subject, candidate)
         return existing or _add(rows, parser, subject, candidate)
 
@@ -225,13 +225,13 @@ def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
 def apply(
     store: Store, candidates: Sequence[tuple[str, Candidate]], levels: Mapping[str, Level], origin: Origin
 ) -> list[StoredVersion]:
-    """Set levels and register schemas of subjects, all in one transaction or nothing; the versions, in order.
+    """Set levels and register schemas in one transaction, all or none; return the versions, in order.
 
-    Each schema is checked by the level that its subject gets. A version that is there already keeps its
-    origin. Raises what `register` raises for the first that is refused.
+    Each schema is checked by the level that its subject gets. An existing version keeps its origin. Raises as
+    `register` does for the first schema that is refused.
     """
     parser = SchemaParser()
-    with store.read() as rows:  # what takes long, before the lock
+    with store.read() as rows:  # the slow work, before the lock
         for subject, candidate in candidates:
             _check_candidate(rows, parser, subject, candidate, levels.get(subject))
     with store.write() as rows:
@@ -255,7 +255,7 @@ def _check_candidate(
     candidate: Candidate,
     new_level: Level | None = None,
 ) -> StoredVersion | None:
-    """The version that holds the schema; None when none does and it may be registered, else this raises."""
+    """The version that holds the schema; None if it must be registered. Raises if that is not allowed."""
     schema, content = candidate.parse(rows, parser)
     existing = rows.versions(subject, content=content, properties=candidate.properties)
     if existing and candidate.schema_id in (None, existing[-1].schema.id):
@@ -287,7 +287,7 @@ def _check_no_flaw(schema: AvroSchema) -> None:
 
 
 def _check_import(rows: Transaction, subject: str, candidate: Candidate, content: str) -> None:
-    """Refuse an id, or a version if given, that means something else here than in the other registry."""
+    """Refuse an id, or a version if given, that belongs to another schema here than in the other registry."""
     stored = rows.schema(fingerprint=fingerprint_of(content, candidate.properties))
     if stored is not None and stored.id != candidate.schema_id:
         message = f"the schema has id {stored.id} here, not {candidate.schema_id}"
@@ -313,17 +313,17 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
         stored = rows.add_schema(content, schema.text, candidate.references, properties, candidate.schema_id)
     imported = candidate.version if candidate.schema_id is not None else None
     version = rows.add_version(subject, stored, imported)
-    if candidate.version not in (None, version.version):  # somebody else has registered since it was read
+    if candidate.version not in (None, version.version):  # another client has registered in between
         raise InvalidSchema(f"it would be version {version.version}, not {candidate.version} as asked for")
     _log.info("subject %s version %d is schema %d", subject, version.version, stored.id)
     return version
 
 
 def check(rows: Transaction, subject: str, candidate: Candidate, number: int | None = None) -> list[str]:
-    """Why the schema could not be registered, one line each; empty when it could.
+    """Reasons why the schema could not be registered, one line each; empty when it could.
 
-    Against one version, or by the subject's level against the latest or all. A subject without versions
-    takes every schema.
+    It is compared with one version, or by the subject's level with the latest or all. A subject without
+    versions accepts every schema.
     """
     parser = SchemaParser()
     schema, _ = candidate.parse(rows, parser)
@@ -350,7 +350,7 @@ def _compared(rows: Transaction, subject: str, level: Level) -> dict[int, int]:
 def _compare(
     rows: Transaction, parser: SchemaParser, schema: AvroSchema, numbers: Mapping[int, int], level: Level
 ) -> list[str]:
-    """What breaks the level between a schema and versions with these schemas, one line each, newest first."""
+    """Reasons why a schema breaks the level with the versions `numbers`, one line each, newest first."""
     reasons: list[str] = []
     for number, schema_id in sorted(numbers.items(), reverse=True) if level is not Level.NONE else ():
         reasons += parser.compare(rows, schema, schema_id, number, level)
@@ -360,10 +360,10 @@ def _compare(
 def delete(
     rows: Transaction, subject: str, number: int | None = None, *, permanent: bool = False
 ) -> list[int]:
-    """Delete one version, or the subject; the numbers of what was deleted.
+    """Delete one version, or the subject; return the numbers of the deleted versions.
 
-    What is live is deleted first, and only what was deleted is deleted permanently. A subject keeps its
-    settings until then.
+    A version must be deleted before it can be deleted permanently. A subject keeps its settings until it is
+    deleted permanently.
     """
     _check_writable(rows, subject)
     if number is None:
@@ -393,7 +393,7 @@ def delete(
 def _check_unreferenced(
     rows: Transaction, subject: str, number: int | None, what: str, *, permanent: bool
 ) -> None:
-    # A deleted schema is still read by its id, so it needs its references until it is forgotten.
+    # A deleted schema is still read by its id, so it needs its references until it is deleted permanently.
     users = rows.referenced_by(subject, number, deleted=None if permanent else False, page=slice(0, 10))
     if users:
         named = ", ".join(map(str, users))

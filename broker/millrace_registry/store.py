@@ -1,10 +1,10 @@
 """The registry's rows, in SQLite or PostgreSQL: schemas, versions of subjects, settings.
 
-Knows rows and transactions, no rule of the registry. A schema's row is never changed and never deleted, so
-its id is never used again, whatever is deleted above it. No other schema gets the number of a version that a
-reference names, so what an id refers to does not change either. Writers take turns (one lock for the
-database), also across processes, so what a writer has read holds until it commits. Ids are acknowledged only
-after a commit that survives a power cut.
+Knows rows and transactions, but no rule of the registry. A schema's row is never changed and never deleted,
+so its id is never reused, whatever versions are deleted. No other schema gets the number of a version that a
+reference names, so a schema's references never change their meaning. Writers take turns (one lock for the
+database), also across processes, so rows that a writer has read stay true until it commits. Ids are
+acknowledged only after a commit that survives a power cut.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
 LARGEST = 2**31 - 1
-"""The largest id and version: both travel as 32-bit signed numbers."""
+"""Largest id and version: both are sent as signed 32-bit numbers."""
 ALL = slice(0, None)
-"""The page that holds everything; others are `slice(start, stop)`."""
+"""Page of all rows; other pages are `slice(start, stop)`."""
 ONE = slice(0, 1)
 
 _REGISTRY, _DELETIONS = "", "deletions"
-"""Where the number of permanent deletions is kept, among the settings."""
+"""Subject and name of the setting that holds the number of permanent deletions."""
 MAX_RECENT_CHARACTERS = 32 << 20
-"""Most text of schemas that a store remembers."""
+"""Most characters of schemas that a store remembers."""
 _RECENT_S = 1.0
-"""How long another process may have deleted a schema permanently that a store still remembers."""
+"""Longest time for which a store may return a schema that another process has deleted permanently."""
 
 _metadata = sa.MetaData()
 _schemas = sa.Table(
@@ -136,11 +136,11 @@ class StoredSchema:
     text: str
     references: tuple[Reference, ...]
     properties: Mapping[str, str]
-    """What was registered with it as `metadata`, by which clients choose a version; part of its identity."""
+    """Its registered `metadata`, by which clients choose a version; part of its identity."""
 
     @property
     def guid(self) -> str:
-        """Its identity without a registry: the same text has the same one everywhere."""
+        """Identity of the schema in all registries: the same schema has the same GUID everywhere."""
         return str(UUID(self.fingerprint[:32]))
 
 
@@ -156,17 +156,17 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a version comes from that was applied with others."""
+    """Origin of a version that was registered by `/apply`."""
 
     commit: str
-    """The commit of its folder; empty where there was none."""
+    """Git commit of the folder; empty if there was none."""
     author: str
     time: int
-    """When it was applied, in ms since 1970."""
+    """Time of the application, in ms since 1970."""
 
 
 def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
-    """The fingerprint of a schema whose text and references have this one."""
+    """The fingerprint of a schema from the fingerprint `content` of its text and references."""
     if not properties:
         return content
     return hashlib.sha256(json.dumps([content, properties], sort_keys=True).encode()).hexdigest()
@@ -175,13 +175,13 @@ def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
 class Transaction:
     """Reads and writes of one transaction.
 
-    `deleted` is False for live versions, True for deleted ones and None for all of them.
+    `deleted` is False for live versions, True for deleted ones and None for all versions.
     """
 
     def __init__(self, connection: sa.Connection, handed_out: HandedOut | None = None) -> None:
         self.connection = connection
         self.largest_added = 0
-        """The largest id that it has added."""
+        """Largest id that the transaction has added; 0 if none."""
         self._handed_out = handed_out
         self._execute = connection.execute
         # By code points: databases disagree on the order of text.
@@ -193,7 +193,7 @@ class Transaction:
     ) -> StoredSchema | None:
         """The schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
-        if guid is not None:  # no pattern: a range of the unique index, whatever the database's collation
+        if guid is not None:  # a range of the unique index, in any collation of the database; no pattern
             query = query.where(_schemas.c.fingerprint.between(guid.hex + "0" * 32, guid.hex + "f" * 32))
         row = self._execute(query).first()
         return None if row is None else _schema(row)
@@ -210,7 +210,7 @@ class Transaction:
         properties: Mapping[str, str] | None = None,
         schema_id: int | None = None,
     ) -> StoredSchema:
-        """Store a schema under the next id, or under a given one that nobody has."""
+        """Store a schema under the next id, or under a given id that is free."""
         if schema_id is None:
             last = self.largest_id()
             if self._handed_out is not None:
@@ -248,7 +248,7 @@ class Transaction:
         newest_first: bool = False,
         page: slice = ALL,
     ) -> list[StoredVersion]:
-        """The versions with all that is given, sorted; `content` alone finds it with any properties."""
+        """The versions that match all arguments, sorted; without `properties`, `content` matches any."""
         columns = {
             _versions.c.subject: subject,
             _versions.c.version: version,
@@ -291,13 +291,13 @@ class Transaction:
         deleted: bool | None = False,
         page: slice = ALL,
     ) -> list[str]:
-        """Names of the subjects that have such versions, sorted."""
+        """Names of the subjects with matching versions, sorted."""
         columns = {_versions.c.schema_id: schema_id, _versions.c.deleted: deleted}
         query = _matching(sa.select(_versions.c.subject), columns, prefix).group_by(_versions.c.subject)
         return list(self._execute(_cut(query.order_by(self._by_subject), page)).scalars())
 
     def counts(self) -> dict[str, int]:
-        """How many `schemas`, and live `versions` of how many `subjects`, there are."""
+        """The numbers of `schemas`, of live `versions`, and of `subjects` with live versions."""
         live = _versions.c.deleted.is_(False)
         queries = {
             "schemas": sa.select(sa.func.count()).select_from(_schemas),
@@ -307,7 +307,7 @@ class Transaction:
         return {name: self._execute(query).scalar_one() for name, query in queries.items()}
 
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
-        """Store a live version under the subject's next number, or under a given one that is free."""
+        """Store a live version under the subject's next number, or under a given number that is free."""
         same = _subjects.c.name == subject
         last = self._execute(sa.select(_subjects.c.last_version).where(same)).scalar()
         if version is None:
@@ -324,10 +324,10 @@ class Transaction:
         return StoredVersion(subject, version, False, schema)
 
     def delete_versions(self, subject: str, version: int | None = None, *, permanent: bool) -> None:
-        """Hide a version, or forget it; all of the subject's without a number.
+        """Mark a version, or without a number all of the subject, as deleted; or remove it permanently.
 
-        The schema keeps its id, and the number is not given again. What is hidden is still read by id, and
-        by those who ask for deleted versions.
+        The schema keeps its id, and the number is not reused. A version that is only marked can still be read
+        by its schema's id, and by requests for deleted versions.
         """
         if permanent:
             self._note_forgotten(subject, version)
@@ -352,9 +352,9 @@ class Transaction:
         self._execute(_forgotten.insert().from_select(["subject", "version", "schema_id"], query))
 
     def is_named_as_another(self, subject: str, version: int, schema_id: int | None) -> bool:
-        """True when a reference names a version that was deleted, unless it held this schema.
+        """True when a reference names a permanently deleted version, unless that held this schema.
 
-        What a version held that an older release deleted is not known.
+        The schema of a version that an older release deleted is not known: then the result is True.
         """
         named, noted = (
             sa.select(table.c.schema_id).where(table.c.subject == subject, table.c.version == version)
@@ -367,22 +367,22 @@ class Transaction:
         self._execute(_origins.insert(), {"subject": subject, "version": version, **row})
 
     def origins(self, subject: str) -> dict[int, Origin]:
-        """Where a subject's versions come from, by number; those that were applied."""
+        """Number -> origin, of a subject's versions that were registered by `/apply`."""
         rows = self._execute(sa.select(_origins).where(_origins.c.subject == subject))
         return {row.version: Origin(row.commit, row.author, row.time) for row in rows}
 
     def deletions(self) -> int:
-        """How often something was deleted permanently: an id may have been forgotten since it was lower."""
+        """The number of permanent deletions; if it has grown, remembered ids may no longer exist."""
         return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
-        """Forget a subject that has no versions left: its numbers start again after those that are named."""
+        """Remove a subject without versions: its numbers start again after those that references name."""
         self._execute(_subjects.delete().where(_subjects.c.name == subject))
 
     def referenced_by(
         self, subject: str, version: int | None = None, *, deleted: bool | None = False, page: slice = ALL
     ) -> list[int]:
-        """Ids of the schemas that refer to this version, or any of the subject, and have such versions."""
+        """Ids of schemas that refer to this version, or any of the subject, and have matching versions."""
         columns = {
             _references.c.subject: subject,
             _references.c.version: version,
@@ -410,11 +410,11 @@ def _next(last: int, none_left: str) -> int:
 
 
 def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:
-    """The rows that have these values, where they are not None, and subjects that begin with the prefix."""
+    """Restrict a query to rows with the values that are not None, and to subjects with the prefix."""
     query = query.where(*(column == value for column, value in columns.items() if value is not None))
     if not prefix:
         return query
-    # No LIKE: in SQLite that takes `orders` for a subject that begins with `Order`.
+    # No LIKE: in SQLite it ignores case, so that `orders` would match the prefix `Order`.
     return query.where(sa.func.substr(_versions.c.subject, 1, len(prefix)) == prefix)
 
 
@@ -436,10 +436,10 @@ def _schema(row: Any) -> StoredSchema:
 
 
 class RecentSchemas:
-    """Schemas by id that were read lately. A schema never changes, so only its deletion can make one wrong.
+    """Recently read schemas by id. A schema never changes, so only its deletion can make an entry stale.
 
-    What is remembered holds while the number of permanent deletions was the same a second ago. Methods may
-    be called from any thread.
+    Entries are valid for _RECENT_S after the start of the last transaction that read the number of permanent
+    deletions; a new number clears them. Methods may be called from any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -452,12 +452,12 @@ class RecentSchemas:
         self._lock = threading.Lock()
 
     def get(self, schema_id: int) -> StoredSchema | None:
-        """The schema, None when it must be read."""
+        """The schema of an id; None when it must be read from the database."""
         with self._lock:
             return self._schemas.get(schema_id) if self.clock() < self._valid_until else None
 
     def add(self, schema: StoredSchema, deletions: int, began: float) -> None:
-        """Remember a schema that a transaction read, which began at a time and saw so many deletions."""
+        """Remember a schema read by a transaction that began at `began` and saw `deletions`."""
         with self._lock:
             if began <= self._changed_at:
                 return
@@ -470,13 +470,13 @@ class RecentSchemas:
             self._valid_until = began + _RECENT_S
 
     def forget(self) -> None:
-        """Something was written here: read the number of deletions again."""
+        """Make all entries invalid after a write, until the number of deletions is read again."""
         with self._lock:
             self._changed_at, self._valid_until = self.clock(), -math.inf
 
 
 class Store:
-    """The registry's database; every process that opens the same one sees the same schemas."""
+    """The registry's database; all processes that open the same database see the same schemas."""
 
     def __init__(self, engine: sa.Engine, handed_out: HandedOut | None = None) -> None:
         self._engine, self._handed_out = engine, handed_out
@@ -485,9 +485,9 @@ class Store:
 
     @classmethod
     def open(cls, url: str, handed_out: HandedOut | None = None) -> Store:
-        """Open the database and create what is missing; MillraceError, one line, when it cannot be used.
+        """Open the database and create missing tables; MillraceError, one line, when it cannot be used.
 
-        With `handed_out`, no id that an older copy of the database lacks is given again.
+        With `handed_out`, ids that an older copy of the database lacks are not reused.
         """
         store = cls(open_database(url, cls._create_tables), handed_out)
         if handed_out is not None:
@@ -502,7 +502,7 @@ class Store:
     def _create_tables(cls, engine: sa.Engine) -> None:
         if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise MillraceError(
-                "a registry in memory would give the same ids again after a restart: name a file,"
+                "a registry in memory would reuse ids after a restart: name a file,"
                 " for example sqlite:////var/lib/millrace/registry.db"
             )
         with cls(engine).write() as rows:
@@ -516,7 +516,7 @@ class Store:
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
-        # PostgreSQL takes a snapshot before it waits for the lock: what follows must see a newer one.
+        # PostgreSQL takes a snapshot before it waits for the lock: later statements need a newer snapshot.
         options = {"isolation_level": "READ COMMITTED"} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if self._postgres:

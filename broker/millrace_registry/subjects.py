@@ -1,7 +1,8 @@
-"""Which subject of the registry holds a topic's schemas: one strategy for a deployment, another for a topic.
+"""The registry's subject of a topic's schemas: by one strategy for a deployment, or another for a topic.
 
-A deployment says it once: in its file of topics, and as words of `--subject` or of the variable
-MILLRACE_SUBJECTS. Whoever registers, loads, promotes, reads or plans asks here. Reads no messages.
+A deployment sets it once: in its file of topics, and as words of `--subject` or of the variable
+MILLRACE_SUBJECTS. All code that registers, loads, promotes, reads or plans uses this module. Reads no
+messages.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ if TYPE_CHECKING:
     from millrace_registry.client import SchemaRegistryClient
 
 ENVIRONMENT = "MILLRACE_SUBJECTS"
-"""The variable with the same words as `--subject`, parted by spaces."""
+"""Environment variable with the same words as `--subject`, separated by spaces."""
 OPTION_HELP = (
-    "How a topic's subject is named: topic, topic-value or record for all topics, TOPIC=SUBJECT or"
+    "Name of a topic's subject: topic, topic-value or record for all topics, TOPIC=SUBJECT or"
     " TOPIC=STRATEGY for one. Repeatable.  [default: topic]"
 )
 
 
 class Strategy(StrEnum):
-    """How a subject is named; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
+    """Naming of subjects; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
 
     TOPIC = "topic"
-    """Like the topic."""
+    """The topic's name."""
     TOPIC_VALUE = "topic-value"
-    """Like the topic, with `-value` behind it: the default of Confluent's serializers."""
+    """The topic's name with `-value` at its end: the default of Confluent's serializers."""
     RECORD = "record"
-    """Like the record, with its namespace."""
+    """The record's name with its namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ class Subjects:
 
     strategy: Strategy = Strategy.TOPIC
     by_topic: Mapping[str, str] = field(default_factory=dict)
-    """Topics that have another strategy, or a subject by its name."""
+    """Topic -> its own strategy, or the name of its subject."""
 
     @classmethod
     def parse(cls, words: Iterable[str], policies: TopicPolicies | None = None) -> Subjects:
-        """Reads `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else.
+        """Read `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else.
 
-        A word outweighs the topic's policy.
+        A word has precedence over the topic's policy.
         """
         strategy = Strategy.TOPIC
         by_topic = {topic: policy.subject for topic, policy in (policies or {}).items() if policy.subject}
@@ -67,13 +68,13 @@ class Subjects:
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
-        """The subjects by the words, or by MILLRACE_SUBJECTS without any, and by the file of topics."""
+        """The subjects by the words, or else by MILLRACE_SUBJECTS, and by the file of topics."""
         return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:
         """The subject of a topic's events; `record` is the full name of their schema, if it is known.
 
-        Raises ConfigError when the record decides, and its name is not known.
+        Raises ConfigError when the strategy is RECORD and the record's name is not known.
         """
         named = self.by_topic.get(topic, self.strategy)
         match named:
@@ -84,8 +85,8 @@ class Subjects:
             case Strategy.RECORD:
                 if record is None:
                     raise ConfigError(
-                        f"the subject of {topic} is named like its record, which nothing names here: give"
-                        f" --subject {topic}=SUBJECT"
+                        f"the subject of {topic} is named like its record, whose name is not known here:"
+                        f" give --subject {topic}=SUBJECT"
                     )
                 return record
         return named
@@ -93,9 +94,9 @@ class Subjects:
     def of_messages(
         self, topic: str, ids_in: Callable[[], Iterable[int]], registry: SchemaRegistryClient
     ) -> str:
-        """The subject of a topic; the ids that its messages carry are read if the record decides.
+        """The subject of a topic; if the strategy is RECORD, the record is found by ids in the messages.
 
-        Raises MillraceError when they are of several records.
+        Raises MillraceError when the ids are of several records.
         """
         if self.by_topic.get(topic, self.strategy) != Strategy.RECORD:
             return self.of(topic)
@@ -103,13 +104,13 @@ class Subjects:
         if len(records) > 1:
             raise MillraceError(
                 f"the messages of {topic} are of several records, {', '.join(sorted(map(str, records)))}:"
-                f" say which one with --subject {topic}=SUBJECT"
+                f" choose one with --subject {topic}=SUBJECT"
             )
         return self.of(topic, records.pop() if records else None)
 
 
 LIKE_TOPICS = Subjects()
-"""Every subject is named like its topic: what holds where nothing else is said."""
+"""The default: every subject is named like its topic."""
 
 
 def full_name(schema: object) -> str | None:
@@ -125,7 +126,7 @@ def ids_of_others(
 ) -> dict[int, Sequence[str]]:
     """Ids in a topic's messages that its subject has never had, each with the subjects that hold it.
 
-    An id that the registry does not know is left out: nobody could read its messages anyway.
+    An id that the registry does not know is left out: its messages cannot be read anyway.
     """
     others: dict[int, Sequence[str]] = {}
     for schema_id in sorted(set(ids)):
@@ -138,10 +139,10 @@ def ids_of_others(
 
 
 def others_in_words(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
-    """A line for each of `ids_of_others`, which says what to do."""
+    """A line for each id of `ids_of_others`, with the action to take."""
     return [
         f"{topic}: its messages carry schema id {schema_id} of subject {' and '.join(holders)}, which is not"
-        f" the topic's subject, so nobody checks its changes for {topic}: give --subject"
-        f" {topic}={holders[0]}, or let its producers register where the deployment says"
+        f" the topic's subject, so its changes are not checked for {topic}: give --subject"
+        f" {topic}={holders[0]}, or let its producers register under the deployment's subject"
         for schema_id, holders in others.items()
     ]

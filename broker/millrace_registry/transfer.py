@@ -1,9 +1,9 @@
-"""Everything that a registry holds, out of it into a folder and from there, or from a registry, into another.
+"""Export of a registry's contents into a folder, and import from a folder or a registry into a registry.
 
 Subjects, versions, ids, deleted versions and subjects' levels are kept, so data with those ids stays
-readable. Works between any registries that speak Confluent's interface. What is there already is left as it
-is, so an import that ended halfway is run again. Carries neither modes nor schemas of other types than Avro,
-and into a registry of Millrace none with data rules or tags, which it does not keep.
+readable. Works between any registries with Confluent's interface. Existing versions stay as they are, so an
+import that ended halfway can be run again. Modes and schemas of other types than Avro are left out; so are,
+for a registry of Millrace, schemas with data rules or tags, which it does not support.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from millrace_registry.errors import InvalidSchema
 
 _PAGE = 1000
 _WHOLE = "_registry.json"
-"""The file that an export writes last: a folder without it is not whole."""
+"""File that an export writes last: a folder without it is incomplete."""
 _LONGEST_NAME = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One version of a subject, as registries answer it."""
+    """One version of a subject, with the fields of registries' answers."""
 
     subject: str
     version: int
@@ -44,18 +44,18 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a registry holds."""
+    """The contents of a registry."""
 
     versions: list[Version]
     levels: Mapping[str, str]
-    """Levels of subjects that have their own."""
+    """Subject -> its own level."""
     level: str
-    """The level of all others."""
+    """Level of the subjects without their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What became of one version."""
+    """Result of one version's import."""
 
     subject: str
     version: int
@@ -65,7 +65,7 @@ class Transfer:
 
 
 def read_registry(client: SchemaRegistryClient) -> Contents:
-    """Everything that a registry holds, deleted versions too; nobody should register meanwhile."""
+    """Read all contents of a registry, deleted versions too; nothing should be registered meanwhile."""
     everything = {(v["subject"], v["version"]): v for v in _pages(client)}
     live = {
         subject: set(client.versions(subject))
@@ -90,7 +90,7 @@ def read_registry(client: SchemaRegistryClient) -> Contents:
 
 
 def _pages(client: SchemaRegistryClient) -> Iterator[dict[str, Any]]:
-    """Every version, page by page; some registries answer all at once, whatever they are asked."""
+    """Every version, page by page; some registries return all at once and ignore offset and limit."""
     first, offset = None, 0
     while page := client.ask(f"/schemas?deleted=true&offset={offset}&limit={_PAGE}"):
         if page[0] == first:
@@ -127,7 +127,7 @@ def write_folder(contents: Contents, directory: Path) -> None:
 
 
 def read_folder(directory: Path) -> Contents:
-    """What an export wrote; MillraceError when it is not whole."""
+    """Read an export's folder; MillraceError when it is incomplete."""
     try:
         files = [path for path in sorted(directory.glob("*.json")) if path.name != _WHOLE]
         whole = json.loads((directory / _WHOLE).read_text())
@@ -142,9 +142,9 @@ def read_folder(directory: Path) -> Contents:
 
 
 def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Transfer]:
-    """Bring everything into a registry; one result for each version.
+    """Import all contents into a registry; return one result for each version.
 
-    Raises SchemaRefused before anything is changed when an id or a version means something else there.
+    Raises SchemaRefused, before any change, when an id or a version belongs to another schema there.
     """
     there = read_registry(client)
     to_millrace = client.is_millrace()
@@ -176,7 +176,7 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """Reasons why versions are left out, by subject and number; referring versions are left out too."""
+    """(subject, version) -> reason to leave it out; versions that refer to it are left out, too."""
     reasons: dict[tuple[str, int], str] = {}
     known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):
@@ -207,9 +207,9 @@ def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str,
 
 @contextmanager
 def _importing(client: SchemaRegistryClient, subjects: Iterable[str]) -> Iterator[None]:
-    """Subjects in the mode that takes ids; afterwards each has the mode that it had.
+    """Put subjects into mode IMPORT, which accepts ids; afterwards restore their modes.
 
-    A subject that is in this mode was left so by a run that ended halfway: it has no mode of its own then.
+    A subject already in this mode was left so by a run that ended halfway: afterwards it has no own mode.
     """
     modes: dict[str, str | None] = {}
     try:
@@ -243,7 +243,7 @@ def _register(client: SchemaRegistryClient, version: Version) -> None:
 def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_millrace: bool) -> None:
     ids = {version.id: version for version in there}
     numbers = {(version.subject, version.version): version for version in there}
-    # Millrace's gives one id to whatever means the same.
+    # A registry of Millrace gives one id to all texts with the same meaning.
     ids_of = {_meaning(version): version.id for version in there} if to_millrace else {}
     conflicts = []
     for version in wanted:
@@ -263,14 +263,14 @@ def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_m
 
 
 def _meaning(version: Version) -> str:
-    """What a registry of Millrace knows a schema by; a text with references counts as it is written."""
+    """The identity of a schema in a registry of Millrace; a text with references is taken literally."""
     used = sorted((each["name"], each["subject"], each["version"]) for each in version.references)
     properties = (version.metadata or {}).get("properties") or None
     return json.dumps([_tree(version), used, properties], sort_keys=True)
 
 
 def _same_schema(one: Version, other: Version) -> bool:
-    """Texts are compared as Avro understands them: registries write the same schema in several ways."""
+    """True if two schemas are the same in Avro: registries write the same schema in several ways."""
     if one.references or other.references:
         return one.references == other.references
     return bool(_tree(one) == _tree(other))
@@ -287,7 +287,7 @@ def _tree(version: Version) -> Any:
 
 
 def _referenced_first(versions: Iterable[Version]) -> list[Version]:
-    """By id and number, but each after those that it refers to."""
+    """The versions by id and number, but each after the versions that it refers to."""
     left = {(v.subject, v.version): v for v in sorted(versions, key=lambda v: (v.id, v.version))}
     ordered = []
 
@@ -307,7 +307,7 @@ def _referenced_first(versions: Iterable[Version]) -> list[Version]:
 
 def _file_name(subject: str) -> str:
     name = quoted(subject)
-    if len(name) > _LONGEST_NAME:  # a file's name is shorter than a subject's may be
+    if len(name) > _LONGEST_NAME:  # file names have a lower limit than subjects
         name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     return f"{name}.json"
 

@@ -1,4 +1,4 @@
-"""Which topics' newest messages carry a schema id, looked up in the background; nobody waits for a broker."""
+"""Topics whose newest messages carry a schema id, found in the background: no request waits for a broker."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _log = logging.getLogger("millrace.registry")
 _LOOK_AGAIN_S = 60.0
 _TIMEOUT_S = 10.0
 _MOST_TOPICS = 20
-"""Topics that are named for one id; the others are counted."""
+"""Most topics that are named for one id; the rest is counted."""
 
 
 class Usage:
-    """Topics by the schema ids at the end of their partitions, as they were a minute ago at most."""
+    """Topics by the schema ids at the end of their partitions, at most about a minute old."""
 
     def __init__(self, bootstrap: str | None) -> None:
         self._bootstrap = bootstrap
@@ -32,7 +32,7 @@ class Usage:
         self._stop.set()
 
     def topics_of(self, schema_id: int) -> str:
-        """The topics in words, for the page."""
+        """The topics that use a schema, as text for the page."""
         if self._bootstrap is None:
             return "not known: start the registry with --bootstrap"
         if self._topics is None:
@@ -43,7 +43,7 @@ class Usage:
 
     def look(self) -> None:
         """Look once; MillraceError when the brokers do not answer."""
-        from millrace_registry.retained import ids_in  # numpy, which a registry without brokers does not need
+        from millrace_registry.retained import ids_in  # imports numpy, not needed without brokers
 
         assert self._bootstrap is not None
         topics: dict[int, list[str]] = {}
@@ -52,7 +52,7 @@ class Usage:
                 try:
                     ids = ids_in(client, topic, tail_only=True)
                 except MillraceError as error:
-                    _log.warning("which schemas %s uses is not known: %s", topic, error)
+                    _log.warning("the schemas that topic %s uses are not known: %s", topic, error)
                     continue
                 for schema_id in ids:
                     topics.setdefault(schema_id, []).append(topic)
@@ -63,7 +63,7 @@ class Usage:
             try:
                 self.look()
             except MillraceError as error:
-                _log.warning("which topics use a schema is not known: %s", error)
+                _log.warning("the topics that use each schema are not known: %s", error)
                 self._topics = None
             if self._stop.wait(_LOOK_AGAIN_S):
                 return
