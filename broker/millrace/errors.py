@@ -1,4 +1,4 @@
-"""Every error Millrace raises on purpose, and the wire code of those a Kafka client may see.
+"""Every error that Millrace raises on purpose, and the wire codes of the errors that Kafka clients may get.
 
 One small tree. `MillraceError` is for people: its text is one line that says what to do. `BrokerError`
 is for clients: the class carries the protocol's code. The command line prints the first kind,

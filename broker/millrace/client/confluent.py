@@ -19,7 +19,7 @@ C = TypeVar("C")
 SECURITY_SETTINGS = ("security.", "ssl.", "sasl.", "enable.ssl.", "oauthbearer_")
 """Prefixes of librdkafka's security settings."""
 PATIENCE_S = 5.0
-"""The longest that a consumer waits for its new password before it goes on."""
+"""Longest time that a consumer waits for its new password before its next poll."""
 
 
 def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]) -> C:

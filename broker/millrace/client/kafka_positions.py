@@ -68,7 +68,7 @@ class TopicLog:
         self._offset = -1
 
     def read(self) -> Iterator[Record]:
-        """Read on to the end of what is committed; MillraceError when that cannot be read."""
+        """Read on to the end of the committed records; MillraceError when they cannot be read."""
         if self._offset < 0:
             self._offset = self._client.list_offsets(self._topic, EARLIEST, [0])[0]
         end = self._client.list_offsets(self._topic, LATEST, [0])[0]
@@ -106,7 +106,7 @@ class PositionLog:
         """Value of the newest `begin` record: written by the last process that began to copy."""
 
     def read(self) -> dict[Copy, Recorded]:
-        """Read on to the end of what is committed; MillraceError when that cannot be read."""
+        """Read on to the end of the committed records; return all positions. Raises as `TopicLog.read`."""
         for record in self._log.read():
             if record.key == BEGIN_KEY:
                 self.begun = record.value

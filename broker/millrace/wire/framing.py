@@ -84,7 +84,7 @@ class RequestFramer:
         """Bytes held after the last `release`: of a frame cut in two, and of frames not handed out yet."""
 
     def receive_data(self, data: memoryview) -> None:
-        """Take what one read brought; every frame received before must have been handed out."""
+        """Take the bytes of one read; every frame received before must have been handed out."""
         self._data, self._own, self._position = data, False, 0
 
     @property
@@ -95,7 +95,7 @@ class RequestFramer:
         return memoryview(self._kept)[self._filled : self._wanted]
 
     def received(self, count: int) -> None:
-        """Take what one read brought into `room`."""
+        """Note the number of bytes that one read has put into `room`."""
         self._filled += count
 
     @property
