@@ -123,7 +123,7 @@ def test_clients_read_topics_change_groups_and_have_no_part_in_security(
 def test_a_consumer_with_streams_works_by_its_client_file_and_not_without(
     ensemble: Ensemble, broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MillraceError, match="refuses it to this process: name the right file"):
+    with pytest.raises(MillraceError, match="refuses access to this process: name the right file"):
         Consumer(ensemble.zookeeper, "identified", "g")
     client_file = tmp_path / "client.toml"
     client_file.write_text(f"zookeeper_identity = {json.dumps(ensemble.clients)}\n")
@@ -166,7 +166,7 @@ def test_secure_closes_what_an_open_cluster_has_left_and_the_broker_goes_on_with
         stranger.get("/opened/topics/t")
     without = start("broker", str(broker.config))
     wait_until("it has given up", lambda: not without.running)
-    assert "refuses it to this process" in without.output
+    assert "refuses access to this process" in without.output
     again = start("broker", str(broker.config), "--set", f"zookeeper_identity={ensemble.brokers}")
     again.ready()
     wait_until("its topic is served", lambda: "serving t-0" in again.output)

@@ -59,9 +59,9 @@ class CopiedTopics:
             origins = None
         if not isinstance(origins, list) or not all(isinstance(one, str) and one for one in origins):
             raise MillraceError(
-                f"the newest record of {COPIES_TOPIC} does not name the origins: write one behind it, key"
-                f' {COPIES_KEY.decode()}, value {{"origins": [...]}}, with all that `mirror adopt` was given'
-                " in their order, and let nobody else write there"
+                f"the newest record of {COPIES_TOPIC} does not name the origins: append a record with key"
+                f' {COPIES_KEY.decode()} and value {{"origins": [...]}}, with all origins given to `mirror'
+                " adopt` in their order, and let only `mirror adopt` write there"
             )
         return cls(tuple(origins), topic_id)
 
@@ -176,5 +176,8 @@ def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
                     newest = record.value
             offset = header.next_offset
         if offset == before:
-            raise MillraceError(f"{COPIES_TOPIC} gives nothing at offset {offset}, below its end {end}")
+            raise MillraceError(
+                f"{COPIES_TOPIC} returns nothing at offset {offset}, below its end {end}:"
+                " see its broker's log"
+            )
     return None if newest is None else CopiedTopics.decode(newest, topic_id)

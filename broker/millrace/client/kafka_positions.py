@@ -79,7 +79,10 @@ class TopicLog:
             if self._offset > before:
                 give_up_at = time.monotonic() + STALL_SECONDS
             elif time.monotonic() >= give_up_at:
-                raise MillraceError(f"{self._topic} gives nothing at offset {before}, below its end {end}")
+                raise MillraceError(
+                    f"{self._topic} returns nothing at offset {before}, below its end {end}:"
+                    " see its broker's log"
+                )
 
     def _fetch(self) -> Iterator[Record]:
         fetched = self._client.fetch(

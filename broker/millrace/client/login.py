@@ -44,8 +44,8 @@ def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
         )
     if handshake.error_code:
         raise LoginRefused(
-            f"the broker at {address} takes no login ({error_name(handshake.error_code)}): its listener may"
-            " be of protocol PLAINTEXT or SSL"
+            f"the broker at {address} takes no login ({error_name(handshake.error_code)}): if its listener"
+            " has protocol PLAINTEXT or SSL, set protocol to that"
         )
     ways = {"PLAIN": _plain, "OAUTHBEARER": _bearer}
     return ways.get(security.mechanism, _scram)(ask, security, address)

@@ -189,7 +189,7 @@ def _check_deltas(rows: RowCursor, delta: Longs, batches: Sequence[Batch], count
     last = np.repeat(_of_headers(batches, lambda header: header.last_offset_delta), counts)
     wrong = (delta <= before) | (delta > last)
     if wrong.any():
-        rows.fault(wrong, "offsets that do not rise, or pass the batch's last")
+        rows.fault(wrong, "offsets do not rise, or exceed the batch's last")
 
 
 def _without_broken(

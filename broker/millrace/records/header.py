@@ -161,7 +161,9 @@ def check_produced(batch: Buffer) -> BatchHeader:
         )
     uncompressed = not header.attributes & CODEC_MASK
     if uncompressed and not holds_records(memoryview(batch)[HEADER_BYTES:], header.records_count):
-        raise InvalidRecord(f"a batch is not the {header.records_count} records, numbered from 0, it states")
+        raise InvalidRecord(
+            f"a batch does not hold the {header.records_count} records, numbered from 0, that it states"
+        )
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
         raise InvalidRecord("control and transactional batches are not taken from producers")
     if header.attributes & CODEC_MASK > Codec.ZSTD:

@@ -121,5 +121,5 @@ class PositionMismatch(BrokerError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     def __init__(self, expected: int | None, recorded: MirrorPosition | None) -> None:
         have = "nothing" if recorded is None else str(recorded.cursor.next_offset)
-        super().__init__(f"the append starts at origin offset {expected}, recorded is {have}")
+        super().__init__(f"the append starts at origin offset {expected}, but the recorded one is {have}")
         self.recorded = recorded

@@ -111,7 +111,7 @@ class _OwnPages:
         return await self._app(scope, receive, send)
 
 
-ANOTHER_SITE = "a page of another site may not have a browser change anything here: send it without a browser"
+ANOTHER_SITE = "a browser sent this change for a page of another site: send it without a browser"
 
 
 def from_another_site(method: str, headers: Headers) -> bool:

@@ -54,5 +54,5 @@ def door_options(command: F) -> F:
 def tls_of(certificate: str, key: str) -> TlsConfig | None:
     """The TLS settings in the options; None without a certificate."""
     if key and not certificate:
-        raise ConfigError("--key belongs to --certificate FILE: give it, too")
+        raise ConfigError("--key needs --certificate FILE: give both")
     return TlsConfig(certificate=certificate, key=key) if certificate else None

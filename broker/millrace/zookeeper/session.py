@@ -99,8 +99,8 @@ class Session:
                     break
                 except NoAuthError:
                     raise MillraceError(
-                        f"ZooKeeper at {self.zookeeper} refuses it to this process: name the right file as "
-                        "`zookeeper_identity`, or see `millrace zookeeper secure`"
+                        f"ZooKeeper at {self.zookeeper} refuses access to this process: name the right file"
+                        " as `zookeeper_identity`, or see `millrace zookeeper secure`"
                     ) from None
             if time.monotonic() >= deadline or self._closed.wait(0.1):
                 break
