@@ -1,11 +1,11 @@
-"""Which rows an erasure takes: a condition on columns, parsed by pyiceberg, evaluated with Arrow.
+"""Condition on columns that selects the rows of an erasure: parsed by pyiceberg, evaluated with Arrow.
 
     memberId = 42        header.server IN ('a', 'b')        url LIKE '/jane/%'        NOT (status >= 500)
     email IS NULL        _time BETWEEN '2015-05-17T10:00:00+00:00' AND '2015-05-17T10:59:59+00:00'
 
-As in SQL a comparison with null is unknown, and what is unknown matches nothing, neither with NOT before it.
+As in SQL a comparison with null is unknown. An unknown comparison matches nothing, with or without NOT.
 A column that a row's schema lacks is null in that row. A value must be of the column's kind and fit it
-exactly: what pyiceberg would round is refused. Knows rows and schemas; no files.
+exactly: a value that pyiceberg would round is refused. Knows rows and schemas; no files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BYTES = (iceberg.BinaryType, iceberg.FixedType)
 
 
 class Condition:
-    """A condition's text, parsed; ConfigError, with the text, when it is none."""
+    """A condition's text, parsed. ConfigError, with the text, when the text is not a condition."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -73,7 +73,7 @@ class Condition:
             ) from None
         except (ParseBaseException, ValidationError, ValueError, TypeError) as error:
             reason = "true and false stand alone" if isinstance(error, ValidationError) else str(error)
-            if isinstance(error, ParseBaseException):  # it says the whole grammar
+            if isinstance(error, ParseBaseException):  # its text lists the whole grammar
                 reason = f"it cannot be read from letter {error.loc + 1} on"
             raise ConfigError(
                 f"--where {text[:200]!r} is no condition ({reason}): write one like memberId = 42, or"
@@ -86,7 +86,7 @@ class Condition:
         return [(leaf.term.name.split("."), leaf) for leaf in _predicates(self._expression)]
 
     def check(self, schemas: Sequence[Schema]) -> list[str]:
-        """Columns that some of a topic's schemas lack; ConfigError for what fits none of them, or badly."""
+        """Columns that some schemas lack; ConfigError if all lack one, or a value does not fit its type."""
         missing: list[str] = []
         for path, leaf in self._leaves:
             name = ".".join(path)
@@ -101,7 +101,7 @@ class Condition:
         return list(dict.fromkeys(missing))
 
     def mask(self, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-        """True for each row that matches; `rows` have, of the schema's columns, at least `columns`."""
+        """True for each row that matches. `rows` must have each of `columns` that the schema has."""
         return _evaluated(self._expression, rows, schema).fill_null(False)
 
 
@@ -118,7 +118,7 @@ def _predicates(expression: Any) -> Iterator[Any]:
 
 
 def _type_at(schema: Schema, path: Sequence[str]) -> Any:
-    """The type of a column, or of a field of it; None when the schema has none of that name."""
+    """The type of a column, or of a field inside one; None when the schema has no column of that name."""
     type_: Any = schema.as_struct()
     for name in path:
         if not isinstance(type_, iceberg.StructType):
@@ -148,7 +148,7 @@ def _literals(leaf: Any) -> Sequence[Any]:
 
 
 def _value(literal: Literal[Any], type_: Any, name: str) -> Any:
-    """The literal's value as the column has it, `inf` beyond what its type holds; ConfigError if none."""
+    """Return the literal in the column's type, `inf` or `-inf` beyond it; ConfigError if it does not fit."""
     number = isinstance(literal, LongLiteral | DecimalLiteral)
     fits = (
         (number and isinstance(type_, (*_WHOLE, *_REAL)))
@@ -187,7 +187,7 @@ def _converted(literal: Literal[Any], type_: Any) -> Any:
 
 
 def _evaluated(expression: Any, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-    """True, false, or null for unknown, of each row."""
+    """Evaluate the condition for each row: true, false, or null for unknown."""
     if isinstance(expression, ex.And):
         sides = (_evaluated(side, rows, schema) for side in (expression.left, expression.right))
         return pc.and_kleene(*sides)
@@ -217,7 +217,7 @@ def _column(rows: pa.RecordBatch, path: Sequence[str]) -> Any:
         return None
     column = rows.column(path[0])
     for name in path[1:]:
-        # Not `.field()`: that one takes no notice of records that are null.
+        # Not `.field()`: it ignores which records are null.
         column = pc.struct_field(column, [name])
     return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
 

@@ -1,9 +1,9 @@
-"""A load's `entries.avro`: what the table will say of each data file, written when the load is made.
+"""A load's `entries.avro`: the table's entry for each data file, written when the load is made.
 
-It is an Iceberg manifest, made without a catalog from the footers that the writers still had in their hands;
-so a publication opens no Parquet file. 2,000 entries are 467 kB: 0.15 s to write and 0.04 s to read, where
-their footers take 6.4 s. Paths in it begin at the topic's folder: a warehouse may be moved before it is
-published. Knows no storage.
+It is an Iceberg manifest, made without a catalog from the footers that the writers still had in memory;
+so a publication opens no Parquet file. Writing 2,000 entries (467 kB) takes 0.15 s and reading them 0.04 s;
+reading their footers takes 6.4 s. Paths in it are relative to the topic's folder, so a warehouse may be moved
+before it is published. Knows no storage.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from millrace_warehouse.history.hours import partition_of
 from millrace_warehouse.history.manifest import DataFile
 
 _SNAPSHOT = 1
-"""Stands where the snapshot will be named: an entry gets its own when it is published."""
+"""Placeholder for the snapshot's id: an entry gets its own when it is published."""
 
 
 def partition_spec(schema: Schema) -> PartitionSpec:
-    """The partitions of every table: the hour of `_time`, null for rows that no hour counts."""
+    """The partitions of every table: the hour of `_time`, null for UNFILED rows."""
     source = schema.find_field(TIME.name).field_id
     return PartitionSpec(
         PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)
@@ -38,7 +38,7 @@ def partition_spec(schema: Schema) -> PartitionSpec:
 
 
 def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any]) -> bytes:
-    """The Iceberg manifest of these files, at least one, each with its metrics."""
+    """Return the Iceberg manifest of these files, at least one, each with its metrics."""
     schema = Schema.model_validate(iceberg)
     memory = _Memory()
     with manifests.write_manifest(
@@ -89,7 +89,7 @@ def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
 
 
 def read_entries(content: bytes) -> list[IcebergDataFile]:
-    """The entries of a load's files, each under its path from the topic's folder."""
+    """Return the entries of a load's files, each under its path from the topic's folder."""
     manifest = manifests.ManifestFile.from_args(
         manifest_path="entries.avro",
         manifest_length=len(content),
@@ -103,7 +103,7 @@ def read_entries(content: bytes) -> list[IcebergDataFile]:
 
 
 class _Memory(FileIO):
-    """One file, in memory: pyiceberg writes and reads manifests as files only."""
+    """One file, in memory: pyiceberg writes and reads manifests only as files."""
 
     def __init__(self, content: bytes = b"") -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""What was asked to be erased of a topic: `erasures/<id>.json`, the condition beside it, and that it is done.
+"""Records of a topic's erasures: `erasures/<id>.json`, the condition beside it, and the proof of its end.
 
-    <id>.where        the condition, which may name somebody: deleted when no log can have the rows
+    <id>.where        the condition, which may name a person: deleted when no log can have the rows
     <id>.json         who, when, why, until when loads leave matching rows out; creating it is the erasure
-    <id>.done.json    through which load everything was looked at, and what was taken out of each hour
+    <id>.done.json    the newest load that was examined, and the rows taken out of each hour
 
-From its creation on every load and re-load leaves out the rows that match. So what the logs still hold does
-not come back, and what is there is taken out by new editions. Knows records; no rows and no table.
+From its creation on every load and re-load leaves out the rows that match, so rows that the logs still hold
+do not come back. New editions take out the rows that are there. Knows records; no rows and no table.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class Erasure:
     by: str
     created: str
     in_force_until: str | None
-    """When no log can hold a row any more that was there; None where nobody knows."""
+    """Time from which no log can hold any of the erased rows; None where it is not known."""
     all_rows: bool = False
-    """That it may match every row."""
+    """True if the erasure may match every row."""
     rejected: bool = False
-    """That it takes the bytes of all rejected records, which no condition can be held against."""
+    """True if it also takes the bytes of all rejected records, on which no condition can be evaluated."""
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
-        """True while a load may still meet what was erased."""
+        """True while a load may still read rows that were erased."""
         return self.in_force_until is None or at < self.in_force_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """That every row an erasure matches is out of the loads and of the table."""
+    """Proof that every row an erasure matches is out of the loads and of the table."""
 
     topic: str
     id: str
     created: str
     through: int
-    """The newest load that was looked at: later ones began with the erasure in force."""
+    """The newest load that was examined: later loads began with the erasure in force."""
     editions: Mapping[str, int]
-    """Load, as a decimal number -> the edition that was looked at last, for loads with more than one."""
+    """Load, as a decimal number -> the last edition that was examined, for loads with more than one."""
     hours: Mapping[str, int]
     """Hour -> rows that were taken out of it."""
     loads: Mapping[str, int]
@@ -72,7 +72,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Erasing:
-    """An erasure as whoever writes rows applies it."""
+    """An erasure as the writers of rows apply it."""
 
     id: str
     where: str
@@ -93,7 +93,7 @@ def _ids(storage: Storage, topic: str) -> list[str]:
 
 
 def recorded(storage: Storage, topic: str) -> list[Erasure]:
-    """Every erasure of a topic, the oldest first; MillraceError for one that was edited."""
+    """Return every erasure of a topic, the oldest first; MillraceError for one that was edited."""
     found = [read_erasure(storage, topic, id_) for id_ in _ids(storage, topic)]
     return sorted(
         (erasure for erasure in found if erasure is not None), key=lambda one: (one.created, one.id)
@@ -105,12 +105,12 @@ def read_erasure(storage: Storage, topic: str, id_: str) -> Erasure | None:
 
 
 def read_done(storage: Storage, topic: str, id_: str) -> Done | None:
-    """What an erasure has taken out; None until it is done."""
+    """Return the counts of rows that an erasure has taken out; None until it is done."""
     return find(storage, Done, _path(topic, id_, DONE))
 
 
 def condition_of(storage: Storage, topic: str, id_: str) -> str | None:
-    """An erasure's condition; None when it was deleted, or never there."""
+    """An erasure's condition; None when it was deleted or never written."""
     try:
         return storage.read(condition_path(topic, id_)).decode()
     except FileNotFoundError:
@@ -118,10 +118,10 @@ def condition_of(storage: Storage, topic: str, id_: str) -> str | None:
 
 
 def record_erasure(storage: Storage, erasure: Erasure, where: str) -> Erasure:
-    """Create an erasure, or find that of its name; MillraceError when that one takes out something else."""
+    """Create an erasure, or return the one with its id; MillraceError when that one erases something else."""
     topic, id_ = erasure.topic, erasure.id
     another_id = "give this one another --id"
-    # In this order: whoever finds the record finds the condition.
+    # In this order: a reader that finds the record finds the condition.
     made = storage.create(condition_path(topic, id_), where.encode())
     if not made and condition_of(storage, topic, id_) != where:
         raise MillraceError(f"erasure {id_} of {topic} has another condition: {another_id}")
@@ -134,14 +134,15 @@ def record_erasure(storage: Storage, erasure: Erasure, where: str) -> Erasure:
 
 
 def record_done(storage: Storage, done: Done) -> None:
-    """Write down that an erasure is done; what another run of it has written stays."""
+    """Record that an erasure is done; a record that another run has written stays."""
     storage.create(_path(done.topic, done.id, DONE), encode(done))
 
 
 def to_apply(storage: Storage, topic: str, at: str, *, again: bool = False) -> Sequence[Erasing]:
-    """The erasures that a load leaves rows out by; `again` for offsets that were read before: all there are.
+    """Return the erasures that a load must apply: those in force; with `again` (a re-load) all others, too.
 
-    MillraceError when the condition of one that is in force is gone: to go on would bring rows back.
+    MillraceError when the condition of an erasure in force is missing: a load without it would bring rows
+    back.
     """
     erasing = []
     for erasure in recorded(storage, topic):
@@ -157,9 +158,9 @@ def to_apply(storage: Storage, topic: str, at: str, *, again: bool = False) -> S
 
 
 def with_same_condition(storage: Storage, topic: str, where: str, rejected: bool) -> Erasure | None:
-    """The newest erasure with that condition that is not done, or in force; None when there is none.
+    """Return the newest erasure with this condition that is in force or not done; None when there is none.
 
-    With `rejected` it must take the bytes of rejected records as well.
+    With `rejected` the erasure must also take the bytes of rejected records.
     """
     for erasure in reversed(recorded(storage, topic)):
         goes_on = erasure.is_in_force(now()) or read_done(storage, topic, erasure.id) is None
@@ -170,12 +171,12 @@ def with_same_condition(storage: Storage, topic: str, where: str, rejected: bool
 
 
 def taking_bytes(storage: Storage, topic: str) -> set[str]:
-    """The erasures that take the bytes of rejected records: an edition that knows one of them has none."""
+    """Erasures that take the bytes of rejected records: an edition that lists one of them has none left."""
     return {erasure.id for erasure in recorded(storage, topic) if erasure.rejected}
 
 
 def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
-    """The paths of the conditions of erasures that are done and no longer in force."""
+    """Paths of the conditions of erasures that are done and no longer in force."""
     return [
         condition_path(topic, erasure.id)
         for erasure in recorded(storage, topic)
@@ -185,11 +186,11 @@ def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
 
 
 def unheard_of(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
-    """An erasure by which an edition may have rows that were erased; None when there is none.
+    """Return an erasure that the edition does not list, so that it may have erased rows; None without one.
 
-    One that was begun before an erasure and made after it was done has not heard of it. A first edition has:
-    the erasure takes the number of every load that is running. Of an erasure whose condition was deleted no
-    log has a row any more.
+    An edition that was begun before an erasure, and made after the erasure was done, does not list it. A
+    first edition cannot be stale: the erasure takes the number of every load that is running. An erasure
+    whose condition was deleted does not count: no log has its rows any more.
     """
     for id_ in _ids(storage, topic) if manifest.edition > 1 else ():
         done = read_done(storage, topic, id_)
@@ -207,7 +208,7 @@ def _is_over(storage: Storage, topic: str, id_: str) -> bool:
 
 
 def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
-    """Why an edition must not be published; None when it may."""
+    """Return the reason why an edition must not be published; None when it may."""
     id_ = unheard_of(storage, topic, manifest)
     return id_ and (
         f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure {id_} and"

@@ -1,8 +1,8 @@
 """Records written before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
-They name files, not loads: an hour that late rows reach keeps the files of a few loads for ever, and would
-keep whole loads. A file that the table takes back is recorded as well: its readers' time begins anew when no
-snapshot names it any more. Knows no table.
+They name files, not loads. An hour that late rows reach keeps the files of a few loads for ever, and a record
+of loads would keep those loads whole. A file that the table takes back is recorded as well: the time that its
+readers get starts again when no snapshot names it any more. Knows no table.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """Data files that no snapshot of the table named, and whose rows no load has to keep."""
+    """Data files that no snapshot of the table names and whose rows the loads need not keep."""
 
     number: int
     created: str
     publication: PreviousPublication
-    """The one whose state allowed it."""
+    """The publication whose state allowed the deletion."""
     files: Sequence[str]
-    """By their paths from the topic's folder, sorted; deleted once readers have had their time."""
+    """Paths from the topic's folder, sorted; deleted once readers have had their time."""
     named_again: Sequence[str] = ()
-    """Files of earlier entries that the table has taken back: the earlier entries no longer apply to them."""
+    """Files of earlier records that the table has taken back: the earlier records no longer apply to them."""
     format: int = FORMAT
 
 
 def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
-    """File -> when it was first found unneeded, since the table named it last; of entries in their order."""
+    """Map each file to when it was found unneeded, since the table named it last; entries in order."""
     since: dict[str, str] = {}
     for entry in entries:
         for path in entry.named_again:
@@ -45,9 +45,9 @@ def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
 def note_named_again(
     storage: Storage, topic: str, publication: PreviousPublication, files: Collection[str], created: str
 ) -> None:
-    """Write down that the table takes files back; nothing for files that no entry tells of.
+    """Record that the table takes files back; do nothing for files that no earlier record lists.
 
-    Must be called before the commit: a commit that fails only makes the files stay longer.
+    Must be called before the commit: if the commit fails, the files only stay longer.
     """
 
     def attempt() -> None:
@@ -64,7 +64,7 @@ def note_named_again(
 
 
 def expired_entries(storage: Storage, topic: str) -> Iterator[Expired]:
-    """Everything that was written down, by number; MillraceError for an entry that was cut or edited."""
+    """Return every record, by number; MillraceError for one that was cut or edited."""
     for number in numbers_in(storage, Folder.EXPIRED.of(topic)):
         path = expired_path(topic, number)
         yield decode(Expired, storage.read(path), path)

@@ -1,4 +1,4 @@
-"""Hours of event time, UTC: `2015-05-17T10` in manifests, counted from 1970 as partitions of the table."""
+"""Hours of event time, UTC: `2015-05-17T10` in manifests, hours since 1970 as partitions of the table."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 from millrace_audit.reports.counts import FIRST_EVENT_MS
 
 UNFILED = "none"
-"""The hour of rows without a time, or with one that no sound clock has shown: kept, counted, never proven."""
+"""Hour of rows without a time, or with one that no correct clock has shown: kept, counted, never proven."""
 HOUR_US = 3_600_000_000
 FIRST_HOUR = FIRST_EVENT_MS // 3_600_000
-"""The first hour of 2000. No load files rows in an earlier hour; versions before did, from 1970 on."""
+"""The first hour of 2000. No load files rows in an earlier hour; earlier versions did, from 1970 on."""
 
 
 def hour_of(number: int | None) -> str:
-    """`2015-05-17T10` of the hours since 1970; UNFILED for None."""
+    """`2015-05-17T10` from the number of hours since 1970; UNFILED for None."""
     if number is None:
         return UNFILED
     return datetime.fromtimestamp(number * 3600, UTC).isoformat()[: len("2015-05-17T10")]
 
 
 def start_of(hour: str) -> datetime:
-    """When an hour begins, for any but UNFILED."""
+    """Start of any hour but UNFILED."""
     return datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
 
 
@@ -32,7 +32,7 @@ def start_ms(hour: str) -> int:
 
 
 def number_of(hour: str) -> int:
-    """The hours since 1970 of any hour but UNFILED."""
+    """Number of any hour but UNFILED, counted from 1970."""
     return int(start_of(hour).timestamp()) // 3600
 
 

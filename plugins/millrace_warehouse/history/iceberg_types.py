@@ -19,10 +19,10 @@
     any other union                        struct<member0, member1, …>
     null alone                             no column; in an array, a map or a union a boolean that is null
 
-Every column is optional, at any depth. A number that is no plain one has its unit in the field's `doc`.
+Every column is optional, at any depth. Where a plain number stands for a time, its `doc` has the unit.
 
-A catalog numbers the fields of a new table itself, all fields of a struct before what is in them; so does
-`iceberg_schema`, and the ids in our files are the table's. A column keeps its id as long as it is there.
+A catalog numbers the fields of a new table itself, all fields of a struct before the fields inside them. So
+does `iceberg_schema`, and the ids in our files are the table's. A column keeps its id as long as it exists.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _DOCS = {
 
 
 def iceberg_schema(table: avro.Record) -> Schema:
-    """The schema of a new table: the record's fields, then Millrace's own, numbered as catalogs do."""
+    """Return the schema of a new table: the record's fields, then Millrace's own, numbered as catalogs do."""
     return _numbered(_unnumbered(table), {}, 0)
 
 
 def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
-    """The schema of a table that was `old`: what is there keeps its id, what is new gets the next ones.
+    """Return a table's new schema: columns that `old` has keep their ids, new columns get the next ones.
 
     An id is never given twice: `last_column_id` is the highest that any schema of the table has had.
     """
@@ -74,7 +74,7 @@ def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
 def ids_by_name(type_: Schema | iceberg.IcebergType, path: str = "") -> dict[str, int]:
     """The id of each column at any depth, by its whole name, as in `prices.value.currency`.
 
-    pyiceberg's own index also has names without `.value` and `.element`, which another column may have.
+    pyiceberg's own index also has names without `.value` and `.element`, which may be names of other columns.
     """
     match type_:
         case Schema() | iceberg.StructType():
@@ -138,7 +138,7 @@ def _numbered(fields: Iterable[iceberg.NestedField], ids: dict[str, int], last: 
 
 
 def _with_ids(type_: iceberg.IcebergType, path: str, id_of: Callable[[str], int]) -> iceberg.IcebergType:
-    """The type with the ids of its parts, asked for in a catalog's order: what lies deeper comes later."""
+    """Return the type with the ids of its parts, requested in a catalog's order: outer fields first."""
     if isinstance(type_, iceberg.StructType):
         ids = [id_of(path + field.name) for field in type_.fields]
         return iceberg.StructType(

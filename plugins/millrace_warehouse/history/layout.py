@@ -1,32 +1,32 @@
-"""Where things lie in a warehouse, and how the manifests of loads are found and read.
+"""Layout of a warehouse: the path of each file, and how the manifests of loads are found and read.
 
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
     <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
     <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
-                 /_head                                      number of a load at which a listing may begin
+    <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
     <topic>/editions/<10 digits>.<4 digits>.json             the same offsets read again
-    <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names
-                 <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
+    <topic>/editions/<10 digits>.<4 digits>.json             a re-load: the same offsets read again
+    <topic>/rows/<10 digits>-<attempt>/                      files of one attempt, under final names
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
                  tombstones-<task>-<8 hex>.parquet           its messages without a value
                  entries.avro, sequences.json.gz             for the table, and for `verify`
-    <topic>/plans/<run id>.json                              how far a run reads, frozen before it reads
+    <topic>/plans/<run id>.json                              where a run ends, frozen before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
     <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
-    <topic>/ledger/{loads,editions,publications}/<as there>  the hash of each, written after it
-    <topic>/expired/<10 digits>.json                         which data files a run of `expire` deletes
+    <topic>/ledger/{loads,editions,publications}/<name>      the hash of each manifest, written after it
+    <topic>/expired/<10 digits>.json                         the data files that a run of `expire` deletes
     <topic>/erasures/<id>.json                               who had rows erased, and why; creating it erases
-                     <id>.where, <id>.done.json              which rows; that they are gone
+                     <id>.where, <id>.done.json              the condition; proof that the rows are gone
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
-    <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
-                   /_table                                   the same of the table's files, by hour
-                   /_verified                                what `verify` has found, for the auditor
-    <topic>/table/                                           the Iceberg table's `location`
-    <topic>/hours/                                           that of its table of hours
+    <topic>/audited/<10 digits>.<4 digits>.json.gz           counts of an edition reported to the auditor
+                   /_table                                   counts of the table's files, by hour
+                   /_verified                                findings of `verify`, for the auditor
+    <topic>/table/                                           `location` of the Iceberg table
+    <topic>/hours/                                           `location` of its table of hours
 
-Nothing is renamed or written twice, but what begins with `_`. Knows names and manifests; no brokers, Spark or
-Parquet.
+Nothing is renamed or written twice, except files whose names begin with `_`. Knows names and manifests; no
+brokers, Spark or Parquet.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from millrace_warehouse.storage.verbs import Storage
 
 T = TypeVar("T")
 CATALOG = "catalog.db"
-"""SQLite writes files beside it whose names begin like its own."""
+"""Name of the catalog's file. SQLite writes files beside it whose names begin with this name."""
 HEAD = "_head"
 AUDITED_TABLE, AUDITED_ROWS, VERIFIED = "_table", "_rows", "_verified"
 HEAD_EVERY = 100
-"""A listing of up to as many names costs as much as one of none, on every storage."""
+"""Loads between updates of `_head`: on every storage, listing 100 names costs as much as listing none."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
 """Name of an edition's manifest: its load, and its number."""
 _ATTEMPT = re.compile(r"(\d{10})-(\d{4,})-[0-9a-f]+")
 OLD_LOAD = "load="
-"""How the folder of a load began in format 2."""
+"""Beginning of a load's folder in format 2."""
 
 
 class Folder(StrEnum):
-    """Everything that lies in a topic's folder."""
+    """Names in a topic's folder."""
 
     LOADS = "loads"
     EDITIONS = "editions"
@@ -113,12 +113,12 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
-    """What one attempt to make a load, or an edition of it, writes into; `attempted` reads its name."""
+    """The folder that one attempt to make a load or an edition writes into; `attempted` reads its name."""
     return f"{Folder.ROWS.of(topic)}/{load:010d}-{attempt}"
 
 
 def attempted(name: str) -> tuple[int, int] | None:
-    """The load and the edition that a folder of rows was to become, by its name; None for no such folder."""
+    """Load and edition of an attempt, by the name of its folder of rows; None for another name."""
     match = _ATTEMPT.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -132,7 +132,7 @@ def publication_path(topic: str, number: int, attempt: str) -> str:
 
 
 def ledger_path(path: str) -> str:
-    """The ledger's entry of a manifest or record: `t/ledger/loads/0000000001.json` of `t/loads/…`."""
+    """The path of a manifest's or record's ledger entry: `t/ledger/loads/0000000001.json` for `t/loads/…`."""
     topic, _, inside = path.partition("/")
     return f"{topic}/ledger/{inside}"
 
@@ -158,7 +158,7 @@ def expired_path(topic: str, number: int) -> str:
 
 
 def find(storage: Storage, cls: type[T], path: str) -> T | None:
-    """What `encode` wrote at a path; None when nothing is there."""
+    """Return the dataclass that `encode` wrote at a path; None when nothing is there."""
     try:
         return decode(cls, storage.read(path), path)
     except FileNotFoundError:
@@ -166,7 +166,7 @@ def find(storage: Storage, cls: type[T], path: str) -> T | None:
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:
-    """The manifest or record at a path; MillraceError when it is missing or broken, or was edited."""
+    """Return the manifest or record at a path; MillraceError when it is missing, broken or edited."""
     try:
         content = storage.read(path)
     except FileNotFoundError:
@@ -178,14 +178,15 @@ def read_checked(storage: Storage, cls: type[M], path: str) -> M:
 
 
 def read_load(storage: Storage, topic: str, load: int) -> LoadManifest:
-    """The first edition of a load; MillraceError when it is missing or broken, or was edited."""
+    """Return the first edition of a load; MillraceError when it is missing, broken or edited."""
     return read_checked(storage, LoadManifest, load_path(topic, load))
 
 
 def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadManifest:
-    """An edition of a load, checked to replace the one before it as that is there now.
+    """Return an edition of a load, after a check that it replaces the previous edition as that is stored now.
 
-    MillraceError when it does not, because the load was made anew, or when one of them is missing or edited.
+    MillraceError when it replaces another manifest, because the load was recreated, or when one of them is
+    missing or edited.
     """
     path = edition_path(topic, load, edition)
     manifest = read_checked(storage, LoadManifest, path)
@@ -198,25 +199,25 @@ def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadM
 
 
 def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) -> list[int]:
-    """The numbers above `after` by which files of a folder are named, ascending; holes are not noticed."""
+    """Numbers above `after` that name files of a folder, ascending; gaps are not noticed."""
     names = storage.names(folder, after=f"{after:0{digits}d}.json" if after else "")
     numbered = map(re.compile(rf"(\d{{{digits},}})\.json").fullmatch, names)
     return sorted(int(match[1]) for match in numbered if match)
 
 
 def load_numbers(storage: Storage, topic: str, after: int = 0) -> list[int]:
-    """Numbers of the loads above `after` that are there, ascending, by one listing; holes are not noticed."""
+    """Numbers of the loads above `after` that exist, ascending, by one listing; gaps are not noticed."""
     return numbers_in(storage, Folder.LOADS.of(topic), after)
 
 
 def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
-    """The newest load, None before the first; MillraceError when one of the last ones is gone.
+    """Return the newest load, None before the first; MillraceError when a load since `_head` is missing.
 
-    To read on from there would load the same offsets twice, or skip some for ever. Costs two listings that
-    begin at `_head`, so it does not grow with history: a hole further down is for `verify` to find.
+    Reading on from an earlier load would load the same offsets twice, or skip some for ever. Costs two
+    listings from `_head` on, so it does not grow with history; `verify` finds older loads that are missing.
     """
     head = _head(storage, topic)
-    # In this order: a load is there before the ledger knows it.
+    # In this order: a load exists before its entry in the ledger.
     recorded = _recorded_loads(storage, topic, head)
     numbers = load_numbers(storage, topic, head)
     newest = max([head, *numbers, *recorded])
@@ -226,9 +227,9 @@ def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
 
 
 def remember_newest(storage: Storage, load: LoadManifest) -> None:
-    """Let listings begin at this load from now on, if it is one of every HEAD_EVERY; else do nothing.
+    """Let listings begin at this load from now on if its number is a multiple of HEAD_EVERY; else do nothing.
 
-    A hint that is lost, old or cut costs a longer listing, so a storage that refuses it stops nobody.
+    A lost, old or cut hint only costs a longer listing, so a storage error here is ignored.
     """
     if load.load % HEAD_EVERY == 0:
         with suppress(MillraceError):
@@ -236,7 +237,7 @@ def remember_newest(storage: Storage, load: LoadManifest) -> None:
 
 
 def require_load(storage: Storage, topic: str) -> LoadManifest:
-    """The newest load; MillraceError when there is none, or when one of the last ones is gone."""
+    """Return the newest load; MillraceError when there is none, or when a load since `_head` is missing."""
     newest = newest_load(storage, topic)
     if newest is None:
         raise MillraceError(
@@ -246,12 +247,12 @@ def require_load(storage: Storage, topic: str) -> LoadManifest:
 
 
 def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManifest]:
-    """The first editions of the loads above `after`, ascending, each one checked to follow the one before.
+    """Return the first editions of the loads above `after`, ascending, each checked against its predecessor.
 
-    MillraceError for the first that is gone, broken or edited, or does not continue its predecessor.
+    MillraceError for the first that is missing, broken or edited, or does not continue its predecessor.
     """
     before = read_load(storage, topic, after) if after else None
-    recorded = _recorded_loads(storage, topic, after)  # in this order, as above
+    recorded = _recorded_loads(storage, topic, after)  # before the loads, as in `newest_load`
     present = set(load_numbers(storage, topic, after))
     newest = max({after, *present, *recorded})
     for number in range(after + 1, newest + 1):
@@ -265,9 +266,10 @@ def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManife
 
 
 def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
-    """The first load that the newest publication has not looked at; None when there is no such load.
+    """Return the first load that the newest publication has not considered; None when there is no such load.
 
-    A publication that the table has lost meanwhile counts: only the catalog knows, and a load asks none.
+    A publication that the table has lost since then counts: only the catalog knows, and a load does not ask
+    it.
     """
     recorded = storage.names(ledger_path(Folder.PUBLICATIONS.of(topic)))
     through = 0
@@ -279,7 +281,7 @@ def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
 
 
 def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
-    """The record at a path and those before it, the newest first, each with its path."""
+    """Return the record at a path and all records before it, the newest first, each with its path."""
     while path:
         record = read_checked(storage, Publication, path)
         yield path, record
@@ -287,11 +289,11 @@ def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Public
 
 
 def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
-    """Load -> its editions after the first, ascending, by one listing; loads without any are left out.
+    """Map each load to its editions after the first, ascending, by one listing; without loads that have none.
 
-    MillraceError when one is gone: to go on without it would bring back the rows of the edition before.
+    MillraceError when one is missing: going on without it would bring back the rows of the edition before.
     """
-    # In this order: an edition is there before the ledger knows it.
+    # In this order: an edition exists before its entry in the ledger.
     recorded = _edition_numbers(storage.names(ledger_path(Folder.EDITIONS.of(topic))))
     editions = _edition_numbers(storage.names(Folder.EDITIONS.of(topic)))
     for load, numbers in sorted(recorded.items()):
@@ -303,7 +305,7 @@ def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
 
 
 def newest_editions(storage: Storage, topic: str) -> dict[int, int]:
-    """Load -> its newest edition, for loads that were read again; MillraceError when one is gone."""
+    """Map each re-loaded load to its newest edition; MillraceError when an edition is missing."""
     return {load: numbers[-1] for load, numbers in editions_of(storage, topic).items()}
 
 
@@ -316,7 +318,7 @@ def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
 
 
 def _head(storage: Storage, topic: str) -> int:
-    """The number in `_head` if that load is there, else 0: a listing from it misses no newer load."""
+    """Return the number in `_head` if that load exists, else 0: a listing from it misses no newer load."""
     try:
         text = storage.read(f"{Folder.LOADS.of(topic)}/{HEAD}")
         load = int(text) if text.isdigit() else 0

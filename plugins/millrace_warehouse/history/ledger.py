@@ -1,8 +1,8 @@
 """The ledger: the hash of each manifest and publication that was made, in a file of its own.
 
-A load is missed by its successor; the ledger is what notices that the newest one is gone, and an edition or
-a publication, which nothing follows. A crash between a manifest and its entry leaves one unrecorded, and the
-next run records it.
+A missing load is noticed by its successor. The ledger reveals a missing newest load, and a missing edition or
+publication, which have no successor. A crash between a manifest and its entry leaves the manifest unrecorded;
+the next run records it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """That a manifest or a publication was made, and what would be missing without it."""
+    """Proof that a manifest or a publication was made, and of what would be missing without it."""
 
     path: str
     sha256: str
-    """What the manifest states of itself."""
+    """The hash that the manifest states for itself."""
     run_id: str
     rows: int
-    """Of the load; of the table after the publication."""
+    """Rows of the load, or of the table after the publication."""
     offsets: Sequence[OffsetRange] = ()
-    """What a load has read; empty for a publication, which can be made again from its loads."""
+    """Offsets that a load has read; empty for a publication, which can be rebuilt from its loads."""
     format: int = FORMAT
 
 
 def record(storage: Storage, path: str, manifest: Manifest) -> None:
-    """Write the entry of what was made at a path, unless it is there; MillraceError if that one differs."""
+    """Write the entry of the manifest at a path, unless it exists; MillraceError if its hash differs."""
     entry = LedgerEntry(
         path=path,
         sha256=manifest.sha256,
@@ -51,5 +51,5 @@ def record(storage: Storage, path: str, manifest: Manifest) -> None:
 
 
 def read_entry(storage: Storage, path: str) -> LedgerEntry | None:
-    """The ledger's entry of a manifest or a publication, None when there is none."""
+    """Return the ledger's entry of a manifest or a publication, None when there is none."""
     return find(storage, LedgerEntry, ledger_path(path))

@@ -1,7 +1,7 @@
-"""How far a run reads: frozen in a file of its own, once for each run id, before the first byte is read.
+"""End of a run: frozen in a file of its own, once for each run id, before the first byte is read.
 
 A cleared or retried task finds the plan of its first attempt and reads to the same end, however much has
-arrived since. The start is not planned: a run starts at the published end.
+arrived since. The start is not planned: a run starts at the end of the newest load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEnd:
-    """The first offset of a partition that the run does not read."""
+    """First offset of a partition that the run does not read."""
 
     partition: int
     end: int
@@ -29,7 +29,7 @@ class PlannedEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one run loads of one topic."""
+    """The end of one run's load of one topic."""
 
     topic: str
     topic_id: str
@@ -38,14 +38,14 @@ class Plan:
     created: str
     ends: Sequence[PlannedEnd]
     max_bytes: int | None = None
-    """Log bytes the run was allowed to take; None for all there is."""
+    """Log bytes that the run could take; None for no limit."""
     until_ms: int | None = None
-    """Time of the first record the run was to leave, ms since the epoch; None for all there is."""
+    """Time of the first record that the run had to leave, ms since the epoch; None for no limit."""
     format: int = FORMAT
 
     @property
     def file_by_ms(self) -> int:
-        """Rows with a time at or after it have no hour: a day after the plan, by its clock."""
+        """Rows with a time at or after this one have no hour: a day after the plan, by its clock."""
         return int(datetime.fromisoformat(self.created).timestamp() * 1000) + MOST_AHEAD_MS
 
     @property
@@ -67,7 +67,7 @@ def name_of_run(run_id: str) -> str:
 
 
 def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
-    """The run's plan, and True if this call made it; `propose` is called only when there is none.
+    """Return the run's plan, and True if this call made it; `propose` is called only when there is no plan.
 
     Two drivers of one run may both propose. The file is created exclusively, and both follow it.
     """
@@ -80,7 +80,7 @@ def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan
 
 
 def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
-    """MillraceError when the plan was frozen on another cluster, or the topic was made again after that."""
+    """Raise MillraceError when the plan is of another cluster, or the topic was recreated after the plan."""
     if plan.cluster_id != cluster_id:
         raise MillraceError(
             f"run {plan.run_id!r} had planned what to load of {plan.topic} on cluster {plan.cluster_id},"

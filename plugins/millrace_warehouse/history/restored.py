@@ -1,7 +1,7 @@
-"""Check that a topic's folder is at least as new as what an auditor has counted of it.
+"""Check that a topic's folder is at least as new as the loads that an auditor has counted.
 
-A folder that was put back from an older copy looks whole: its chain of loads only ends earlier. An auditor
-that has counted more can tell.
+A folder that was restored from an older copy looks intact: its chain of loads only ends earlier. An auditor
+that has counted later loads reveals it.
 """
 
 from __future__ import annotations

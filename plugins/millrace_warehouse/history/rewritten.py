@@ -1,7 +1,7 @@
 """Files of the table that no load wrote: `compacted/<attempt>/`, and beside them the hash of each.
 
-A load's manifest proves its files, this list proves those that `compact` and a re-load made of them: copied
-rows can be trusted as far as their source was checked. Files that other programs wrote have no such list.
+A load's manifest proves the load's files. This list proves the files that `compact` and a re-load made of
+them: copied rows can be trusted as far as their source was checked. Other programs' files have no list.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ LIST = "files.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """What one attempt has written; its files are in the table if the attempt's commit was made."""
+    """Files that one attempt has written; they are in the table if the attempt's commit was made."""
 
     attempt: str
     created: str
     files: Sequence[StoredFile]
     editions: Mapping[str, int] = field(default_factory=dict)
-    """Load -> the edition that its rows are of, for loads that were read again, as publications state it."""
+    """Load -> the edition that its rows are of, for re-loaded loads, as publications state it."""
     format: int = FORMAT
 
 
 def rewritten_folder(topic: str, attempt: str) -> str:
-    """Where one attempt to write files of the table writes them."""
+    """The folder for the files of the table that one attempt writes."""
     return f"{Folder.COMPACTED.of(topic)}/{attempt}"
 
 
 def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:
-    """Put an attempt's list beside its files, before the table is told of them."""
+    """Put an attempt's list beside its files, before the table names them."""
     path = f"{rewritten_folder(topic, rewritten.attempt)}/{LIST}"
     if not storage.create(path, encode(rewritten)):
         raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
 
 
 def read_list(storage: Storage, folder: str) -> Rewritten | None:
-    """The list of an attempt, by the path of its folder; None for a folder that another program wrote."""
+    """Return the list of an attempt, by the path of its folder; None for another program's folder."""
     return find(storage, Rewritten, f"{folder}/{LIST}")
 
 
 class KnownFiles:
-    """The data files of a topic that something vouches for, by their paths from the topic's folder."""
+    """Data files of a topic that a manifest or a list proves, by their paths from the topic's folder."""
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
         self._folders: dict[str, dict[str, StoredFile]] = {}
 
     def stored(self, path: str) -> StoredFile | None:
-        """What was written at a path; None for a file that no load, compaction or re-load wrote.
+        """Return the proven size and hash of a file; None if no load, compaction or re-load wrote it.
 
-        MillraceError when what vouches for it is gone or was edited.
+        MillraceError when the manifest or list that proves it is missing or was edited.
         """
         folder = path.rpartition("/")[0]
         if folder not in self._folders:

@@ -1,5 +1,5 @@
-"""Check that a topic's log is the one that its loads were read from: of that cluster, with that topic's id,
-and not cut back since.
+"""Check that a topic's log is the one that its loads were read from: the same cluster, the same topic id, and
+not cut back since.
 
 Offsets mean nothing in any other log. Without the check, another cluster's log would be loaded a second time,
 or would seem to have lost messages that it never held. A log that was cut back has reused offsets.
@@ -14,7 +14,7 @@ from millrace_warehouse.history.manifest import LoadManifest
 
 
 def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str | None:
-    """One sentence when the topic with this id, in hex, is not the one that was loaded; None when it is."""
+    """Return a sentence when the topic with this id, in hex, is not the one that was loaded; else None."""
     if client.cluster_id != load.cluster_id:
         return (
             f"{client.bootstrap} is another cluster ({client.cluster_id}) than {load.topic} was loaded from"
@@ -29,7 +29,7 @@ def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str
 
 
 def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> None:
-    """MillraceError, with the way on, when the next load would be of another log than this one."""
+    """Raise MillraceError, with the way out, when the log is not the one that `load` was read from."""
     if different := another_log(client, topic_id, load):
         raise MillraceError(
             f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"

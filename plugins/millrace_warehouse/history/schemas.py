@@ -1,11 +1,11 @@
-"""A table's schema: pinned by its first load, changed only by a promotion; each one is a record of its own.
+"""A table's schema: pinned by its first load, changed only by a promotion; each schema is a separate record.
 
     <topic>/schema/<4 digits>.json     the columns from then on, created exclusively, never changed
 
 A load decodes with the newest record's schema; its manifest names the record. The record holds the Iceberg
 schema with the ids that the columns have in our files and in the table. Older files stay as they are: a
-column they lack is null there, and a number that was promoted is widened when it is read. So a promotion is
-refused unless the new schema can read the messages of the old one, and Iceberg takes every change of type.
+column that they lack is null there, and a promoted number is widened when it is read. So a promotion is
+refused unless the new schema can read the messages of the old one, and Iceberg allows every change of type.
 Knows schemas, storage and the registry; no Spark.
 """
 
@@ -44,7 +44,7 @@ class SchemaRecord:
 
     topic: str
     number: int
-    """1 for what the first load pinned, one more for each promotion."""
+    """1 for the schema that the first load pinned, one more for each promotion."""
     schema_id: int
     """Id of the Avro schema in the registry."""
     iceberg: Mapping[str, Any]
@@ -70,17 +70,17 @@ class SchemaRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteResult:
-    """What a promotion did, for people and for scripts."""
+    """Result of a promotion, for people and for scripts."""
 
     topic: str
     schema_id: int
     record: SchemaRecord | None
-    """None when it was the table's schema already."""
+    """None when the table had the schema already."""
     changes: Sequence[str]
 
 
 def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
-    """One record; MillraceError when it is missing or cannot be read."""
+    """Return one record; MillraceError when it is missing or cannot be read."""
     path = layout.schema_path(topic, number)
     try:
         record = decode(SchemaRecord, storage.read(path), path)
@@ -95,7 +95,7 @@ def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
 
 
 def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str]:
-    """Every way in which a record is not what comes after the one before; one line each."""
+    """Return every way in which a record does not follow the one before, one line each."""
     schema, ids = record.schema, iceberg_types.ids_by_name(record.schema)
     if before is None:
         kept, new_ids, last = iceberg_types.ids_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
@@ -122,22 +122,22 @@ def record_numbers(storage: Storage, topic: str) -> list[int]:
 
 
 def records(storage: Storage, topic: str) -> list[SchemaRecord]:
-    """Every schema the table has had, in order; MillraceError when one is missing or cannot be read."""
+    """Every schema that the table has had, in order; MillraceError when one is missing or unreadable."""
     numbers = record_numbers(storage, topic)
     return [read_record(storage, topic, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
 def pinned(storage: Storage, topic: str, used: int = 0) -> SchemaRecord | None:
-    """The newest record, which the next load decodes with; None before the first one.
+    """Return the newest record, which the next load decodes with; None before the first one.
 
-    MillraceError when record `used`, which a load names, is gone: nobody falls back to an older schema.
+    MillraceError when record `used`, which a load names, is missing: no load falls back to an older schema.
     """
     newest = max([used, *record_numbers(storage, topic)])
     return read_record(storage, topic, newest) if newest else None
 
 
 def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
-    """The table's first record: this schema, or what somebody else has pinned at the same moment.
+    """Pin the table's first schema: this one, or the one that another run has pinned at the same moment.
 
     MillraceError unless a new table may have the schema.
     """
@@ -149,7 +149,7 @@ def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str,
 def _create(
     storage: Storage, topic: str, before: SchemaRecord | None, schema_id: int, columns: Schema, reason: str
 ) -> SchemaRecord | None:
-    """Create the record that follows another one; None when somebody else has taken its number."""
+    """Create the record that follows another one; None when another run has taken its number."""
     record = SchemaRecord(
         topic=topic,
         number=1 if before is None else before.number + 1,
@@ -165,7 +165,7 @@ def _create(
 
 
 def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
-    """The registry's schema of a record; MillraceError when its columns are not the record's.
+    """Return the registry's schema of a record; MillraceError when its columns are not the record's.
 
     Another registry may know another schema by the same id: its rows would not be the table's.
     """
@@ -189,7 +189,7 @@ def promote_registered(
     schema_id: int | None,
     reason: str,
 ) -> PromoteResult:
-    """Promote to a schema that is registered under the topic's subject: that of an id, or the newest."""
+    """Promote to a schema registered under the topic's subject: the one with this id, or the newest."""
     now = pinned(storage, topic)
     subject = subjects.of_messages(topic, lambda: [] if now is None else [now.schema_id], registry)
     try:
@@ -207,13 +207,13 @@ def promote_registered(
 
 
 def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
-    """Record that loads from now on decode with that schema, unless it is the table's schema already.
+    """Record that loads from now on decode with this schema, unless it is the table's schema already.
 
     MillraceError when old messages or files could not be read with it, or when another promotion was
     recorded at the same moment.
     """
     newest = layout.require_load(storage, topic)
-    # Before anything is compared: a promotion that comes in between then takes the next number.
+    # Before any comparison: a promotion that is recorded in between then takes the next number.
     before = pinned(storage, topic, newest.schema)
     assert before is not None
     if before.schema_id == schema_id:
@@ -248,7 +248,7 @@ class HistoryEntry:
     number: int
     schema_id: int
     first_load: int | None
-    """The first load that has it; None before there is one."""
+    """The first load with this schema; None before there is one."""
     created: str
     by: str
     reason: str
@@ -275,7 +275,7 @@ def history(storage: Storage, topic: str) -> list[HistoryEntry]:
 def check_promotion(
     topic: str, old: tuple[int, Mapping[str, Any]], new: tuple[int, Mapping[str, Any]]
 ) -> Record:
-    """The new table; MillraceError unless one of schema `old` (id, schema) can become one of `new`."""
+    """Return the new table; MillraceError unless a table of schema `old` (id, schema) can become `new`."""
     where = f"{topic} cannot be promoted from schema {old[0]} to {new[0]}"
     before = check_table_schema(old[1])
     try:
@@ -301,7 +301,7 @@ def check_promotion(
 
 
 def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
-    """Which column would get a type that Iceberg does not promote its own to; empty when none would."""
+    """Return the column whose change of type Iceberg refuses, with both types; empty when all are allowed."""
     if old == new or _is_wider(old, new):
         return ""
     if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
@@ -320,17 +320,17 @@ def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str)
 
 
 def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
-    """The promotions that Iceberg's format has; pyiceberg's own `promote` takes text for bytes, too."""
+    """True for a promotion that Iceberg's format allows; pyiceberg's `promote` also takes text for bytes."""
     if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
     return (type(old), type(new)) in _WIDER
 
 
 def _lost(old: Node, new: Node, path: str) -> str:
-    """The first change by which rows that are there lose a value, with the way out; empty when none does.
+    """Return the first change that takes a value from existing rows, with the way out; empty when none does.
 
     Columns keep their values by their names. So a renamed field is another column, and so is a member of a
-    union that has got another place. The types are those that `_not_promoted` lets pass.
+    union whose position changed. Expects types that `_not_promoted` lets pass.
     """
     match _only(old), _only(new):
         case Record() as old, Record() as new:
@@ -368,12 +368,12 @@ def _lost(old: Node, new: Node, path: str) -> str:
 
 
 def _names(node: Node) -> Sequence[str]:
-    """Those that an earlier schema may know a type by, its own first; an empty one if it has none."""
+    """Names by which an earlier schema may know a type, its own first; an empty one if it has none."""
     return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
 
 
 def _only(node: Node) -> Node:
-    """What a column of an optional type holds."""
+    """The type inside an optional type; any other type itself."""
     return node.members[0] if isinstance(node, Union) and node.is_optional and node.members else node
 
 
@@ -391,7 +391,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
-    """Fields that messages have and the table has not, each with the newest writer schema that has it."""
+    """Fields that messages have and the table lacks, each with the newest writer schema that has it."""
     columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
     dropped: dict[str, int] = {}
     for schema_id in sorted(writer_ids):

@@ -1,6 +1,6 @@
-"""Files that a manifest names: stored once, read only as they were stored. One of them holds sequences.
+"""Files that a manifest names: stored once, read only as they were stored. One kind holds sequence numbers.
 
-The sequence numbers that a load holds are in its manifest where they are few, else in a file beside its rows.
+A load's sequence numbers are in its manifest while they are few, else in a file beside its rows.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ENTRIES = "entries.avro"
 SEQUENCES = "sequences.json.gz"
 ERASED = "erased.json.gz"
 HELD_ENTRIES = 100
-"""Most sequence entries that a manifest holds itself, about 20 KB; more go into a file."""
+"""Most sequence entries that a manifest holds itself, about 20 KB; a longer list goes into a file."""
 
 
 def store(storage: Storage, path: str, content: BinaryIO) -> StoredFile:
-    """Store a file under a path that begins with its topic; what a manifest says of it."""
+    """Store a file under a path that begins with its topic; return its description for a manifest."""
     written = storage.put(path, content)
     return StoredFile(path=path.partition("/")[2], bytes=written.bytes, sha256=written.sha256)
 
 
 def read_stored(storage: Storage, topic: str, file: StoredFile) -> bytes:
-    """A stored file; MillraceError when it is gone or not the one that was stored."""
+    """Return a stored file's bytes; MillraceError when the file is missing or was changed."""
     path = f"{topic}/{file.path}"
     try:
         content = storage.read(path)
@@ -48,25 +48,25 @@ def read_stored(storage: Storage, topic: str, file: StoredFile) -> bytes:
 def store_sequences(
     storage: Storage, folder: str, counts: SequenceCounts, name: str = SEQUENCES
 ) -> tuple[Sequence[ProducerSequences], StoredFile | None]:
-    """The counts as a manifest holds them: its own entries, or none and the file now stored in `folder`."""
+    """Return the counts as a manifest has them: its own entries, or none and the file now in `folder`."""
     entries = counts.to_json()
     if len(entries) <= HELD_ENTRIES and counts.range_count <= 4 * HELD_ENTRIES:
         return [ProducerSequences(**entry) for entry in entries], None
-    # The same counts always make the same bytes: no time of writing inside.
+    # No time of writing inside: the same counts always make the same bytes.
     content = gzip.compress(json.dumps(entries, separators=(",", ":")).encode(), mtime=0)
     return (), store(storage, f"{folder}/{name}", io.BytesIO(content))
 
 
 def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    """Which sequences of which producers a load holds, from its manifest or from the file that it names.
+    """Sequence numbers of each producer in a load, from its manifest or from the file that it names.
 
-    MillraceError when that file is gone or not the one that was stored.
+    MillraceError when that file is missing or was changed.
     """
     return _counts(storage, manifest, manifest.sequences, manifest.sequences_file)
 
 
 def erased_sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    """The sequences of what was erased of a load, as `sequences_of` those of what it holds."""
+    """Sequence numbers of a load's erased rows, read like those of its rows in `sequences_of`."""
     return _counts(storage, manifest, manifest.erased_sequences, manifest.erased_sequences_file)
 
 
