@@ -1,9 +1,9 @@
-"""One attempt to make a load or an edition: a folder of its own, and the one create that makes it count.
+"""One attempt to make a load or an edition: a separate folder, and the one create that makes it count.
 
-Files get their final names at once, in a folder that no manifest names until the attempt has won. What a
-task writes that was given up, or wakes up days later, lies in a folder that nobody reads: nothing needs to be
-moved, swept or waited for. An attempt that did not win leaves at most a folder, which `expire` deletes when
-another attempt has taken its number.
+Files get their final names at once, in a folder that no manifest names until the attempt has won. A task that
+was given up on, or wakes up days later, writes into a folder that no reader opens: nothing needs to be moved,
+swept or waited for. An attempt that did not win leaves at most a folder, which `expire` deletes when another
+attempt has taken its number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
 from millrace_warehouse.storage.verbs import Storage
 
 CREATE_TRIES = 3
-"""Most times that a manifest is created when the storage does not answer; it has tried itself before."""
+"""Most tries to create a manifest while the storage gives no answer; each try has retries of its own."""
 
 Write = Callable[[str], LoadManifest]
-"""Writes the rows of an attempt, by its name, and says what it wrote; the manifest is not sealed yet."""
+"""Writes the rows of an attempt, given its name, and returns the manifest, not sealed yet."""
 
 
 def new_attempt(edition: int) -> str:
-    """A name that no other attempt has; it begins with the edition, which `layout.attempted` reads."""
+    """Return a unique name of an attempt; it begins with the edition, which `layout.attempted` reads."""
     return f"{edition:04d}-{uuid.uuid4().hex[:16]}"
 
 
@@ -35,7 +35,7 @@ def make(
 ) -> LoadManifest | None:
     """Write a load's edition and create its manifest; None when another attempt has taken that number.
 
-    MillraceError when it cannot be written, or when the storage does not say whether the manifest is there.
+    MillraceError when it cannot be written, or when the storage does not answer whether the manifest exists.
     """
     attempt = new_attempt(edition)
     try:
@@ -44,8 +44,8 @@ def make(
         _discard(storage, topic, load, attempt)
         raise
     progress("described")
-    # From here on the folder may only go when another attempt surely has the number: a create without an
-    # answer may have happened, or happen later.
+    # From here on the folder may be deleted only if another attempt certainly has the number: a create
+    # without an answer may have happened, or may still happen.
     if not _create(storage, manifest):
         _discard(storage, topic, load, attempt)
         return None
@@ -54,7 +54,7 @@ def make(
 
 
 def _create(storage: Storage, manifest: LoadManifest) -> bool:
-    """True if the number is this attempt's now, however often its answers were lost."""
+    """Return True if this attempt has the number, however often the storage's answers were lost."""
     path, content = manifest_path(manifest), encode(manifest)
     for turn in range(1, CREATE_TRIES + 1):
         try:
@@ -71,6 +71,6 @@ def _create(storage: Storage, manifest: LoadManifest) -> bool:
 
 
 def _discard(storage: Storage, topic: str, load: int, attempt: str) -> None:
-    """Delete what a lost attempt wrote; the storage that made it fail may refuse this as well."""
+    """Delete the files of a lost attempt; ignore errors of a storage that may have failed the attempt."""
     with suppress(MillraceError):
         storage.delete(rows_folder(topic, load, attempt))

@@ -1,4 +1,4 @@
-"""Takes the rows that erasures match out of batches: for tasks that decode, and for new editions."""
+"""Remove the rows that erasures match from batches: for tasks that decode, and for new editions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RowsTaken = Counter[tuple[str, int, str]]
 
 @dataclass(slots=True)
 class Eraser:
-    """Takes what erasures match out of batches of rows, and counts it."""
+    """Removes the rows that erasures match from batches, and counts them."""
 
     erasing: Sequence[Erasing]
     taken: RowsTaken = field(default_factory=Counter)
@@ -36,7 +36,7 @@ class Eraser:
         self._conditions = [(each.id, Condition(each.where)) for each in self.erasing]
 
     def kept(self, rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-        """The rows that no erasure matches; one that several match is the first one's."""
+        """Return the rows that no erasure matches; a row that several match counts for the first of them."""
         for id_, condition in self._conditions:
             if not len(rows):
                 break

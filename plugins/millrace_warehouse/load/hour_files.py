@@ -1,7 +1,7 @@
-"""Rows into Parquet files, one per hour of the time they are filed by (`_time`, UTC).
+"""Rows into Parquet files, one for each hour of `_time`, the event time that they are filed by (UTC).
 
-Takes rows in any order: a task holds the rows of each hour until they make a row group, and a bounded
-number in all. Knows Arrow and Parquet in a local folder; no topics, no brokers, no storage.
+Takes rows in any order: a task holds the rows of each hour until they make a row group, and a bounded number
+in all. Knows Arrow and Parquet in a local folder; no topics, no brokers, no storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodi
 from millrace_warehouse.history.hours import HOUR_US, hour_of
 
 HELD_BYTES = 256 << 20
-"""Most bytes of rows that a task holds in memory; beyond, it writes those of the fullest hour."""
+"""Most bytes of rows that a task holds in memory; beyond them it writes the rows of the fullest hour."""
 OPEN_FILES = 200
 """Most Parquet files that a task keeps open; with more hours than that, some hours get a second file."""
 
@@ -35,7 +35,7 @@ class HourFile:
     hour: str
     """`2015-05-17T10`, UTC, or UNFILED."""
     metadata: pq.FileMetaData
-    """Its footer: rows, and what Iceberg wants to know of the columns."""
+    """The file's footer: its number of rows, and the columns' statistics for Iceberg."""
 
     @property
     def rows(self) -> int:
@@ -49,9 +49,9 @@ def hours_of(times: pa.Array) -> Hours:
 
 
 class HourFiles:
-    """One task's open Parquet files, one per hour it has seen: `<folder>/<hour>-<name>-<4 digits>.parquet`.
+    """One task's open Parquet files, one per hour of its rows: `<folder>/<hour>-<name>-<4 digits>.parquet`.
 
-    The schema is the files' own, with the ids of the columns (`SchemaRecord.arrow_schema`).
+    The schema is that of the files, with the ids of the columns (`SchemaRecord.arrow_schema`).
     """
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
@@ -110,7 +110,7 @@ class HourFiles:
         self._closed.append(HourFile(path, hour, self._footers.pop()))
 
     def close(self) -> list[HourFile]:
-        """Write what is held, close every file and say what each one is, sorted by name."""
+        """Write the rows still held, close every file and return the files, sorted by name."""
         for hour in list(self._held):
             self._write(hour)
         for hour in list(self._open):

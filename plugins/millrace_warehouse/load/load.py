@@ -1,9 +1,10 @@
-"""One load: what is new in a topic, read once, accounted for, made to count by one exclusive create.
+"""One load: new messages of a topic, read once, accounted for, and committed by one exclusive create.
 
-A run heals what a crash left and freezes the end. Until one attempt has won or nothing is left to do it
-starts at the published end, has the rows written and accounted for (`writing`), and creates the manifest
-(`attempt`). When another driver was first, the run starts over from what that one published. Written without
-Spark: the job brings a function that runs the tasks. Asks no catalog: loads go on while it is down.
+A run completes what a crash left undone and freezes the end. Until one attempt has won or nothing is left to
+do, it starts at the end of the newest load, has the rows written and accounted for (`writing`), and creates
+the manifest (`attempt`). When another driver was first, the run starts over from that driver's load. Written
+without Spark: the job brings a function that runs the tasks. Asks no catalog: loads go on while the catalog
+is down.
 """
 
 from __future__ import annotations
@@ -36,28 +37,28 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """What one load is given."""
+    """Settings of one load."""
 
     writing: writing.Writing
     bounds: Bounds = NO_BOUNDS
-    """How much to take; a run that has its plan keeps to what that says."""
+    """Limits of the load; a run that has its plan already keeps to the plan's."""
     accept_new_topic: bool = False
-    """Go on with a topic that was deleted and created anew, or is of a new cluster, from its beginning."""
+    """Load a topic that was deleted and recreated, or that is in a new cluster, from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What a run did, for people and for scripts."""
+    """Result of a run, for people and for scripts."""
 
     topic: str
     run_id: str
     load: int | None
-    """The load that holds everything this run set out to load; None while the topic is empty."""
+    """The load that holds everything this run planned to load; None while the topic is empty."""
     published: bool = False
     """True if this call published it."""
     rows: int = 0
     tombstones: int = 0
-    """Messages without a value: no rows, and no failure."""
+    """Messages without a value, which are neither rows nor failures."""
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in Kind})
     """Every kind -> its part of `rejected`."""
@@ -65,15 +66,15 @@ class LoadResult:
     gaps: Sequence[str] = ()
     message: str
     notes: Sequence[str] = ()
-    """What somebody should know of a load that is all right."""
+    """Facts worth knowing about a successful load."""
     left_offsets: int = 0
-    """What waits behind the newest load, in offsets."""
+    """Offsets after the newest load, not loaded yet."""
     left_bytes: int = 0
-    """The same in bytes of log; reckoned on Apache Kafka."""
+    """The same in bytes of log; estimated on Apache Kafka."""
 
 
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
-    """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
+    """Load up to the end in the run's plan, unless that is done already; MillraceError when it fails."""
     storage, client = run.writing.storage, run.writing.client
     layout.check_topic(storage, topic)
     metadata = _metadata(client, topic)
@@ -111,10 +112,10 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
 
 
 def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
-    """Make good the ledger's entry of the newest load.
+    """Write the ledger's entry of the newest load if it is missing.
 
-    Called before every attempt: whoever makes the next load hides this one from all later runs, and the
-    driver that made it may have died right after its manifest was there.
+    Called before every attempt: the next load hides this one from all later runs, and the driver that made it
+    may have died right after creating its manifest.
     """
     if newest is None:
         return
@@ -140,7 +141,8 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         ranges = [part.range for part in parts if part.range is not None]
         waiting = {range_.partition: (range_.start, range_.end) for range_ in ranges if size_of(range_)}
         bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
-        # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
+        # A partition from which nothing is taken keeps its end, also when that has expired: the next load
+        # records the gap.
         before = {part.before.partition: part.before.end for part in parts}
         unmoved = {p: before[p] for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved
@@ -157,7 +159,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
 
 
 def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
-    """What was loaded of each partition last; nothing when the loads are of an earlier topic of that name."""
+    """Each partition's part in the newest load; nothing when the loads are of an earlier topic's log."""
     if newest is None or newest.topic_id != topic_id:
         return {}
     return {part.partition: part for part in newest.partitions}
@@ -177,7 +179,7 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
-    """One try to load from the published end to the plan's; None when another driver was first."""
+    """Try once to load from the newest load's end to the plan's; None when another driver was first."""
     storage, progress = run.writing.storage, run.writing.progress
     parts = writing.parts_of(
         run.writing.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
@@ -213,7 +215,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
 
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
-    """A note for the fields of the messages that the table has no column for."""
+    """Return a note for fields of the messages for which the table has no column."""
     writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.record.schema_id}
     fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
     if not fields:
@@ -225,7 +227,7 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
 
 
 def _reasons(storage: Storage, manifest: LoadManifest) -> list[str]:
-    """A note for the reasons of the rejected records, the most frequent first."""
+    """Return a note with the reasons of the rejected records, the most frequent first."""
     reasons = Reasons()
     for file in manifest.rejected_files:
         with open_file(storage, f"{manifest.topic}/{file.path}") as content:
@@ -236,7 +238,7 @@ def _reasons(storage: Storage, manifest: LoadManifest) -> list[str]:
 
 
 def _bytes_per_offset(newest: LoadManifest | None) -> float:
-    """What an offset of an Apache Kafka topic is worth in bytes, by what was loaded last."""
+    """Bytes per offset of an Apache Kafka topic, estimated from the newest load."""
     read = [part for part in newest.partitions if part.bytes] if newest is not None else []
     offsets = sum(part.end - part.start for part in read)
     return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
@@ -245,7 +247,7 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 def _nothing_to_do(
     storage: Storage, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
-    """The load that holds everything that the plan names, and why there is nothing to do."""
+    """Return the load that holds everything up to the plan's end, and why there is nothing to do."""
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
@@ -271,7 +273,7 @@ def _result(
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """What to say of a load, and of what waits behind the newest; one that this run made is told in full."""
+    """Return a load's result and the offsets after the newest load; counts only if this run made it."""
     own = load if load is not None and load.run_id == plan.run_id else None
     latest = run.writing.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}

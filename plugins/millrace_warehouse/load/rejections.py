@@ -1,8 +1,8 @@
-"""Messages that become no rows: rejected records and tombstones, written aside; the first limited in number.
+"""Messages that become no rows: rejected records, limited in number, and tombstones; written to other files.
 
-A few broken records are a producer's mistake and must not hold up the rest. Many of them are a mistake of
-the load (a registry that was swapped, a decoder that is wrong), which must not be published. Each kind of
-rejected records has its own limit. Tombstones have none.
+A few broken records are a producer's mistake and must not hold up the rest. Many of them point to a mistake
+of the load (a registry that was swapped, a decoder that is wrong), and such a load must not be published.
+Each kind of rejected record has its own limit. Tombstones have none.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ REJECTED_SCHEMA = pa.schema(
         ("key", pa.binary()),
     ]
 )
-"""A row is one record, or `records` of them where a batch cannot be unpacked.
+"""Columns of rejected records. A row is one record, or all `records` of a batch that cannot be unpacked.
 
 `raw` and `key` are null where an erasure has taken them out; `reason` quotes no value of the record.
-`timestamp` (ms) is that of its audit header, which `keyed` says that there is, or the record's, or a batch's
-largest. Files of versions before have none of the last four columns, or only the first two of them.
+`timestamp` (ms) is the audit header's where `keyed` is true, else the record's, or a batch's largest. Files
+of earlier versions have none of the last four columns, or only the first two of them.
 """
 BYTES = {"raw", "key"}
-"""Columns of both kinds of files that hold what a producer has written: an erasure takes them out."""
+"""Columns with bytes that a producer has written, in both kinds of files: an erasure takes them out."""
 HELD_BYTES = 16 << 20
-"""Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
+"""Most raw bytes that a task holds before it writes them: a cut may consist of rejected records only."""
 REASONS = 20
-"""Most reasons that a task counts apart; what comes after them is counted together."""
+"""Most reasons that a task counts separately; further reasons are counted together."""
 OTHER = "other reasons"
 
 
 @dataclass(slots=True)
 class Reasons:
-    """How many records were rejected for which reason, a bounded number of reasons."""
+    """Number of rejected records by reason, for a bounded number of reasons."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, counts: Iterable[tuple[str, int]]) -> None:
-        """Count so many records for each reason."""
+        """Add a number of records to each reason."""
         for reason, records in counts:
             key = reason if reason in self.counts or len(self.counts) < REASONS else OTHER
             self.counts[key] = self.counts.get(key, 0) + records
@@ -69,21 +69,21 @@ class Reasons:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedLimit:
-    """How many records of one load may be rejected: a number, a share, or the larger of both."""
+    """Most records of one load that may be rejected: a number, a share, or the larger of both."""
 
     records: int = 0
     percent: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> RejectedLimit:
-        """`50` or `0.5%`; ConfigError for anything else."""
+        """Parse `50` or `0.5%`; ConfigError for anything else."""
         match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)\s*%", text.strip())
         if match is None or float(match[2] or 0) > 100:
             raise ConfigError(f"--max-rejected {text!r} is neither a number of records like 50 nor 0.5%")
         return cls(records=int(match[1])) if match[1] else cls(percent=float(match[2]))
 
     def allowed(self, read: int) -> int:
-        """Most records that may be rejected of those read."""
+        """Most records that may be rejected out of those read."""
         return max(self.records, int(read * self.percent / 100))
 
     def __str__(self) -> str:
@@ -100,11 +100,11 @@ class RejectedLimits:
     """A limit for each kind."""
 
     limits: Mapping[Kind | None, RejectedLimit] = field(default_factory=dict)
-    """The limits that were given, under None that of all kinds without one of their own."""
+    """The limits that were given; the key None has that of all kinds without a separate one."""
 
     @classmethod
     def parse(cls, text: str) -> RejectedLimits:
-        """`50`, `0.5%`, or `50,unknown_schema=1%`; ConfigError for anything else."""
+        """Parse `50`, `0.5%`, or `50,unknown_schema=1%`; ConfigError for anything else."""
         limits = dict[Kind | None, RejectedLimit]()
         for part in text.split(","):
             name, _, limit = part.strip().rpartition("=")
@@ -124,7 +124,7 @@ DEFAULT_LIMITS = RejectedLimits()
 
 
 class AsideFile:
-    """One task's file of rejected records or tombstones, made when there is something to put into it."""
+    """One task's file of rejected records or tombstones, created with its first row."""
 
     def __init__(self, path: Path, schema: pa.Schema, *, with_bytes: bool = True) -> None:
         self.path, self.rows = path, 0
@@ -141,7 +141,7 @@ class AsideFile:
             self._write()
 
     def close(self) -> bool:
-        """Write what is held; False without any row, and then there is no file."""
+        """Write the rows still held; return False if there was no row, and so no file."""
         if self._held:
             self._write()
         if self._writer is not None:
@@ -163,7 +163,7 @@ def rejected_rows(rejected: Sequence[Rejected]) -> pa.Table:
 
 
 def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows with a schema of this page, each without the bytes and the key of its record."""
+    """Rows with one of the two schemas of such files, each without the bytes and the key of its record."""
     there = set(rows.column_names) - BYTES
     columns = [
         rows.column(field.name) if field.name in there else pa.nulls(len(rows), field.type)
@@ -173,7 +173,7 @@ def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def read_without_bytes(content: Path | BinaryIO, schema: pa.Schema = REJECTED_SCHEMA) -> pa.Table:
-    """A file's rows without bytes and keys, which are not read: unpacked they may be gigabytes."""
+    """Return a file's rows without reading bytes and keys: unpacked they may be gigabytes."""
     with pq.ParquetFile(content) as file:
         names = [name for name in file.schema_arrow.names if name not in BYTES]
         return without_bytes(file.read(names), schema)

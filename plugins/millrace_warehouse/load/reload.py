@@ -1,9 +1,9 @@
-"""Reads loads again from the log, after a decoder or a schema was mended: the next edition of each.
+"""Reads loads again from the log, after a decoder or a schema was corrected: the next edition of each.
 
-A run reads exactly the offsets that the load recorded. It refuses what has expired, before anything is
-written, and a log that has lost something since. The first edition stays as it is. The next one is made by
-one exclusive create in `editions/`, names the manifest it replaces and why. The table follows with the next
-`publish`. Written without Spark, like `load`.
+A run reads exactly the offsets that the load recorded. Before anything is written, it refuses offsets that
+have expired, and a log that has lost something since. The first edition stays as it is. The next one is made
+by one exclusive create in `editions/` and names the manifest that it replaces and the reason. The table
+follows with the next `publish`. Written without Spark, like `load`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadRun:
-    """What one reading again is given."""
+    """Settings of a re-load."""
 
     writing: writing.Writing
     reason: str
-    """Why, for whoever reads the manifest."""
+    """The reason, for readers of the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadResult:
-    """What happened to one load."""
+    """Result of the re-load of one load."""
 
     load: int
     edition: int
@@ -53,11 +53,11 @@ class ReloadResult:
     tombstones_before: int
     rejected_before: int
     hours: Mapping[str, int]
-    """Hours that have rows of the edition now or had some of the one before -> rows now."""
+    """Hours with rows of this edition or of the one before -> rows in this edition."""
 
 
 def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
-    """The loads with rows of one of these hours in any edition, or with rejected records that may be.
+    """Return the loads with rows of one of these hours in any edition, or with rejected records that may be.
 
     The event time of a rejected record may differ from the hour that it is filed under. So a load with such
     records also counts if it has rows on both sides of an hour, or none. Reads every manifest of the topic.
@@ -79,14 +79,14 @@ def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
 
 
 def _may_have(present: set[str], hours: Sequence[str]) -> bool:
-    """True if one of the hours lies among those present, or none is."""
+    """True if one of the hours lies between the first and last one present, or if none is present."""
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
 def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[ReloadResult]:
-    """Make the next edition of every load, unless this run has made it before; what happened to each.
+    """Make the next edition of every load, unless this run has made it already; return the result of each.
 
-    MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
+    MillraceError, and nothing is read, when the log no longer holds all of their offsets.
     """
     storage = run.writing.storage
     newest = layout.require_load(storage, topic)
@@ -105,7 +105,7 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 
 
 def _heal(run: ReloadRun, topic: str) -> None:
-    """Make good what a crash behind a create left undone: the ledger's entry."""
+    """Write the ledger's entries that a crash after a create left out."""
     storage = run.writing.storage
     for load, numbers in layout.editions_of(storage, topic).items():
         for number in numbers:
@@ -115,7 +115,7 @@ def _heal(run: ReloadRun, topic: str) -> None:
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
-    """MillraceError when the topic is another one, or offsets of a load are in its log no more."""
+    """MillraceError when the topic is another one, or when offsets of a load are no longer in its log."""
     if not manifests:
         return
     try:
@@ -143,13 +143,13 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
 
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
-    """Offset and byte position where a load began to read: behind what had expired even then."""
+    """Offset and byte position where a load began to read: after the offsets that had already expired."""
     gap = _expired(part)
     return (gap.end, None) if gap is not None else (part.start, part.start_base)
 
 
 def _expired(part: PartitionRange) -> Gap | None:
-    """What had expired when a load began, with its reason; None when nothing had."""
+    """The gap of offsets that had expired when a load began, with its reason; None when none had."""
     first = part.gaps[0] if part.gaps else None
     if first is None or first.start != part.start or first.reason == "absent":
         return None
@@ -170,8 +170,8 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
         if _is_own(run, newest) and not _unheld(storage, newest):
             before = layout.read_edition(storage, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
-        # Another run's edition does not do: it may have begun before what was wrong was mended. Nor does one
-        # that was begun before an erasure.
+        # Another run's edition does not suffice: it may have begun before the decoder or schema was
+        # corrected. Nor does an edition that was begun before an erasure.
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
             record(storage, layout.manifest_path(manifest), manifest)
@@ -190,7 +190,7 @@ def _unheld(storage: Storage, manifest: LoadManifest) -> set[str]:
 
 
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
-    """One try to make the next edition; None when another run was first."""
+    """Try once to make the next edition; None when another run was first."""
     limited, edition = _limited(run, replaced), replaced.edition + 1
 
     def write(attempt: str) -> LoadManifest:
@@ -211,7 +211,7 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> 
 
 
 def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
-    """The writing for which gaps and rejected records that the load had already are no failure.
+    """Return settings with which gaps and rejected records that the load already had are no failure.
 
     Other gaps than those are refused by `check_same_offsets`.
     """
@@ -248,7 +248,7 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
 
 
 def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
-    """MillraceError unless both account for the same offsets, and nothing is missing now that was there."""
+    """MillraceError unless both editions account for the same offsets and no offset is newly missing."""
     new = {part.partition: part for part in manifest.partitions}
     for old in replaced.partitions:
         part = new[old.partition]

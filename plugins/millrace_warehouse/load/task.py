@@ -1,8 +1,8 @@
 """One task of a load: reads a cut of the log, decodes it, writes Parquet and stores the files.
 
-Spark only schedules. pyarrow writes into a folder of this machine; what is finished is stored under its final
-name in the folder of the attempt, hashed on its way. A task may run twice: each run has file names of its
-own, and the load's manifest names those of the run whose result the driver has got.
+Spark only schedules. pyarrow writes into a folder of this machine; finished files are stored under their
+final names in the folder of the attempt, and hashed on the way. A task may run twice: each run has its own
+file names, and the load's manifest names the files of the run whose result reached the driver.
 """
 
 from __future__ import annotations
@@ -51,53 +51,53 @@ _NO_HOUR = -1
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a task reads with; travels to the tasks, so both callables must be picklable."""
+    """Settings for reading; sent to the tasks, so both callables must be picklable."""
 
     connect: Callable[[], ClusterClient]
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
     """The Avro schema that messages are resolved to."""
     columns: pa.Schema
-    """Of the Parquet files, with field ids."""
+    """Columns of the Parquet files, with field ids."""
     iceberg: Mapping[str, Any]
-    """The same as an Iceberg schema."""
+    """The same columns as an Iceberg schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutTask:
-    """A cut, and where its files go."""
+    """A cut, and the folder for its files."""
 
     source: Source
     cut: Cut
     index: int
     storage: Storage
     folder: str
-    """Of the attempt."""
+    """Folder of the attempt."""
     filing: Filing
     erasing: Sequence[Erasing] = ()
-    """What is left out, and counted."""
+    """Erasures whose rows are left out, and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """What one task did; small, because the driver holds the result of every task."""
+    """Result of one task; small, because the driver holds the result of every task."""
 
     stats: RangeStats
     files: Sequence[tuple[DataFile, bytes]]
-    """Each file of rows with its metrics, as `history.entries` packs them."""
+    """Each file of rows with its metrics, as `history.metrics` packs them."""
     rejected: Sequence[RejectedFile]
     tombstones: Sequence[TombstoneFile]
     packed_sequences: bytes
     reasons: Mapping[Kind, Mapping[str, int]]
-    """Reasons why records were rejected, with their numbers, by kind."""
+    """Kind -> reason -> rejected records."""
     aside_by_hour: Mapping[tuple[str, str], int]
     """Hour and kind -> messages that became no rows."""
     foreign: bytes
-    """The first bytes of a message with a foreign framing."""
+    """First bytes of a message with a foreign framing; empty without one."""
     erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
     """Erasure, partition and hour -> rows that were left out."""
     packed_erased: bytes = b""
-    """Their sequences; empty when nothing is erased."""
+    """Packed sequences of those rows; empty when nothing was erased."""
 
     @property
     def sequences(self) -> SequenceCounts:
@@ -109,11 +109,11 @@ class CutResult:
 
 
 Run = Callable[[Sequence[CutTask]], list[CutResult]]
-"""Runs `write_cut` on every task, somewhere: a Spark job, or one after the other."""
+"""Runs `write_cut` on every task: in a Spark job, or one after the other."""
 
 
 def write_cut(task: CutTask) -> CutResult:
-    """Read, decode and store one cut. May run twice for one cut: every run has file names of its own."""
+    """Read, decode and store one cut. May run twice for one cut: every run has its own file names."""
     stats, counts, source = RangeStats.of(task.cut), SequenceCounts(), task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
@@ -147,7 +147,7 @@ def write_cut(task: CutTask) -> CutResult:
 
 
 class _Aside:
-    """The messages of a task that became no rows: written into files of their own, and counted."""
+    """A task's messages that became no rows: written into separate files, and counted."""
 
     def __init__(self, task: CutTask, folder: Path) -> None:
         self._task = task
@@ -175,12 +175,12 @@ class _Aside:
                 self.foreign = self.foreign or record.raw[:FIRST_BYTES]
 
     def _hours(self, times_ms: Longs) -> Longs:
-        """The numbers of the messages' hours: _NO_HOUR where a row with that time would be UNFILED."""
+        """Hour number of each message: _NO_HOUR where a row with that time would be UNFILED."""
         sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < self._task.filing.file_by_ms)
         return np.where(sound, times_ms // (HOUR_US // 1000), _NO_HOUR)
 
     def stored(self, records: int) -> tuple[list[RejectedFile], list[TombstoneFile]]:
-        """Store the files that there are; the rejected rows stand for so many records."""
+        """Store the files that have rows; the rejected rows stand for `records` records."""
         task, rejected, tombstones = self._task, list[RejectedFile](), list[TombstoneFile]()
         if self._rejected.close():
             described = _store(task, self._rejected.path, "rejected")
@@ -192,17 +192,17 @@ class _Aside:
 
 
 def _filed(number: int) -> str:
-    """The hour of a number that `_Aside._hours` returns."""
+    """The hour for a number that `_Aside._hours` returned."""
     return UNFILED if number == _NO_HOUR else hour_of(int(number))
 
 
 class _Erased:
-    """What a task leaves out, by whichever erasures are in force: nearly always none."""
+    """Removes the rows that erasures in force match from a task's batches; nearly always there are none."""
 
     def __init__(self, task: CutTask) -> None:
         self._eraser: Eraser | None = None
         if task.erasing:
-            # Here: pyiceberg's import would cost every new worker 0.3 s.
+            #             # Imported only here: pyiceberg's import would cost every new worker 0.3 s.
             from pyiceberg.schema import Schema
 
             from millrace_warehouse.load.erased import Eraser
@@ -223,13 +223,13 @@ def _unpacked(packed: bytes) -> SequenceCounts:
 
 
 def pack_sequences(counts: SequenceCounts) -> bytes:
-    """The counts as `CutResult.sequences` reads them."""
+    """Pack the counts for `CutResult.sequences` to read."""
     return zlib.compress(json.dumps(counts.to_json()).encode(), 1)
 
 
 def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
-    """Store a finished file under a name that nobody else has; the values of a StoredFile."""
-    # In the order of the cuts, so that a load's files are listed in the order of the log.
+    """Store a finished file under a unique name; return the values of its StoredFile."""
+    # The cut's index in the name sorts a load's files in the order of the log.
     path = f"{task.folder}/{what}-{task.index:05d}-{uuid.uuid4().hex[:8]}.parquet"
     with open(local, "rb") as file:
         stored = store(task.storage, path, file)
@@ -239,7 +239,7 @@ def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder in Spark's local directory, if there is one: Spark deletes it after a task that was killed."""
+    """A folder in Spark's local directory, if there is one: Spark deletes it after a task was killed."""
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = spark if spark and Path(spark).is_dir() else None
     try:

@@ -1,11 +1,11 @@
-"""From ranges of a log to the checked, unsealed manifest of one attempt: what every load has in common.
+"""From ranges of a log to the checked, unsealed manifest of one attempt: common to loads and re-loads.
 
-Reads each range once, checks that the storage holds what the tasks say, accounts for every offset and record,
-refuses what does not close, and stores what the table and `verify` need of it. Decides neither what to
-read nor whether it counts.
+Reads each range once, checks that the storage holds the files that the tasks report, accounts for every
+offset and record, refuses an account that does not close, and stores the files that the table and `verify`
+need. Decides neither what to read nor whether it counts.
 
-    parts = parts_of(writing.client, topic, topic_id, loaded, ends)     what of each partition is read
-    manifest = write_ranges(writing, draft, source, parts)              the draft with what was read
+    parts = parts_of(writing.client, topic, topic_id, loaded, ends)     the ranges to read
+    manifest = write_ranges(writing, draft, source, parts)              the draft, completed
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ _CURE = {
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A topic's schema record, and what tasks read and write its rows with."""
+    """A topic's schema record, and what tasks need to read and write its rows."""
 
     record: SchemaRecord
     source: Source
 
     @classmethod
     def of(cls, record: SchemaRecord, connect: Callable[[], ClusterClient], lookup: Lookup) -> Pinned:
-        """For rows with the record's columns; MillraceError when the registry has another schema for it."""
+        """Pin a schema record, for rows with its columns; MillraceError if the registry's schema differs."""
         schema = avro_schema(record, lookup)
         return cls(record, Source(connect, lookup, schema, record.arrow_schema, record.iceberg))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """What a load and a reading again write with; built in one place, by the job."""
+    """Settings of a load or a re-load; built in one place, by the job."""
 
     storage: Storage
     client: ClusterClient
@@ -89,24 +89,25 @@ class Writing:
     run_id: str
     cut_bytes: int
     pin: Callable[[str, int], Pinned]
-    """The newest schema record of a topic, which is not before the one that a load has used:
-    the number given, or 0 for the first load, which pins the newest registered schema. Called per attempt."""
+    """Return the newest schema record of a topic, at least the record that a load has used: the number given,
+    or 0 for the first load, which pins the newest registered schema. Called per attempt.
+    """
     progress: Progress
     max_rejected: RejectedLimits = DEFAULT_LIMITS
-    """More rejected records of a kind than this, and the load fails."""
+    """Limits of rejected records by kind; a load with more fails."""
     tombstones_as_rows: bool = False
-    """Make a row of nulls of each tombstone."""
+    """Write each tombstone as a row of nulls."""
     accept_gaps: bool = False
-    """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
+    """Accept offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
 def unread(partition: int) -> PartitionRange:
-    """Return the range of a partition of which nothing was loaded."""
+    """Return the empty range of a partition from which nothing was loaded."""
     return PartitionRange(partition=partition, start=0, end=0)
 
 
 def behind(part: PartitionRange) -> PartitionRange:
-    """Return the empty range behind a load, for a partition without news."""
+    """Return the empty range after a load, for a partition without news."""
     end, base = part.end, part.end_base
     return PartitionRange(
         partition=part.partition,
@@ -124,11 +125,11 @@ class LoadedPart:
     """One partition's part of a load."""
 
     before: PartitionRange
-    """How far it was loaded before, without anything in it."""
+    """Empty range at the end of the newest load."""
     range: Range | None = None
-    """What is read; None without news."""
+    """Range to read; None without news."""
     expired: Sequence[Gap] = ()
-    """Offsets before the range that retention took before anybody loaded them; `control` without records."""
+    """Offsets before the range that retention deleted before any load; `control` if they had no records."""
 
 
 def parts_of(
@@ -138,7 +139,7 @@ def parts_of(
     loaded: Mapping[int, PartitionRange],
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
-    """What to read of every partition behind what is loaded, up to `ends`, and what of it has expired."""
+    """Return for every partition the range after the newest load, up to `ends`, and its expired offsets."""
     before = {p: unread(p) for p in ends} | {p: behind(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
@@ -169,12 +170,12 @@ def range_of(
 
 
 def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
-    """True if no record was in [start, first) of a log that begins at `first` now, as its first batch says.
+    """True if no record was in [start, first) of a log that now begins at `first`, by its first batch.
 
     A mirrored partition closes every append with a control batch, which no reader sees until more data
-    follows: without this, a quiet one would seem to have lost messages whenever it expires.
+    follows. Without this check a quiet partition would seem to have lost messages whenever it expires.
     """
-    with suppress(CorruptMessage):  # whoever reads the records says so
+    with suppress(CorruptMessage):  # reported when the records are read
         for header, batch in split_batches(fetch_from(client, topic, partition, first, 1).records):
             end = records_end(header, batch)
             return header.base_offset == first and end is not None and end <= start
@@ -182,11 +183,11 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
 
 
 def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
-    """Where a mirrored partition's records from an offset on come from, as the position batch behind says.
+    """Return the source of a mirrored partition's records from an offset on, by the next position batch.
 
-    None when no position batch lies behind the offset: the partition is not mirrored.
+    None when no position batch follows the offset: the partition is not mirrored.
     """
-    with suppress(CorruptMessage):  # whoever reads the records says so
+    with suppress(CorruptMessage):  # reported when the records are read
         fetched = fetch_from(client, topic, partition, offset, ORIGIN_FETCH_BYTES)
         for header, batch in split_batches(fetched.records):
             if (position := MirrorPosition.from_batch(header, batch)) is not None:
@@ -203,12 +204,12 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 def write_ranges(
     writing: Writing, draft: LoadManifest, pinned: Pinned, parts: Sequence[LoadedPart]
 ) -> LoadManifest:
-    """Write the rows of the parts into the attempt's folder; the draft with what was read, not sealed yet.
+    """Write the rows of the parts into the attempt's folder; return the completed draft, not sealed yet.
 
-    MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
+    MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be missing.
     """
     folder = rows_folder(draft.topic, draft.load, draft.attempt)
-    # Behind the look at what this attempt follows: an erasure that is recorded later takes the number away.
+    # After the newest edition was looked up: an erasure that is recorded later takes this number away.
     erasing = to_apply(writing.storage, draft.topic, now(), again=draft.edition > 1)
     results = _write(writing, draft, pinned.source, parts, folder, erasing)
     writing.progress("written")
@@ -257,7 +258,7 @@ def write_ranges(
 
 
 def without(part: PartitionRange, taken: RowsTaken) -> PartitionRange:
-    """A partition's part without the rows that erasures took."""
+    """Return a partition's part without the rows that erasures took."""
     rows = sum(rows for (_, partition, _), rows in taken.items() if partition == part.partition)
     return dataclasses.replace(part, written=part.written - rows, filtered=part.filtered + rows)
 
@@ -270,7 +271,7 @@ def with_stored(
     counts: SequenceCounts,
     erased: SequenceCounts,
 ) -> LoadManifest:
-    """The manifest with what the table and `verify` need beside its files, stored in the attempt's folder."""
+    """Return the manifest with the files for the table and `verify` stored in the attempt's folder."""
     folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
     sequences, sequences_file = store_sequences(storage, folder, counts)
     erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)
@@ -314,10 +315,10 @@ def _write(
 
 
 def check_stored(storage: Storage, topic: str, folder: str, files: Sequence[StoredFile]) -> None:
-    """MillraceError unless the storage lists every file with the bytes that its task has stored.
+    """MillraceError unless the storage lists every file with the size that its task has stored.
 
-    What else is there comes from tasks that ran twice, and nobody will read it. The bytes themselves are
-    hashed by the task on their way in, and by `verify` later: the driver does not read them.
+    Other files in the folder come from tasks that ran twice; they are never read. Tasks hash the bytes on
+    their way in, and `verify` hashes them later: the driver does not read them.
     """
     sizes = {f"{folder}/{listed.path}": listed.bytes for listed in storage.files(folder)}
     for file in files:
@@ -367,7 +368,7 @@ def _epoch_at(stats: RangeStats) -> int | None:
 def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """MillraceError for offsets that have neither a batch nor a reason to be missing.
 
-    Retention is a reason, and compaction where a topic of an Apache Kafka cluster is compacted.
+    Retention is a reason; so is compaction, if the topic is a compacted one of an Apache Kafka cluster.
     """
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or writing.accept_gaps:
