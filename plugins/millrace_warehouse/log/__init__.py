@@ -1,4 +1,4 @@
-"""Which offsets of a topic a run reads, how their bytes are fetched and framed, and how they become rows.
+"""The log of a topic: offsets that a run reads, how bytes are fetched and framed, and how they become rows.
 
 Knows no files.
 """

@@ -1,10 +1,10 @@
-"""Where a run stops when it may not take everything: so many bytes, or up to a time, at batch boundaries.
+"""End of a run with a limit: a number of bytes, or a time, at batch boundaries.
 
-Bytes are shared over the partitions in proportion to what waits there, and rounded down to whole batches; a
-partition whose next batch is larger than its share takes that one batch, so that every one makes progress.
-A time takes everything before it: the batch it falls into is taken whole. On Apache Kafka an offset is a
-record, so bytes are reckoned from the size of the first records that wait. Reads a batch here and there;
-freezes nothing: the load does that when it plans.
+Bytes are shared over the partitions in proportion to the bytes that wait there, and rounded down to whole
+batches. A partition whose next batch is larger than its share takes that batch, so that every partition makes
+progress. A time limit takes everything before it, and the whole of the batch that it falls into. On Apache
+Kafka an offset is a record, so bytes are estimated from the size of the first records that wait. Reads only a
+few batches; freezes nothing: the load does that when it plans.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
 from millrace_warehouse.log.reading import batches_of, fetch_from, has_byte_positions
 
 WINDOW_BYTES = 1 << 16
-"""Fetched at a time to look for the boundaries of batches."""
+"""Bytes fetched at a time to look for the boundaries of batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much one run may take of a topic; None for no bound."""
+    """Most that one run may take of a topic; None for no limit."""
 
     max_bytes: int | None = None
     until_ms: int | None = None
-    """Event time is not known to the broker: this is the time of the Kafka records, in ms."""
+    """Time of the Kafka records, in ms: the broker does not know event time."""
 
 
 NO_BOUNDS = Bounds()
@@ -37,7 +37,7 @@ NO_BOUNDS = Bounds()
 def bounded_ends(
     client: ClusterClient, topic: str, waiting: Mapping[int, tuple[int, int]], bounds: Bounds
 ) -> dict[int, int]:
-    """Partition -> where to stop in its waiting offsets (start, end), which must not be empty."""
+    """Partition -> end of the run in its waiting offsets (start, end), which must not be empty."""
     logs = {p: _Waiting(client, topic, p, start, end) for p, (start, end) in waiting.items()}
     ends = {partition: log.end for partition, log in logs.items()}
     if bounds.until_ms is not None and logs:
@@ -53,7 +53,7 @@ def _by_bytes(
 ) -> dict[int, int]:
     left = {partition: log for partition, log in logs.items() if ends[partition] > log.start}
     bytes_per_offset = {p: 1.0 if byte_positions else log.bytes_per_offset() for p, log in left.items()}
-    # The end of an offset range lies inside its last batch where offsets are byte positions.
+    # Where offsets are byte positions, the end of an offset range lies inside its last batch.
     behind = {p: log.behind(ends[p]) if byte_positions else ends[p] for p, log in left.items()}
     total = sum((behind[p] - log.start) * bytes_per_offset[p] for p, log in left.items())
     if total <= max_bytes:
@@ -65,7 +65,7 @@ def _by_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The offsets [start, end) of a partition that wait, and the batches in them."""
+    """Waiting offsets [start, end) of a partition, and the batches in them."""
 
     client: ClusterClient
     topic: str
@@ -74,7 +74,7 @@ class _Waiting:
     end: int
 
     def end_before(self, offset: int) -> int:
-        """Where everything before the offset is taken: the end of the batch it lies in, if it is inside."""
+        """The end that takes everything before the offset: the end of the batch around it, or the offset."""
         if offset >= self.end:
             return self.end
         if offset <= self._first_data():
@@ -85,10 +85,10 @@ class _Waiting:
         return min(self.end, header.next_offset)
 
     def last_boundary(self, target: int, bytes_per_offset: float) -> int:
-        """The last beginning of a batch up to `target`; the end of the first batch if it lies behind that.
+        """The last start of a batch up to `target`, or the end of the first batch if it lies after `target`.
 
-        Looked for in ever larger pieces before the target: where offsets are byte positions, nearly all of
-        them lie between two batches, and from there a broker shows only the next one.
+        Searched for in ever larger pieces before the target: where offsets are byte positions, nearly every
+        target lies between the starts of two batches, and a fetch from there shows only the next batch.
         """
         first = self._first_data()
         window = WINDOW_BYTES
@@ -104,24 +104,24 @@ class _Waiting:
         return self.end if header is None else header.next_offset
 
     def _first_data(self) -> int:
-        """Where the first batch with records begins; control batches alone are not worth a load."""
+        """Start of the first batch with records; control batches alone are not worth a load."""
         batches = self._batches(self.start, WINDOW_BYTES)
         return next((header.base_offset for header in batches if not header.is_control), self.start)
 
     def behind(self, end: int) -> int:
-        """The byte position behind the last batch before an end."""
+        """The byte position after the last batch before an end."""
         header = next(self._batches(end - 1), None)
         return end if header is None or header.base_offset >= end else header.base_offset + header.size
 
     def bytes_per_offset(self) -> float:
-        """What an offset is worth where the offsets count records: by the first batches that wait."""
+        """Bytes per offset where offsets count records, estimated from the first waiting batches."""
         size, last = 0, self.start
         for header in self._batches(self.start, WINDOW_BYTES):
             size, last = size + header.size, header.next_offset
         return size / (last - self.start) if last > self.start else KAFKA_RECORD_BYTES
 
     def _batches(self, offset: int, max_bytes: int = 1) -> Iterator[BatchHeader]:
-        """The batch an offset lies in and those behind it; nothing when they have expired meanwhile."""
+        """The batch around an offset and those after it; nothing when they have expired meanwhile."""
         fetched = fetch_from(self.client, self.topic, self.partition, offset, max_bytes)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return

@@ -13,10 +13,10 @@ FIRST_BYTES = 8
 """Bytes of a message with a foreign framing that an error quotes."""
 _LOOKED_AT = 64
 _JSON = re.compile(rb"""\s*(\{\s*["}]|\[\s*[\[{"\-0-9tfn\]])""")
-"""The first letters of an object or an array; a line of a log may begin with a bracket, too."""
+"""First characters of a JSON object or array; a line of a text log may begin with a bracket, too."""
 _TEXT = frozenset(string.printable)
 _LENGTH_FIRST, _TYPES = 2, (0, 1, 2, 5)
-"""Types of fields in Protocol Buffers: text and bytes, and all of them."""
+"""Wire types of Protocol Buffers: that of text and bytes, and all of them."""
 
 
 class Kind(StrEnum):
@@ -27,7 +27,7 @@ class Kind(StrEnum):
     UNKNOWN_SCHEMA = "unknown_schema"
     """Messages with a schema id that the registry does not have."""
     BROKEN_BODY = "broken_body"
-    """Messages whose body does not become a row of their schema; all of a batch that cannot be unpacked."""
+    """Messages whose body does not become a row of their schema; also all records of an unreadable batch."""
 
     @property
     def words(self) -> str:

@@ -1,8 +1,8 @@
 """Raw batches to Arrow: framing, schema ids and columns put together, every record accounted for.
 
-A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record is accepted as a
-row, is a tombstone, or is rejected with kind, reason, key and bytes; none is dropped. Does not fetch, write
-or know Spark.
+A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record becomes a row, is a
+tombstone, or is rejected with kind, reason, key and bytes; none is dropped. Does not fetch, write or know
+Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 
 SLICE_ROWS = 10_000
-"""Rows decoded at a time: fewer cost calls, more leave the processor's cache (measured)."""
+"""Rows decoded at a time: fewer rows cost more calls, more rows leave the processor's cache (measured)."""
 PREFIX_BYTES = 5
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
@@ -44,16 +44,16 @@ BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder
 
 @dataclass(frozen=True, slots=True)
 class _Undecodable:
-    """Kind and reason for which no message of a schema id can become a row."""
+    """Kind and reason why no message of a schema id can become a row."""
 
     kind: Kind
     reason: str
 
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
-    """By columns where it can, by rows where it must; SchemaError when the two schemas do not fit.
+    """Return a decoder by columns where possible, else by rows; SchemaError when the schemas do not fit.
 
-    A record of another type does not fit, though it may have all fields of the table.
+    A record of another type does not fit, even if it has all fields of the table.
     """
     if writer.name not in (table.name, *table.aliases):
         raise SchemaError(f"it is the type {writer.name}, the table's is {table.name} and has no such alias")
@@ -64,34 +64,34 @@ def body_decoder(writer: Record, table: Record) -> BodyDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Filing:
-    """What the rows of one load have in common."""
+    """Values that the rows of one load share."""
 
     load: int
-    """Its number: the column `_load`."""
+    """The load's number, for the column `_load`."""
     file_by_ms: int
-    """Event times at or after it, ms since the epoch, are null in `_time`, as are those before 2000."""
+    """Event times from this one on, ms since the epoch, are null in `_time`, as are those before 2000."""
     tombstones_as_rows: bool = False
     """True if a tombstone becomes a row of nulls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Records that could not be decoded: one, or all `records` of a batch that cannot even be unpacked."""
+    """A record that could not be decoded, or all `records` of a batch that cannot be unpacked."""
 
     partition: int
     offset: int
     records: int
     kind: Kind
     schema_id: int | None
-    """In 32 bits with a sign, as its columns have it: a message may state any four bytes."""
+    """Signed 32-bit number, like the column: a message may have any four bytes there."""
     reason: str
     key: bytes | None
-    """None without a key, and for a batch that cannot be unpacked."""
+    """None if the record has no key, and for a batch that cannot be unpacked."""
     raw: bytes
     timestamp: int
-    """Time by which auditing readers file it, in ms: the header's or the record's; a batch's largest time."""
+    """Time in ms by which auditing readers file it: the header's or the record's; a batch's largest time."""
     keyed: bool = False
-    """True if it has an audit header, by which auditing readers count it."""
+    """True if the record has an audit header, by which auditing readers count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,15 @@ class DecodedBatch:
     rows: pa.RecordBatch
     rejected: list[Rejected]
     tombstones: pa.RecordBatch | None = None
-    """With the columns TOMBSTONES; None without any."""
+    """Rows with the columns of TOMBSTONES; None without tombstones."""
 
 
 class Decoder:
     """Decodes messages of any writer schema into the columns of one table's schema.
 
-    `lookup` gives the parsed writer schema of an id, None when the registry does not know it, and raises
-    when the registry cannot be asked: an unknown id rejects a record, an unreachable registry fails the task.
+    `lookup` returns the parsed writer schema of an id, or None when the registry does not know the id. It
+    raises when the registry does not answer: an unknown id rejects a record, an unreachable registry fails
+    the task.
     """
 
     def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup, filing: Filing | None = None) -> None:
@@ -116,9 +117,9 @@ class Decoder:
         self._fields = arrow_fields(self.table)
         own = LOG_FIELDS if filing is None else [TIME, *LOG_FIELDS, LOAD]
         self.arrow_schema = pa.schema([*self._fields, *own])
-        """The table schema's fields, then LOG_FIELDS; for a load with `_time` before and `_load` behind them.
+        """The table schema's fields, then LOG_FIELDS; a load has `_time` before and `_load` after LOG_FIELDS.
 
-        All of it nullable. A file's schema has field ids beside, and its own type for UUIDs.
+        All columns are nullable. A file's schema also has field ids, and a separate type for UUIDs.
         """
         self._filing = filing
         self._lookup = lookup
@@ -129,7 +130,7 @@ class Decoder:
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
-        """Rows of a cut in batches of about 10,000, records outside the range left out, `stats` filled in."""
+        """Rows of a cut in batches of about 10,000, without records outside the range; fills in `stats`."""
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
@@ -140,7 +141,7 @@ class Decoder:
         return pa.RecordBatch.from_pylist([], schema=self.arrow_schema)
 
     def _decode_slice(self, partition: int, frames: Frames, stats: RangeStats) -> Iterator[DecodedBatch]:
-        """One batch of tombstones, one of foreign framing, then one for each schema id, by its number."""
+        """Return one batch of tombstones, one of foreign framing, then one for each schema id, ascending."""
         if (frames.value_size < 0).any():
             yield self._decode_tombstones(
                 partition, frames.select(np.flatnonzero(frames.value_size < 0)), stats
@@ -198,7 +199,7 @@ class Decoder:
         columns: Sequence[pa.Array],
         stats: RangeStats,
     ) -> pa.RecordBatch:
-        """The rows of some messages, with our own columns behind those of the schema."""
+        """Rows of some messages, with our own columns after those of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns)
         _note_times(times, stats)
@@ -231,7 +232,7 @@ class Decoder:
 def frames_of(
     cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
 ) -> Iterator[tuple[Frames, list[Rejected]]]:
-    """The records of a cut that lie in its range, counted; and the batches that cannot be unpacked."""
+    """Return the records of a cut that lie in its range, counted, and the batches that cannot be unpacked."""
     for some in fetched:
         start = max(cut.range.start, some.log_start)
         for frames, broken in frame_batches(some.batches):
@@ -321,7 +322,7 @@ def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[
 
 
 def timestamps(frames: Frames) -> pa.Array:
-    """The records' timestamps, null where it is no time between the years 1 and 9999."""
+    """The records' timestamps, null where the timestamp is no time between the years 1 and 9999."""
     scale = SCALES["timestamp-millis"]
     valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
     at = None if valid.all() else np.flatnonzero(valid)
@@ -334,7 +335,7 @@ def keys(frames: Frames) -> pa.Array:
 
 
 def nullable_bytes(frames: Frames, start: Longs, size: Longs) -> pa.Array:
-    """A key or a value of each record, null where its size is negative."""
+    """The key or the value of each record, null where its size is negative."""
     present = size >= 0
     if not present.any():
         return pa.nulls(len(frames), pa.binary())
@@ -345,7 +346,7 @@ def nullable_bytes(frames: Frames, start: Longs, size: Longs) -> pa.Array:
 
 
 def _note_times(times: pa.Array, stats: RangeStats) -> None:
-    """Widen the times by the rows' event times."""
+    """Extend the smallest and largest time in `stats` by the rows' event times."""
     if times.null_count < len(times):
         span = pc.min_max(times.view(pa.int64()))
         stats.saw_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
@@ -354,9 +355,9 @@ def _note_times(times: pa.Array, stats: RangeStats) -> None:
 def _event_times(
     fields: Sequence[pa.Field], columns: Sequence[pa.Array], log_columns: Sequence[pa.Array]
 ) -> pa.Array:
-    """When each row happened, in microseconds: `header.time`, null without a header.
+    """Event time of each row, in microseconds: `header.time`, null without a header.
 
-    In a table without audit headers the record's own timestamp.
+    In a table without audit headers it is the record's own timestamp.
     """
     header = pa.schema(fields).get_field_index("header")
     type_ = fields[header].type if header >= 0 else None
@@ -364,15 +365,15 @@ def _event_times(
         return log_columns[_TIMESTAMP]
     if not pa.types.is_timestamp(type_.field(time).type):
         return log_columns[_TIMESTAMP]
-    # `struct_field` and not `.field()`: that one takes no notice of headers that are null.
+    # `struct_field` and not `.field()`, which ignores which headers are null.
     return pc.struct_field(columns[header], [time])
 
 
 def filed_times(times: pa.Array, file_by_ms: int) -> pa.Array:
-    """The times that rows are filed by: null before 2000 and from `file_by_ms` on.
+    """Return the times that rows are filed by: null before 2000 and from `file_by_ms` on.
 
-    A producer's clock may show any time. An hour of 1970 would be the first one of the table, and an hour far
-    ahead would be taken for the newest one.
+    A producer's clock may show any time. An hour of 1970 would be the first hour of the table, and an hour
+    far ahead would be taken for the newest.
     """
     span = pc.min_max(times.view(pa.int64()))
     first, last = span["min"].as_py(), span["max"].as_py()

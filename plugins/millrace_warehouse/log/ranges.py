@@ -1,8 +1,8 @@
 """Offset ranges of a partition: cut into tasks by bytes, and accounted for when they are joined again.
 
-A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task
-however the range was cut. Knows no sockets, schemas or Spark; does not look up "latest": a range is frozen
-before it is read.
+A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task however
+the range was cut. Knows no sockets, schemas or Spark; does not look up "latest": a range is frozen before it
+is read.
 
     stats = RangeStats.of(cut)
     with ClusterClient(bootstrap) as client:
@@ -24,16 +24,16 @@ from millrace.records import Cursor
 from millrace_warehouse.log.kinds import Kind
 
 KAFKA_RECORD_BYTES = 100
-"""Taken for the size of a record of Apache Kafka. Rather small: too many tasks cost less than huge ones."""
+"""Assumed size of an Apache Kafka record. Rather small: too many tasks cost less than huge ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
     """The offsets [start, end) of one partition.
 
-    `start_base` is the byte position the first batch must begin at if nothing is missing, as the previous
-    range's `RangeStats.cursor` says; None when nothing was read before. With `topic_id` a topic that was
-    deleted and created anew in the meantime is refused instead of read.
+    `start_base` is the byte position where the first batch must begin if nothing is missing, from the
+    previous range's `RangeStats.cursor`; None when nothing was read before. With `topic_id`, a topic that was
+    recreated in the meantime is refused instead of read.
     """
 
     topic: str
@@ -67,15 +67,15 @@ class Cut:
 
 
 def size_of(range_: Range) -> int:
-    """Bytes of log in a range; an estimate on Apache Kafka, whose offsets tell only how many records."""
+    """Bytes of log in a range; an estimate on Apache Kafka, whose offsets only count records."""
     span = range_.end - range_.start
     return span if range_.byte_positions else span * KAFKA_RECORD_BYTES
 
 
 def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
-    """Every range in cuts of about `cut_bytes`, in order; an empty range gives none.
+    """Split every range into cuts of about `cut_bytes`, in order; an empty range has none.
 
-    On Apache Kafka, where offsets count records, a cut is as many records as `size_of` takes for that much.
+    On Apache Kafka, where offsets count records, the size of a cut is estimated as in `size_of`.
     """
     if cut_bytes < 1:
         raise ValueError(f"cut_bytes must be positive, not {cut_bytes}")
@@ -99,7 +99,7 @@ class Gap:
 
 @dataclass(slots=True)
 class RangeStats:
-    """What was read of a cut, or of a whole range once joined."""
+    """Account of a cut, or of a whole range once joined."""
 
     topic: str
     partition: int
@@ -107,7 +107,7 @@ class RangeStats:
     last: int
     data_batches: int = 0
     control_batches: int = 0
-    """Markers, and the batches of aborted transactions: nothing that counts as data."""
+    """Control batches, and the batches of aborted transactions: no data."""
     bytes: int = 0
     records: int = 0
     """Data records whose offset lies in the range; counted where batches are unpacked, not by `read_cut`."""
@@ -117,7 +117,7 @@ class RangeStats:
     first_base: int | None = None
     """Base offset of the first batch read; None when no batch lies in the cut."""
     cursor: Cursor | None = None
-    """Behind the last batch read, where the next range goes on; None when no batch was read."""
+    """Position after the last batch read, where the next range goes on; None when no batch was read."""
     min_time: int | None = None
     max_time: int | None = None
     """Smallest and largest event time in ms."""
@@ -133,13 +133,13 @@ class RangeStats:
         return self.rejected_by_kind.total()
 
     def saw_times(self, smallest: int, largest: int) -> None:
-        """Widen the event times by those of some rows."""
+        """Extend the smallest and largest event time by those of some rows."""
         self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
         self.max_time = largest if self.max_time is None else max(self.max_time, largest)
 
 
 def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
-    """The account of a whole range from those of its cuts, with the gaps before, between and after them.
+    """Return a range's account from those of its cuts, with the gaps before, between and after them.
 
     A single task cannot know whether its first batch follows the last batch of the task before it.
     Raises MillraceError when the cuts do not cover the range exactly once.
@@ -183,23 +183,24 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
 
 
 def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[Gap]:
-    """The gap between where the tasks before came to and a part's first batch, then the part's own gaps."""
+    """The gap between the end of the earlier tasks and a part's first batch, then the part's own gaps."""
     if not _reaches(cursor, first_base):
         expired = part.gaps and part.gaps[0] == Gap(first_base, part.gaps[0].end, "expired")
         yield Gap(cursor.next_offset, first_base, "expired" if expired else "absent")
-    # A log start that moved while the tasks ran: what one still read, the next may have found gone.
+    # The log's start may have moved while the tasks ran: offsets that one task read may be gone for the
+    # next.
     for gap in part.gaps:
         if gap.end > cursor.next_offset:
             yield Gap(max(gap.start, cursor.next_offset), gap.end, gap.reason)
 
 
 def _reaches(cursor: Cursor, base: int) -> bool:
-    """True if no record can lie between the cursor and a batch with that base, as `Cursor.follows`."""
+    """True if no record can lie between the cursor and a batch with that base, as in `Cursor.follows`."""
     return base <= cursor.next_offset or base == cursor.next_base
 
 
 def _merged(gaps: Sequence[Gap]) -> list[Gap]:
-    """Gaps in order, those that touch and have one reason as one."""
+    """Gaps in order; adjacent gaps with the same reason become one."""
     merged: list[Gap] = []
     for gap in gaps:
         if merged and merged[-1].end >= gap.start and merged[-1].reason == gap.reason:

@@ -1,7 +1,7 @@
 """Reading a cut: whole raw batches of one partition in order, or an error.
 
-Skips what belongs to another cut, control batches and aborted transactions, and counts them. Does not look
-inside batches: single records outside the range are left out by `avro.messages.frames_of`.
+Skips batches of other cuts, control batches and aborted transactions; counts the latter two. Does not look
+inside batches: `messages.frames_of` leaves out single records outside the range.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20
-"""Most bytes of one fetch. A larger batch still comes whole."""
+"""Most bytes of one fetch. A larger batch still arrives whole."""
 _WAIT_MS = 500
 
 
@@ -30,8 +30,8 @@ class FetchedBatches:
 
     batches: list[Batch]
     log_start: int = 0
-    """Records before this offset are gone, though the first batch may still hold some: Apache Kafka answers
-    with the whole batch that holds its log start."""
+    """Records before this offset have expired, though the first batch may still hold some of them: Apache
+    Kafka returns the whole batch that holds its log start."""
 
 
 def has_byte_positions(client: ClusterClient) -> bool:
@@ -42,7 +42,7 @@ def has_byte_positions(client: ClusterClient) -> bool:
 def fetch_from(
     client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 0
 ) -> FetchedPartition:
-    """What one partition has from an offset on: at least a batch, if there is one."""
+    """Fetch one partition from an offset on: at least a whole batch, if there is one."""
     return client.fetch(
         topic,
         {partition: offset},
@@ -53,7 +53,7 @@ def fetch_from(
 
 
 def batches_of(records: memoryview, partition: str) -> Iterator[Batch]:
-    """The whole batches of an answer; MillraceError, which names the partition, when one is damaged."""
+    """Return the whole batches of an answer; MillraceError, naming the partition, when one is damaged."""
     try:
         yield from split_batches(records)
     except CorruptMessage as error:
@@ -69,12 +69,12 @@ def read_cut(
     timeout_s: float = 60.0,
     lost_ok: bool = False,
 ) -> Iterator[FetchedBatches]:
-    """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
+    """Return the data batches whose base lies in the cut, in order; fill in `stats` on the way.
 
-    The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged,
-    the topic is another one or becomes one on the way, the log ends before the cut does or nothing arrives
-    for `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`.
-    With `lost_ok` a topic that is gone or another one gives nothing, and a log that ends too early its rest.
+    The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged, the
+    topic is another one or is replaced meanwhile, the log ends before the cut does or nothing arrives for
+    `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`. With
+    `lost_ok` a topic that is missing or replaced gives nothing, and a log that ends too early gives its rest.
     """
     if cut.first >= cut.last:
         return
@@ -99,7 +99,7 @@ def read_cut(
             if lost_ok and fetched.high_watermark < cut.range.end:
                 break
             raise _nothing_came(cut, reader.wanted, fetched, timeout_s)
-    # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+    # Fetches go by name. A topic's id never comes back, so this later check covers everything that was read.
     _check_topic(client, cut)
 
 
@@ -122,16 +122,16 @@ def _check_topic(client: ClusterClient, cut: Cut) -> None:
 
 @dataclass(slots=True)
 class _CutReader:
-    """Where the reading of one cut stands; pure, one fetch answer at a time."""
+    """State of reading one cut; pure, one fetch answer at a time."""
 
     cut: Cut
     stats: RangeStats
     cursor: Cursor | None = None
     done: bool = False
     log_start: int = 0
-    """Where the log began when it was found that offsets have expired."""
+    """Start of the log when offsets were found to have expired."""
     lost_from: int | None = None
-    """The first expired offset, until the next batch tells which of them are this cut's."""
+    """The first expired offset, until the next batch shows which expired offsets belong to this cut."""
     rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class _CutReader:
         return self.cut.first if self.cursor is None else self.cursor.next_offset
 
     def take(self, fetched: FetchedPartition) -> list[Batch]:
-        """The data batches of an answer that belong to the cut."""
+        """Return the data batches of an answer that belong to the cut."""
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > self.wanted:
             self._skip_to(fetched.log_start_offset)
             return []
@@ -188,7 +188,7 @@ class _CutReader:
 
     def _skip_to(self, log_start: int) -> None:
         if self.cursor is not None and self.cursor.next_base == log_start:
-            self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
+            self.cursor = Cursor(log_start, log_start)  # no gap: the expired offsets were read already
             self.done = log_start >= self.cut.last
             return
         if self.lost_from is None:
@@ -197,10 +197,10 @@ class _CutReader:
         self.cursor = Cursor(log_start, log_start)
 
     def _record_expired(self, base: int) -> None:
-        """Note the gap of what has expired, now that the base of the next batch is known.
+        """Record the gap of expired offsets, now that the base of the next batch is known.
 
-        A batch may begin before the log's start. The cut its base lies in reads it, and answers for all of
-        its offsets, those that are gone among them: to other cuts they are not lost.
+        A batch may begin before the log's start. The cut that contains its base reads the batch and accounts
+        for all of its offsets, including expired ones: for other cuts those are not lost.
         """
         start, self.lost_from = self.lost_from, None
         if start is None or (base < self.cut.first and not self.cut.is_first):
