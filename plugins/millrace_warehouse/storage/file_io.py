@@ -1,8 +1,8 @@
 """pyiceberg's FileIO over the storage verbs, named by `py-io-impl` in the settings of our own client.
 
-What pyiceberg writes is on disk when its stream is closed, so that a catalog never names a file that a power
-cut can take away: pyiceberg's own FileIO syncs nothing. The table does not know of it; every other engine
-reads the same files by its own means.
+A file that pyiceberg writes is on disk when its stream is closed, so that a catalog never names a file that a
+power failure can take away: pyiceberg's own FileIO syncs nothing. The table does not know of this class;
+every other engine reads the same files by its own means.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoredInput(InputFile):
         return [listed.path for listed in self._storage.files(self._path)] == [""]
 
     def open(self, seekable: bool = True) -> io.BufferedReader:
-        """The file as a stream; FileNotFoundError comes with the first read."""
+        """Return the file as a stream; FileNotFoundError is raised by the first read."""
         return open_file(self._storage, self._path)
 
 
@@ -94,7 +94,7 @@ class StoredOutput(OutputFile):
 
 
 class StoredStream:
-    """The bytes of a file that `close` stores and that an error inside `with` drops."""
+    """Bytes of a file, which `close` stores and an error inside `with` discards."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path
@@ -111,7 +111,7 @@ class StoredStream:
         return self._local.tell()
 
     def flush(self) -> None:
-        """Do nothing: only a whole file is stored."""
+        """Do nothing: only whole files are stored."""
 
     def close(self) -> None:
         if not self._local.closed:

@@ -1,7 +1,7 @@
-"""Where WebHDFS is, who asks, and how new files are made, by Hadoop's configuration and without Java.
+"""Addresses of WebHDFS, the user and the settings of new files, from Hadoop's configuration, without Java.
 
-Reads core-site.xml and hdfs-site.xml in HADOOP_CONF_DIR, or in $HADOOP_HOME/etc/hadoop. Without them an
-address is a NameNode's own, with Hadoop's default ports.
+Reads core-site.xml and hdfs-site.xml in HADOOP_CONF_DIR, or in $HADOOP_HOME/etc/hadoop. Without them the
+warehouse's address must name a NameNode, and Hadoop's default ports apply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from millrace.errors import ConfigError
 
 PATIENCE_S = 120.0
-"""Most time that a request is repeated: a NameNode that restarts is back within it."""
+"""Most time for retries of a request: a NameNode that restarts is back within it."""
 _FILES = ("core-site.xml", "hdfs-site.xml")
 _RPC_PORT = 8020
 _WEB = "0.0.0.0:9870"
@@ -28,18 +28,18 @@ _UNITS = {unit: 1 << 10 * power for power, unit in enumerate("kmgtpe", 1)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebHdfs:
-    """Where WebHDFS is and who asks; travels to tasks."""
+    """Addresses and user of WebHDFS; sent to tasks."""
 
     addresses: tuple[str, ...]
     """`host:port` of the NameNodes, of which one is active."""
     user: str
     new_files: Mapping[str, str] = field(default_factory=dict)
-    """Permission, replication and block size of what is created, as parameters of CREATE."""
+    """Permission, replication and block size of new files, as parameters of CREATE."""
     patience_s: float = PATIENCE_S
 
 
 def read_settings() -> dict[str, str]:
-    """What Hadoop's configuration says; {} without one; ConfigError when it cannot be read."""
+    """Read Hadoop's configuration; {} without one; ConfigError when it cannot be read."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (home and f"{home}/etc/hadoop")
     settings = {}
@@ -56,9 +56,9 @@ def read_settings() -> dict[str, str]:
 
 
 def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdfs]:
-    """The address of a warehouse with the default authority filled in, and its WebHDFS.
+    """Return the address of a warehouse with the default authority filled in, and its WebHDFS.
 
-    ConfigError for an address without a NameNode, and where WebHDFS wants Kerberos or TLS.
+    ConfigError for an address without a NameNode, and where WebHDFS requires Kerberos or TLS.
     """
     authority, path = urlsplit(address).netloc, urlsplit(address).path
     authority = authority or urlsplit(settings.get("fs.defaultFS", "")).netloc
@@ -82,7 +82,7 @@ def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdf
 
 
 def web_addresses(settings: Mapping[str, str], authority: str) -> list[str]:
-    """WebHDFS of the NameNodes behind `hdfs://<authority>`, as `host:port`."""
+    """WebHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
     addresses = []
     for service in _listed(settings.get("dfs.nameservices")):
         for node in _listed(settings.get(f"dfs.ha.namenodes.{service}")) or [""]:
@@ -102,13 +102,13 @@ def _with_port(address: str) -> str:
 
 
 def _on_host(web: str, rpc: str) -> str:
-    """The web address; one that stands for every interface is on the host of the RPC address."""
+    """Return the web address; 0.0.0.0, which means every interface, becomes the RPC address's host."""
     host, _, port = web.rpartition(":")
     return f"{rpc.partition(':')[0]}:{port}" if host == "0.0.0.0" else web
 
 
 def _new_files(settings: Mapping[str, str]) -> dict[str, str]:
-    """Parameters of CREATE, as Hadoop's own client has them; what is not configured is the NameNode's."""
+    """Parameters of CREATE, as Hadoop's own client has them; the NameNode decides those not configured."""
     umask = settings.get("fs.permissions.umask-mode", "022")
     parameters = {"unmaskedpermission": "666"}
     if re.fullmatch("0?[0-7]{3}", umask):

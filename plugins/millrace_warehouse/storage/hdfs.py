@@ -1,10 +1,10 @@
 """A warehouse on HDFS, by WebHDFS alone: no Java and no libhdfs, in the driver and in tasks.
 
 A closed file may be in the memory of its DataNodes only, so every file is written with SYNC_BLOCK: each
-DataNode of the pipeline has it on disk before it confirms. It gets its name when it is whole, by a RENAME,
-which the NameNode does atomically and logs before it answers: whatever still writes to a draft then, a file
-that was confirmed stays as it is. `create` has renameoptions=NONE, which refuses when the target is there,
-`put` OVERWRITE. The better known RENAME without options would move the file INTO a folder of that name.
+DataNode of the pipeline has it on disk before it confirms. A whole file gets its name by a RENAME, which the
+NameNode does atomically and logs before it answers: a confirmed file stays as it is, even if something still
+writes to a draft. `create` has renameoptions=NONE, which refuses an existing target; `put` has OVERWRITE. The
+better known RENAME without options would move the file INTO a folder of that name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HdfsStorage:
         draft, written = self._client.store(self._path(path), content)
         try:
             self._rename(draft, path, "OVERWRITE")
-        except FileNotFoundError:  # an own request whose answer was lost has renamed it
+        except FileNotFoundError:  # an earlier try, whose answer was lost, has renamed it
             if [each.bytes for each in self._files(path, "")] != [written.bytes]:
                 raise
         return written
@@ -56,7 +56,7 @@ class HdfsStorage:
             self._rename(draft, path, "NONE")
             return True
         except (FileExistsError, FileNotFoundError):
-            # Taken by somebody else, or by an own request whose answer was lost: then the draft is gone.
+            # Taken by another writer, or by an earlier try whose answer was lost: then the draft is gone.
             self._client.ask("DELETE", draft, op="DELETE")
             return self.read(path) == content
 
@@ -68,7 +68,7 @@ class HdfsStorage:
         return sorted(self._files(folder, ""), key=lambda found: found.path)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all that is in it, past the trash; nothing without one."""
+        """Delete a file, or a folder with everything in it, without the trash; nothing if there is none."""
         self._client.ask("DELETE", self._path(path), op="DELETE", recursive="true")
 
     def _path(self, path: str) -> str:
@@ -79,10 +79,11 @@ class HdfsStorage:
         self._client.ask("PUT", draft, op="RENAME", destination=target, renameoptions=options)
 
     def _statuses(self, folder: str, after: str) -> Iterator[dict[str, Any]]:
-        """The NameNode's entries of a folder behind a name; of a file its own, without a name."""
+        """Yield the NameNode's entries of a folder after a name; for a file its own entry, without a name."""
         while True:
             try:
-                # In small letters: Hadoop 3.5 does not find the documented `startAfter`, and begins anew.
+                # In lower case: Hadoop 3.5 ignores the documented `startAfter`, and begins the listing
+                # again.
                 answer = self._client.ask("GET", self._path(folder), op="LISTSTATUS_BATCH", startafter=after)
             except FileNotFoundError:
                 return

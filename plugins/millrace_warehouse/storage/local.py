@@ -1,7 +1,7 @@
 """A warehouse in a folder that every process sees: a local disk, or a mounted file system (`file://`).
 
-`create` is a private draft and link(2): exclusive in the kernel, and it shows the whole content at once. What
-is stored is on disk with the folders that lead to it, up to the mount point. No other storage is known here.
+`create` is a private draft and link(2): exclusive in the kernel, and the whole content appears at once. A
+stored file is on disk with the folders that lead to it, up to the mount point. Knows no other storage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace_warehouse.storage.streams import Hashing
 from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
 
 DELETE_TRIES = 20
-"""Most tries to delete a folder: a task whose job has ended may still write to it."""
+"""Most tries to delete a folder: a task whose job has ended may still write into it."""
 _ADVICE = {
     errno.ENOSPC: "make room on the disk, then run again",
     errno.EDQUOT: "raise the quota or delete what is not needed, then run again",
@@ -73,7 +73,7 @@ class LocalStorage:
                     os.fsync(file.fileno())
                 with suppress(FileExistsError):
                     os.link(draft, target)
-                # On disk whoever made it: another run may have died before its sync.
+                # Sync it whether or not this run created it: another run may have died before its sync.
                 _sync_above(target)
                 return target.read_bytes() == content
             finally:
@@ -132,7 +132,7 @@ class LocalStorage:
 def _sync_above(path: Path) -> None:
     """Sync every folder that leads to the path, up to its mount point: each may be new.
 
-    Who made it does not matter: another run may have died, or stand, between making and syncing it.
+    Includes folders of other runs: such a run may have died, or stand still, between making and syncing one.
     """
     for folder in path.parents:
         try:
@@ -140,7 +140,7 @@ def _sync_above(path: Path) -> None:
         except PermissionError:
             if folder.stat().st_uid == os.geteuid():
                 raise
-            return  # above the warehouse, and none that a run could have made
+            return  # above the warehouse, and not a folder that a run could have created
         if folder.is_mount():
             return
 
@@ -160,12 +160,12 @@ def _listed(path: Path, name: str) -> Iterator[Listed]:
 
 
 def _continue_when_gone(_function: object, _path: str, error: tuple[type, BaseException, object]) -> None:
-    """Let rmtree continue where somebody else has deleted an entry first; raise every other error."""
+    """Let rmtree continue when an entry has been deleted already; raise every other error."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Let a walk leave out a folder that is not there; a part of a listing would be taken for the whole."""
+    """Let a walk skip a missing folder; raise other errors, as a partial listing would seem complete."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error

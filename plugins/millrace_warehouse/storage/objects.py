@@ -1,13 +1,13 @@
-"""A warehouse in an object store: S3 and what speaks its language, Google Cloud Storage, Azure (ABFS).
+"""A warehouse in an object store: S3 and stores with its protocol, Google Cloud Storage, Azure (ABFS).
 
-An object is whole and durable once the store has confirmed it, so `put` needs no more than that. An upload of
-several parts that is cut off leaves parts that no listing shows: let a lifecycle rule of the bucket end them.
-`create` is a conditional PUT (If-None-Match: *, ifGenerationMatch=0). There are stores that ignore the
-condition and let everybody in: the first `create` of a process takes a name of its own twice, and refuses a
-store that agrees.
+An object is whole and durable once the store has confirmed it, so `put` needs no more than that. An
+interrupted upload of several parts leaves parts that no listing shows: let a lifecycle rule of the bucket
+delete them. `create` is a conditional PUT (If-None-Match: *, ifGenerationMatch=0). Some stores ignore the
+condition and let every writer succeed: the first `create` of a process takes a unique name twice, and refuses
+a store that accepts both.
 
-Addresses and credentials are variables of the environment (AWS_*, GOOGLE_*, AZURE_*) as obstore reads them;
-they travel to tasks with the storage. Knows obstore; the only one here that does.
+Addresses and credentials are variables of the environment (AWS_*, GOOGLE_*, AZURE_*), as obstore reads them;
+they are sent to tasks with the storage. The only module here that knows obstore.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VARIABLES = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "abfs": "AZURE_", "abfss": "AZURE_"}
-"""The scheme of an address -> what its variables in the environment begin with."""
+"""The scheme of an address -> prefix of its variables in the environment."""
 PATIENCE_S = 120.0
-"""Most time that a request is repeated."""
+"""Most time for retries of a request."""
 PAUSE_S = 1.0
-"""Between two tries of a request, each of which obstore has repeated itself."""
+"""Seconds between two tries of a request; obstore repeats each try itself."""
 _REQUEST_S = 60.0
 _MISSING_TRIES = 3
 _UNKNOWN = re.compile(r"Configuration key: '(\w+)'")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _REFUSED = re.compile(r"status code: (?:4(?!08|09|29)\d\d|501)")
-"""Answers that will be the same the next time."""
+"""Answers that a retry would not change."""
 
 
 def settings_of(root: str) -> dict[str, str]:
-    """The variables of the environment that the store of this address knows; ConfigError for no address."""
+    """Variables of the environment that the store at this address knows; ConfigError for a bad address."""
     begin = VARIABLES[root.partition("://")[0]]
     settings = {name.lower(): value for name, value in os.environ.items() if name.startswith(begin)}
     while True:
@@ -75,7 +75,7 @@ def _open(root: str, settings: Mapping[str, str], patience_s: float) -> store.Ob
     return store.from_url(
         root,
         config=config,
-        # Without TLS only where the address of the store says http.
+        # HTTP without TLS is used only if the store's address says http.
         client_options={
             "allow_http": True,
             "connect_timeout": timedelta(seconds=10),
@@ -99,7 +99,7 @@ class ObjectStorage:
 
     @cached_property
     def _store(self) -> store.ObjectStore:
-        """The client, opened when it is needed: its threads would not live on in a forked process."""
+        """The client, opened on first use: its threads would not survive a fork."""
         return _open(self.root, self._settings, self._patience_s)
 
     def uri(self, path: str) -> str:
@@ -115,7 +115,7 @@ class ObjectStorage:
                     return bytes(obstore.get_range(self._store, path, start=start, end=end))
                 return bytes(obstore.get(self._store, path, options={"range": {"offset": start}}).bytes())
             except exceptions.GenericError:
-                # Each store has its own words for a range behind the end.
+                # Each store has a different error for a range after the end.
                 if start < obstore.head(self._store, path)["size"]:
                     raise
                 return b""
@@ -152,13 +152,13 @@ class ObjectStorage:
                 obstore.put(self._store, path, content, mode="create")
                 return True
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-                # By somebody else, or by an own request whose answer was lost.
+                # The name exists: by another writer, or by an earlier try whose answer was lost.
                 return bytes(obstore.get(self._store, path).bytes()) == content
 
         return self._until_answered("create", path, attempt)
 
     def _check_exclusive(self, folder: str) -> None:
-        """Take a name twice; MillraceError when the store agrees both times."""
+        """Take a name twice; MillraceError when the store accepts both."""
         name = f"{folder}/{DRAFT}twice.{uuid.uuid4().hex}".lstrip("/")
         try:
             self._is_exclusive = self._create(name, b"first") and not self._create(name, b"second")
@@ -175,7 +175,7 @@ class ObjectStorage:
 
         def attempt() -> list[str]:
             if after:
-                # Only a recursive listing can begin behind a key.
+                # Only a recursive listing can begin after a key.
                 return [found["path"] for found in self._objects(folder, f"{prefix}{after}")]
             found = obstore.list_with_delimiter(self._store, folder or None)
             return [*found["common_prefixes"], *(meta["path"] for meta in found["objects"])]
@@ -206,12 +206,12 @@ class ObjectStorage:
 
     def delete(self, path: str) -> None:
         def attempt() -> None:
-            # A listing shows what is below a path, and not what is at it.
+            # A listing shows the objects below a path, but not an object at the path.
             paths = [found["path"] for found in self._objects(path)]
             try:
                 obstore.delete(self._store, paths or [path])
             except FileNotFoundError:
-                if paths:  # somebody else deletes, too; what is left is found by a new listing
+                if paths:  # another process deletes, too; a new listing finds the rest
                     raise exceptions.GenericError("it is listed and cannot be found") from None
 
         self._until_answered("delete", path, attempt)
@@ -223,10 +223,10 @@ class ObjectStorage:
     def _until_answered(
         self, verb: str, path: str, attempt: Callable[[], T], missing_tries: int = _MISSING_TRIES
     ) -> T:
-        """Repeat what may be better a moment later; FileNotFoundError or MillraceError when it is not.
+        """Repeat an attempt whose failure may be temporary; FileNotFoundError or MillraceError if it is not.
 
-        Something that is missing may be an upload of several parts whose last answer was lost, or a name
-        that somebody else is about to create.
+        A missing object may be an upload of several parts whose last answer was lost, or a name that another
+        process is about to create.
         """
         deadline, missing = time.monotonic() + self._patience_s, 0
         while True:
@@ -256,7 +256,7 @@ class ObjectStorage:
 
 
 def _words(error: Exception) -> str:
-    """The store's own message, or the first line of obstore's."""
+    """Return the store's own message, or the first line of obstore's."""
     text = str(error)
     found = _MESSAGE.search(text)
     return (found[1] if found else next(iter(text.splitlines()), "")).strip().rstrip(".:")[:300]

@@ -1,4 +1,4 @@
-"""From the address of a warehouse to its storage: the one place that knows all of them."""
+"""From the address of a warehouse to its storage: the only module that knows every kind of storage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OBJECT_STORES = ("s3", "s3a", "gs", "abfs", "abfss")
 
 
 def open_storage(warehouse: str) -> Storage:
-    """The storage of a warehouse: a path, `file://`, `hdfs://`, `s3://`, `gs://` or `abfss://`.
+    """Return the storage of a warehouse: a path, `file://`, `hdfs://`, `s3://`, `gs://` or `abfss://`.
 
-    ConfigError when the address can be none. The address is taken as it is written: `%20` is not a space.
+    ConfigError for any other address. The address is taken literally: `%20` is not a space.
     """
     scheme = urlsplit(warehouse).scheme if "://" in warehouse else ""
     if scheme in ("", "file"):
@@ -25,7 +25,7 @@ def open_storage(warehouse: str) -> Storage:
     if scheme == "hdfs":
         return HdfsStorage(*find_webhdfs(warehouse, read_settings()))
     if scheme in OBJECT_STORES:
-        # Here, since obstore is an extra.
+        # Imported only here, since obstore is an extra.
         from millrace_warehouse.storage.objects import ObjectStorage, settings_of
 
         root = warehouse.rstrip("/")

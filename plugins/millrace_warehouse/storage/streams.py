@@ -1,4 +1,4 @@
-"""A stored file as a stream to seek in, and hashes of files on their way to a storage or back."""
+"""A stored file as a seekable stream, and hashes of files on their way to a storage or back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage, Written
 
 
 class Hashing:
-    """The chunks of a local stream, from where it stands, and what has gone through so far."""
+    """Chunks of a local stream from its position on, with the size and hash of those read so far."""
 
     def __init__(self, content: BinaryIO) -> None:
         self._content, self._bytes, self._sha256 = content, 0, hashlib.sha256()
@@ -29,12 +29,12 @@ class Hashing:
 
 
 def open_file(storage: Storage, path: str) -> io.BufferedReader:
-    """A file to read and to seek in; FileNotFoundError by the first read when it is not there."""
+    """Open a file to read and seek in; the first read raises FileNotFoundError if there is none."""
     return io.BufferedReader(_Ranges(storage, path), 1 << 20)
 
 
 def measure(storage: Storage, path: str) -> Written:
-    """Bytes and SHA-256 of a stored file, read in chunks; FileNotFoundError when it is not there."""
+    """Bytes and SHA-256 of a stored file, read in chunks; FileNotFoundError when there is none."""
     size, sha256 = 0, hashlib.sha256()
     while chunk := storage.read(path, size, CHUNK_BYTES):
         sha256.update(chunk)
@@ -45,7 +45,7 @@ def measure(storage: Storage, path: str) -> Written:
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """Bytes of a stored file; FileNotFoundError when it is not there."""
+    """Bytes of a stored file; FileNotFoundError when there is none."""
     found = storage.files(path)
     if [listed.path for listed in found] != [""]:
         raise FileNotFoundError(storage.uri(path))
@@ -53,7 +53,7 @@ def size_of(storage: Storage, path: str) -> int:
 
 
 class _Ranges(io.RawIOBase):
-    """A file as ranges of bytes: each read is one request, and its size is asked for when it is needed."""
+    """A file as ranges of bytes: each read is one request, and its size is requested on first use."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path, self._position = storage, path, 0

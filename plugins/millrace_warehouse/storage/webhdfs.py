@@ -2,11 +2,11 @@
 
     ask(...)     of the active NameNode: names, status, renames
     store(...)   PUT op=CREATE: the NameNode names a DataNode, which takes the bytes
-    fetch(...)   GET op=OPEN: the same, the other way round
+    fetch(...)   GET op=OPEN: the NameNode names a DataNode, which returns the bytes
 
-What may be better a moment later (no answer, safe mode, a standby, a broken pipeline) is asked again within
-`patience_s`, of another NameNode and another DataNode where there is one. Every request must therefore bear
-to be repeated. Knows HTTP; what becomes of drafts, and what lies in folders, is the caller's.
+A temporary failure (no answer, safe mode, a standby, a broken pipeline) is retried within `patience_s`, with
+another NameNode and another DataNode if there is one. So every request must be safe to repeat. Knows HTTP;
+drafts, and the contents of folders, are the caller's concern.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from millrace_warehouse.storage.verbs import DRAFT, Written
 
 T = TypeVar("T")
 PAUSE_S = 1.0
-"""Between two tries of a request."""
+"""Seconds between two tries of a request."""
 _NAMENODE_S = httpx.Timeout(30.0, connect=10.0)
-# A DataNode answers when its pipeline has closed: one that has lost a node takes a minute for it.
+# A DataNode answers when its pipeline has closed: after the loss of a node that takes a minute.
 _DATANODE_S = httpx.Timeout(120.0, connect=10.0)
-# On the disks of every DataNode of the pipeline before it is confirmed: a closed file may be in memory only.
+# A block is on the disks of every DataNode of the pipeline before it is confirmed; else it may be in memory
+# only.
 _DURABLE = "create,sync_block"
-# Exceptions whose message says nothing about the file: the DataNode's own client has met some trouble.
+# Exceptions whose message says nothing about the file: the DataNode's own client has failed.
 _PASSING = (
     "java.io.IOException",
     "org.apache.hadoop.ipc.RetriableException",
@@ -76,16 +77,16 @@ _SENTENCES: dict[str, tuple[type[MillraceError], str]] = {
         "the NameNode does not answer: check its address and that it runs, then run again",
     ),
 }
-"""The class of an exception, without its package -> what is raised instead, with what words."""
+"""The class of an exception, without its package -> the error to raise instead, and its text."""
 _NO_DATANODE = re.compile(r"could only be (?:written|replicated) to \d+ [^\n]*")
 
 
 class _NotNow(Exception):
-    """What failed may succeed a moment later."""
+    """A failure that may be temporary."""
 
 
 class _NoDataNode(_NotNow):
-    """A DataNode that was named does not answer."""
+    """A DataNode that the NameNode named does not answer."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"DataNode {address}: {reason}")
@@ -98,22 +99,22 @@ class WebHdfsClient:
     def __init__(self, where: WebHdfs, transport: httpx.BaseTransport | None = None) -> None:
         self._where = where
         self._addresses = where.addresses
-        # Inside the cluster: no proxy of the environment stands in between.
+        # Hosts inside the cluster: no proxy from the environment applies.
         self._http = httpx.Client(timeout=_NAMENODE_S, trust_env=False, transport=transport)
-        weakref.finalize(self, self._http.close)  # a storage has no end that anybody would call
+        weakref.finalize(self, self._http.close)  # a storage is never closed
 
     def ask(self, method: str, path: str, **parameters: str) -> Any:
-        """The active NameNode's answer, parsed; None when it is empty.
+        """Return the active NameNode's answer, parsed; None when it is empty.
 
-        FileNotFoundError and FileExistsError as Hadoop has them.
+        Raises FileNotFoundError and FileExistsError as Hadoop does.
         """
         return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
 
     def store(self, path: str, content: BinaryIO) -> tuple[str, Written]:
-        """Create a draft beside a path, with the bytes of a local stream, folders included; the draft's path.
+        """Create a draft beside a path, with a local stream's bytes, folders included; return its path.
 
-        It is closed, has the right length and is on the disks of its DataNodes. Each try has a draft of its
-        own: a DataNode that was given up may carry out the one before, or half of it, much later.
+        The draft is closed, has the right length and is on the disks of its DataNodes. Each try has a new
+        draft: a DataNode that was given up on may carry out an earlier try, or half of it, much later.
         """
         folder, _, name = path.rpartition("/")
         start = content.tell()
@@ -147,7 +148,7 @@ class WebHdfsClient:
         return drafts[-1], written
 
     def fetch(self, path: str, start: int, length: int | None) -> bytes:
-        """The bytes of a file, or of a range that may end behind it; FileNotFoundError without a file."""
+        """Return a file's bytes, or a range that may end after it; FileNotFoundError without a file."""
         bounds = {"offset": str(start)} | ({} if length is None else {"length": str(length)})
 
         def attempt(without: Mapping[str, str]) -> bytes:
@@ -173,7 +174,8 @@ class WebHdfsClient:
                         f"{path}: WebHDFS does not answer within {self._where.patience_s:.0f} s ({error}):"
                         " check the NameNode and the DataNodes, then run again"
                     ) from None
-                # It may be believed alive for minutes, and the one nearest to us is chosen every time.
+                # The NameNode may believe a dead DataNode alive for minutes, and chooses the nearest one
+                # every time.
                 without = {"excludedatanodes": error.host} if isinstance(error, _NoDataNode) else {}
             time.sleep(PAUSE_S)
 
@@ -181,7 +183,7 @@ class WebHdfsClient:
         return str(self._ask(method, path, noredirect="true", **parameters)["Location"])
 
     def _ask(self, method: str, path: str, **parameters: str) -> Any:
-        """What the active NameNode answers; the one that did is the first to be asked the next time."""
+        """Return the active NameNode's answer; that NameNode is asked first the next time."""
         refusals = []
         for address in self._addresses:
             url = f"http://{address}/webhdfs/v1{quote(path)}"
@@ -225,7 +227,7 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
 
 
 def explained(name: str, message: str) -> MillraceError | None:
-    """What to say of one of Hadoop's exceptions, by its class and message; None for an unknown one."""
+    """Translate one of Hadoop's exceptions, by its class and message; None for an unknown one."""
     if no_datanode := _NO_DATANODE.search(message):
         return MillraceError(
             f"no DataNode takes a block ({no_datanode[0][:200]}): check that DataNodes run and have space"
