@@ -1,16 +1,16 @@
-"""The steps of an erasure; each may be cut off at any moment, and the same command goes on.
+"""The steps of an erasure; each may be interrupted at any moment, and the same command continues.
 
-    1  what matches                 every row of every load's newest edition; a dry run ends here
-    2  the record                   `erasures/<id>.json`: from now on loads leave out what matches
-    3  a load without rows          takes the number that running loads are after: they begin again
-    4  new editions                 of each load with a row that matches: its rows without those, counted;
-                                    with `rejected` also of each with messages without rows, without bytes;
-                                    and of each whose edition an erasure before cannot have seen
+    1  count the matches            every row of every load's newest edition; a dry run ends here
+    2  the record                   `erasures/<id>.json`: from now on loads leave out matching rows
+    3  a load without rows          takes the number that running loads want: they begin again
+    4  new editions                 of each load with a matching row: its rows without those, counted;
+                                    with `rejected` also of each load with messages without rows: these
+                                    without bytes; and of each load whose edition an earlier erasure missed
     5  a publication                takes the rows of the old editions out of the table
     6  done                         `erasures/<id>.done.json`
-    7  what is not needed           files of old editions and snapshots are deleted, whatever their age
+    7  the deletion                 of the files of old editions and snapshots, whatever their age
 
-Knows no brokers: what logs hold is told by `logs`.
+Knows no brokers: `logs` asks them what they still hold.
 """
 
 from __future__ import annotations
@@ -69,44 +69,44 @@ Aside = TypeVar("Aside", RejectedFile, TombstoneFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseResult:
-    """What an erasure has taken out, or would."""
+    """Rows that an erasure has taken out, or would."""
 
     topic: str
     id: str
     done: bool
     """True when every row is out; False for a dry run."""
     rows: int
-    """Taken out in all, also by runs of this erasure before."""
+    """Rows taken out in all, including those of this erasure's earlier runs."""
     rejected: int
     """Rejected records and tombstones whose bytes and keys were taken out, or would be."""
     hours: Mapping[str, int]
     loads: Mapping[str, int]
     files: int
-    """Data files of loads, of the hours in which rows match; 0 when nothing was left to take out."""
+    """Data files of loads in the hours with matching rows; 0 when nothing was left to take out."""
     in_force_until: str | None
-    """Loads leave out what matches until then; None for ever."""
+    """Loads leave out matching rows until then; None for ever."""
     columns_not_everywhere: Sequence[str] = ()
-    """Columns of the condition that some of the topic's schemas lack: null in the rows of those."""
+    """Columns of the condition that some of the topic's schemas lack: null in the rows of those schemas."""
     purged: Purged | None = None
     message: str = ""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What matches, by hour and by load; and what there is."""
+    """Matching rows by hour and by load, and totals."""
 
     hours: Counter[str] = field(default_factory=Counter)
-    """Hour -> rows that match."""
+    """Hour -> matching rows."""
     rows_of: Counter[int] = field(default_factory=Counter)
-    """Load -> rows that match."""
+    """Load -> matching rows."""
     rejected: Counter[int] = field(default_factory=Counter)
-    """Load -> rejected records and tombstones whose bytes and keys go."""
+    """Load -> rejected records and tombstones that lose bytes and keys."""
     unseen: set[int] = field(default_factory=set)
-    """Loads with an edition that an erasure cannot have seen: their rows are looked at again."""
+    """Loads with an edition that an erasure has missed: their rows are examined again."""
     files: int = 0
     rows: int = 0
     editions: dict[int, int] = field(default_factory=dict)
-    """Load -> the edition that was looked at, for loads with more than one."""
+    """Load -> the edition that was examined, for loads with more than one."""
     through: int = 0
 
     @property
@@ -119,7 +119,7 @@ class _Found:
 
     @property
     def rows_by_load(self) -> dict[str, int]:
-        """As JSON has it."""
+        """The rows by load, as JSON has them."""
         return {str(load): rows for load, rows in sorted(self.rows_of.items())}
 
 
@@ -128,7 +128,7 @@ def erase_topic(
 ) -> EraseResult:
     """Take out every row of a topic that the condition matches; MillraceError when that cannot be done.
 
-    `in_force_until` is asked once, when the erasure is recorded.
+    `in_force_until` is called once, when the erasure is recorded.
     """
     return _Run(at, request, auditor).erase(in_force_until)
 
@@ -165,7 +165,7 @@ class _Run:
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
-        """The erasure of that id, or the newest with that condition when no id was given."""
+        """Return the erasure with the given id, or without an id the newest with the same condition."""
         storage, topic, request = self._at.storage, self._topic, self._request
         if not request.id:
             return erasures.with_same_condition(storage, topic, request.where, request.rejected)
@@ -203,7 +203,7 @@ class _Run:
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Found:
-        """Count what matches in the newest edition of every load, and the bytes of messages without rows."""
+        """Count matching rows, and messages without rows that have bytes, in each load's newest edition."""
         storage, topic = self._at.storage, self._topic
         found, rows = _Found(), Rows(self._at, topic)
         takers = erasures.taking_bytes(storage, topic)
@@ -278,7 +278,7 @@ class _Run:
         return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
     def _nothing_to_do(self, erasure: Erasure) -> EraseResult:
-        """What an erasure that is done has taken out; what it had to leave for a day is deleted now."""
+        """Return what a finished erasure has taken out; delete files that it had to leave for a day."""
         return self._result(erasure, self._taken(erasure), (), f"nothing to do: {erasure.id} is done")
 
     def _result(
@@ -287,7 +287,7 @@ class _Run:
         purged = None
         if erasure is not None and not self._request.dry_run:
             purged = purge(self._at, self._topic, erasure)
-        elif not found.rejected:  # they are what a dry run can say that it leaves
+        elif not found.rejected:  # a dry run can only report that these messages stay
             purged = Purged(files=0, bytes=0, left=[*rejected_left(self._at, self._topic)])
         return EraseResult(
             topic=self._topic,
@@ -305,7 +305,7 @@ class _Run:
         )
 
     def _taken(self, erasure: Erasure) -> _Found:
-        """What the manifests say that the erasure took out, or kept out."""
+        """Return the counts that the manifests state for the erasure: rows taken out, or left out."""
         out = _Found()
         for first in layout.loads_after(self._at.storage, self._topic, 0):
             manifest = self._newest(first, out)
@@ -316,7 +316,7 @@ class _Run:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """The number of messages without rows that lost their bytes to the erasure, of each load with any."""
+        """Yield each load with messages that lost their bytes to the erasure, and their number."""
         storage, topic = self._at.storage, self._topic
         takers = erasures.taking_bytes(storage, topic)
         for load, numbers in layout.editions_of(storage, topic).items() if erasure.rejected else ():
@@ -326,13 +326,13 @@ class _Run:
                     yield load, before.aside
 
     def _fence(self, erasure: Erasure) -> None:
-        """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
+        """Make one load without rows: a load that was begun before the erasure loses its number to it."""
         storage, topic = self._at.storage, self._topic
 
         def attempt() -> None:
             loads = list(layout.loads_after(storage, topic, 0))
             for load in loads:
-                record(storage, layout.manifest_path(load), load)  # whoever made it may have died before
+                record(storage, layout.manifest_path(load), load)  # the run that made it may have died before
             if any(load.erases == erasure.id for load in loads):
                 return
             manifest = make(
@@ -354,7 +354,7 @@ class _Run:
                 record(storage, path, layout.read_edition(storage, topic, load, number))
 
     def _make_edition(self, erasure: Erasure, load: int, rows: Rows) -> None:
-        """Write a load's rows without those that match; another run that was first is looked at again."""
+        """Write a load's rows without the matching ones; another run's newer edition is examined again."""
         storage, topic = self._at.storage, self._topic
         edition = layout.newest_editions(storage, topic).get(load, 1)
         replaced = layout.read_edition(storage, topic, load, edition)
@@ -368,12 +368,12 @@ class _Run:
 
 
 _ANY = "_offset"
-"""The column that is read to count rows where a condition names none."""
+"""Column that is read to count rows when a condition names no column."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """A load without rows behind the newest one."""
+    """A load without rows after the newest one."""
 
     erasure: Erasure
     before: LoadManifest
@@ -399,7 +399,7 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _Edition:
-    """The rows of a load without those that erasures match, and what they leave of its other messages."""
+    """A load's rows without those that erasures match, and its other messages, maybe without bytes."""
 
     at: At
     erasure: Erasure
@@ -408,7 +408,7 @@ class _Edition:
     erasing: Sequence[Erasing]
 
     def write(self, attempt: str) -> LoadManifest:
-        """Write the rows into the attempt's folder; the manifest, not sealed yet."""
+        """Write the rows into the attempt's folder; return the manifest, not sealed yet."""
         storage, topic = self.at.storage, self.replaced.topic
         columns = read_record(storage, topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic, self.replaced.load, attempt)
@@ -460,7 +460,7 @@ class _Edition:
     def _without_bytes(self, folder: str, number: int, file: Aside) -> Aside:
         """Store the rejected records or tombstones of a file without their bytes and keys.
 
-        One that somebody deleted has none, and stays named: `verify` says that it is gone.
+        A deleted file has none, and its name stays: `verify` reports that it is missing.
         """
         if not self.at.storage.files(f"{self.replaced.topic}/{file.path}"):
             return file

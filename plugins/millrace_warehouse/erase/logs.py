@@ -1,7 +1,7 @@
-"""What the logs of a topic still hold of what was erased from its warehouse, and until when.
+"""Erased rows that a topic's logs may still hold, and until when.
 
-Nothing is erased in a log: its offsets are bytes, and its segments go whole, by age and size. Asks each
-cluster that is named for the topic's settings and where its log begins.
+Nothing is erased in a log: its offsets are bytes, and its segments are deleted whole, by age and size. Asks
+each named cluster for the topic's settings and the start of its log.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.storage.verbs import Storage
 
 MARGIN = timedelta(days=1)
-"""A segment is deleted at the next check after its time, and a mirror may stand for a while."""
+"""Added to the time: a segment is deleted at the check after its time, and a mirror may pause for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHolds:
-    """What one cluster's log of a topic holds, and for how long."""
+    """The offsets in one cluster's log of a topic, and their retention."""
 
     bootstrap: str
     cluster_id: str
     retention: str
-    """As its topic says: `retention.ms`, `retention.bytes` and `cleanup.policy`."""
+    """The topic's settings: `retention.ms`, `retention.bytes` and `cleanup.policy`."""
     retention_ms: int | None
     """None where nothing is deleted by age."""
     offsets: int
-    """That are there now, in all partitions."""
+    """Offsets in the log now, in all partitions."""
     loads_again: int
-    """Loads whose offsets are still there whole: a re-load leaves out what is erased."""
+    """Loads whose offsets are all in the log still: a re-load leaves out erased rows."""
 
 
 def ask_logs(storage: Storage, topic: str, addresses: Sequence[str]) -> list[LogHolds]:
-    """What each of these clusters holds; MillraceError when one does not answer or has no such topic."""
+    """Ask each cluster what its log holds; MillraceError when a cluster does not answer."""
     return [_ask(storage, topic, address) for address in addresses]
 
 
@@ -46,7 +46,7 @@ def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
     with ClusterClient(address) as client:
         try:
             client.topic(topic)
-            # Several where MirrorMaker 2 fills the cluster: each origin's copy has settings of its own.
+            # Several topics where MirrorMaker 2 fills the cluster: each origin's copy has its own settings.
             retentions = [_retention(client, name) for name in client.names_there(topic)]
         except UnknownTopicOrPartition:
             none = {"retention_ms": 0, "offsets": 0, "loads_again": 0}
@@ -71,7 +71,7 @@ def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
 
 
 def _retention(client: ClusterClient, topic: str) -> tuple[str, int | None]:
-    """What a topic says of it, and after which time it deletes; None where nothing is deleted by age."""
+    """Return a topic's settings of retention, and its time in ms; None where nothing is deleted by age."""
     names = ("retention.ms", "retention.bytes", "cleanup.policy")
     settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
     kept = int(settings.get("retention.ms") or -1)
@@ -85,9 +85,9 @@ def _is_there(load: LoadManifest, first: dict[int, int]) -> bool:
 
 
 def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str | None:
-    """When no log holds any more what it holds now; None where one keeps all, or none was asked.
+    """Time from which no log holds its present records; None if a log keeps them for ever, or none was asked.
 
-    A mirror may copy a record just before it expires: the times of all clusters add up.
+    A mirror may copy a record just before it expires, so the times of all clusters add up.
     """
     times = [log.retention_ms for log in logs]
     if not times or None in times:

@@ -1,10 +1,10 @@
-"""Deletes what only replaced editions and old snapshots name, at once and whatever its age.
+"""Deletes files that only replaced editions and old snapshots name, at once and whatever their age.
 
-Values of erased rows lie in the data files of the editions before, in the bounds that `entries.avro` and the
-table's manifests state of them, and in what was compacted. All of it is written down in `expired/`, then a
-commit without rows leaves one snapshot and refuses every commit that was begun before, then it is deleted. A
-query that began before fails. What somebody else may still use is left and named, with the time from which on
-it may go: `millrace expire` deletes it then, or the same erasure given again.
+Values of erased rows lie in the data files of the earlier editions, in the bounds that `entries.avro` and the
+table's manifests state of them, and in compacted files. All of these are recorded in `expired/`; then a
+commit without rows leaves one snapshot and refuses every commit that was begun before; then they are deleted.
+A query that began before fails. A file that another run may still use is left and listed, with the time from
+which it may be deleted: `millrace expire` deletes it then, or the same erasure run again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage import Listed
 
 _STAYS = {SEQUENCES, ERASED, LIST}
-"""Numbers and hashes: nothing of a row."""
+"""Files with numbers and hashes only: no values of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Something that may still hold values of erased rows."""
+    """A file that may still hold values of erased rows."""
 
     what: str
     until: str | None
-    """When it may be deleted; None when somebody must decide."""
+    """Time from which it may be deleted; None when a person must decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """What was deleted, and what is left."""
+    """Files that were deleted, and files that are left."""
 
     files: int
     bytes: int
@@ -89,7 +89,7 @@ def _files(at: At, topic: str) -> Iterator[tuple[str, Listed]]:
 
 
 def _replaced(at: At, topic: str) -> Iterator[str]:
-    """The files of every edition that another one has replaced, but for what that one names as well."""
+    """Return the files that only replaced editions name: without files that the newest edition names, too."""
     for load, numbers in layout.editions_of(at.storage, topic).items():
         editions = [layout.read_edition(at.storage, topic, load, each) for each in (1, *numbers)]
         newest = {file.path for file in (*editions[-1].files, *editions[-1].aside_files)}
@@ -101,12 +101,12 @@ def _replaced(at: At, topic: str) -> Iterator[str]:
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
-    """Files that a snapshot names, or did in one of the versions of the table's metadata that are kept."""
+    """Files that a snapshot names, or named in a version of the table's metadata that is still kept."""
     named = contents.named_files(table, topic)
     for entry in table.metadata.metadata_log:
         try:
             metadata = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
-        except (OSError, ValueError):  # gone: what it named is left, and said
+        except (OSError, ValueError):  # missing: the files that it named are left, and listed
             continue
         version = Table(table.name(), metadata, entry.metadata_file, table.io, table.catalog)
         for snapshot in metadata.snapshots:
@@ -136,7 +136,7 @@ def _in_manifest(table: Table, topic: str, manifest: object, known: set[str]) ->
 
 
 def _only_head(at: At, topic: str, table: Table) -> Table:
-    """The table behind a commit that leaves one snapshot: none that was begun before can be made any more."""
+    """Return the table after a commit that leaves one snapshot: commits that were begun before now fail."""
     before = table.current_snapshot()
 
     def attempt() -> Table:
@@ -154,7 +154,7 @@ def _only_head(at: At, topic: str, table: Table) -> Table:
 
 
 def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
-    """Write down which files of loads go: `verify` and the warehouse's reader go by it."""
+    """Record the files of loads that will be deleted: `verify` and the warehouse's reader need the record."""
 
     def attempt() -> None:
         entries = list(expired_entries(at.storage, topic))
@@ -175,7 +175,7 @@ def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
 
 
 def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:
-    """What is named by nobody and may belong to a run that stands still, and what others keep."""
+    """Files of lost attempts that may still run, and snapshots that other branches and tags keep."""
     known = _known_rows(at, topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(at, topic):
@@ -210,7 +210,7 @@ def _newest_manifests(at: At, topic: str) -> Iterator[LoadManifest]:
 
 
 def rejected_left(at: At, topic: str) -> Iterator[Left]:
-    """Messages without rows, and their bytes and keys: whether they match is not known."""
+    """Messages without rows whose bytes and keys are there: it is not known whether they match."""
     takers = taking_bytes(at.storage, topic)
     whole = [each for each in _newest_manifests(at, topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}
@@ -218,17 +218,17 @@ def rejected_left(at: At, topic: str) -> Iterator[Left]:
     if tombstones:
         yield Left(
             what=f"{sum(tombstones.values()):,} tombstones with their keys in"
-            f" {topic}/rows/*/tombstones-*.parquet of load {', '.join(map(str, tombstones))}: no condition"
-            " fits them, and no time ends them. Erase with --rejected and another --id: that takes all their"
-            " keys out.",
+            f" {topic}/rows/*/tombstones-*.parquet of load {', '.join(map(str, tombstones))}: conditions"
+            " apply to rows only, and they never expire. Erase with --rejected and another --id: that takes"
+            " all their keys out.",
             until=None,
         )
     loads = ", ".join(map(str, records))
     if records:
         yield Left(
             what=f"{sum(records.values()):,} records that could not be decoded, with their bytes, in"
-            f" {topic}/rows/*/rejected-*.parquet of load {loads}: whether they match nobody knows, and no"
-            " time ends them. Erase with --rejected and another --id: that takes the bytes of all of them"
+            f" {topic}/rows/*/rejected-*.parquet of load {loads}: it is not known whether they match, and"
+            " they never expire. Erase with --rejected and another --id: that takes the bytes of all of them"
             " out. To keep those that do not match, register what they lack and run `millrace reload`"
             " first.",
             until=None,

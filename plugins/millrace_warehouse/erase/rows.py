@@ -1,7 +1,7 @@
 """The rows of a load, hour by hour: from its own files, or from the table's where those were expired.
 
-Each file is what was written, to the byte, and each hour of a load has the rows that its manifest states: an
-edition made of anything else would vouch for rows that nobody has checked.
+Each file must be what was written, to the byte, and each hour of a load must have the rows that its manifest
+states: an edition made of anything else would vouch for unchecked rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH_ROWS = 8_192
 
 
 class Rows:
-    """The rows of a topic's loads as they are at one moment."""
+    """The rows of a topic's loads at one moment."""
 
     def __init__(self, at: At, topic: str) -> None:
         self._at, self._topic = at, topic
@@ -47,7 +47,7 @@ class Rows:
 
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
-        """The table and its newest publication; MillraceError when it is not what that one left."""
+        """The table and its newest publication; MillraceError when the table was changed since."""
         return published_table(self._at.catalog, self._at.storage, self._topic)
 
     @cached_property
@@ -56,13 +56,13 @@ class Rows:
         return head_files(table) if table is not None else {}
 
     def are_own(self, manifest: LoadManifest, hour: str) -> bool:
-        """True when all of the load's own files of that hour are there."""
+        """True when all of the load's own files of that hour exist."""
         if self._are_listed(manifest, hour):
             return True
         _, publication = self.published
         editions = publication.loads.editions if publication is not None else {}
         if publication is None or editions.get(str(manifest.load), 1) != manifest.edition:
-            self._sizes = self._listed()  # an edition that was made since
+            self._sizes = self._listed()  # the edition may be newer than the listing
         return self._are_listed(manifest, hour)
 
     def _are_listed(self, manifest: LoadManifest, hour: str) -> bool:
@@ -78,9 +78,10 @@ class Rows:
     def batches(
         self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
-        """Every row of a load in an hour, with the schema of the file that it is in; all columns, or these.
+        """Yield every row of a load in an hour, with the schema of its file; all columns, or those named.
 
-        MillraceError when a file is gone or was changed, or when they are not as many as the load has.
+        MillraceError when a file is missing or was changed, or when the number of rows differs from the
+        load's.
         """
         rows = 0
         own = self.are_own(manifest, hour)
@@ -105,7 +106,7 @@ class Rows:
                     yield batch, schema
 
     def stored(self, file: StoredFile, remedy: str = "restore it from a copy") -> bytes:
-        """A file of a load; MillraceError when it is gone, or was changed: then `remedy` says what to do."""
+        """Return a file of a load; MillraceError, with `remedy`, when it is missing or was changed."""
         path = f"{self._topic}/{file.path}"
         try:
             content = self._at.storage.read(path)
