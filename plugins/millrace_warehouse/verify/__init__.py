@@ -1,9 +1,9 @@
 """Proof that a warehouse is what was loaded and published: every manifest, every byte, every row.
 
-Three proofs, each on its own: history (chain, laws, ledger, SHA-256 of every file), publications (the replay
-of all manifests gives the state that the records state) and the table (rows by load and hour, counted in the
-files that the table has now). Reads with pyarrow and pyiceberg alone; a broker, if one is named, is asked
-for its offsets only. A problem is one line; a note is something that the next run puts right by itself.
+Three separate proofs: history (chain, laws, ledger, SHA-256 of every file), publications (the replay of all
+manifests gives the state that the records state) and the table (rows by load and hour, counted in its present
+files). Reads with pyarrow and pyiceberg alone; a broker, if one is named, is asked for its offsets only. A
+problem is one line; a note is something that the next run corrects by itself.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from millrace_warehouse.verify.table import Head, check_table
 from millrace_warehouse.verify.values import check_values
 
 CHECKS = 3
-"""Most times that a topic is checked which others change meanwhile."""
+"""Most times that a topic is checked while other runs change it."""
 WAITING = timedelta(days=1)
-"""Hours that have waited for so long to be published are noted."""
+"""Hours with rows that have waited longer for their publication are noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRun:
-    """Everything one verification needs; built in one place, by the command."""
+    """Settings of one verification; built in one place, by the command."""
 
     storage: Storage
     catalog: Catalog | None
-    """None proves history and the records of publications alone."""
+    """None proves only history and the records of publications."""
     client: ClusterClient | None = None
-    """Also compare with this cluster's logs."""
+    """Also compare with the logs of this cluster."""
     rows: bool = False
-    """Also read every row: offsets, sequence numbers, hours, and the values of those that were copied."""
+    """Also read every row: offsets, sequence numbers, hours, and the values of copied rows."""
     progress: Progress = quiet
 
 
 def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
-    """Check every topic of a warehouse, or one; MillraceError when there is none."""
+    """Check every topic of a warehouse, or one topic; MillraceError when there is none."""
     names = run.storage.names("")
     _refuse_others(run.storage, names)
     topics = [name for name in names if _is_topic(run.storage, name) and topic in (None, name)]
@@ -70,14 +70,14 @@ def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
 
 def _is_topic(storage: Storage, name: str) -> bool:
     names = storage.names(name)
-    # One that 0.1 has loaded is refused by name, not passed over.
+    # A topic that version 0.1 loaded is refused with its name, not skipped.
     return bool({"loads", "ledger"}.intersection(names)) or any(
         each.startswith(layout.OLD_LOAD) for each in names
     )
 
 
 def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
-    """MillraceError for a broker's folder, a log in it, or one topic: all that is there belongs there."""
+    """MillraceError for a broker's folder, a log in it, or a single topic of a warehouse."""
     if {"loads", "ledger"} <= {*names}:
         raise MillraceError(
             f"{storage.root} is one topic of a warehouse: name the folder above it, the topic with --topic"
@@ -89,7 +89,7 @@ def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
 
 
 def _verified(run: VerifyRun, topic: str) -> TopicReport:
-    """The report of one topic; a check that others have overtaken is made again before it is believed."""
+    """Return the report of one topic; repeat a check with problems if others changed the topic meanwhile."""
     for _ in range(CHECKS - 1):
         before = _version(run, topic)
         report = _verify_topic(run, topic)
@@ -99,7 +99,7 @@ def _verified(run: VerifyRun, topic: str) -> TopicReport:
 
 
 def _version(run: VerifyRun, topic: str) -> object:
-    """Something that is another with each load, edition, publication and compaction."""
+    """Return a value that changes with each load, edition, publication and compaction."""
     try:
         table = find_table(run.catalog, topic) if run.catalog is not None else None
     except MillraceError:
@@ -112,7 +112,7 @@ def _version(run: VerifyRun, topic: str) -> object:
 def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
     check = Check(run.storage, topic, TopicReport(topic), run.progress)
     layout.check_topic(run.storage, topic)
-    # In this order: the table follows what the ledger knows, and history has what the table follows.
+    # In this order: the table follows publications in the ledger, and history has the loads that it follows.
     publications = check.recorded(layout.Folder.PUBLICATIONS.of(topic))
     head = _head(check, run.catalog, len(publications)) if run.catalog is not None else None
     history = check_history(check)
@@ -143,14 +143,14 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
 
 
 def _head(check: Check, catalog: Catalog, publications: int) -> Head | None:
-    """What the topic's table has now; None, and a problem, when there should be one and it cannot be read."""
+    """Return the head of the topic's table; None, with a problem, if it is missing or unreadable."""
     try:
         table: Table | None = find_table(catalog, check.topic)
         if table is not None:
             return Head.of(table)
     except MillraceError as error:
         check.problem(str(error))
-    except Exception as error:  # whatever pyiceberg says of metadata that is gone or broken
+    except Exception as error:  # whatever pyiceberg raises for missing or broken metadata
         check.problem(
             f"the metadata of {check.topic}'s table cannot be read: {type(error).__name__}: {error}"
         )
@@ -175,7 +175,7 @@ def _note_waiting(check: Check, history: History, replay: Replay | None) -> None
         if any(
             datetime.fromisoformat(first.created) <= since
             for load in parts
-            if (first := history.manifests.get((load, 1))) is not None  # else it is named with history
+            if (first := history.manifests.get((load, 1))) is not None  # else reported with history
         )
     }
     if old:

@@ -1,8 +1,8 @@
-"""Proof of the files: each below `rows/` is what a load has written, or the table has its rows elsewhere.
+"""Proof of the files: each file below `rows/` is as a load wrote it, or the table has its rows elsewhere.
 
-A data file is history's until its rows are published. From then on it is the table's: whoever compacts and
-expires may delete it, and the table is proven by counting its rows. While the table names a file, it must be
-there. Reads each file once, for its SHA-256.
+A data file belongs to history until its rows are published. Then it belongs to the table: a compaction with
+an expiry may delete it, and the table is proven by counting its rows. While the table names a file, the file
+must exist. Reads each file once, for its SHA-256.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from millrace_warehouse.verify.publications import Replay
 
 @dataclass(slots=True)
 class CheckedFiles:
-    """What was found of the files of a topic's loads."""
+    """Findings on the files of a topic's loads."""
 
     whole: dict[str, DataFile] = field(default_factory=dict)
-    """Data files that are what was written, by their paths from the topic's folder."""
+    """Data files that are as they were written, by their paths from the topic's folder."""
     unproven: int = 0
-    """Rows of published files that are gone, where no table was named that could have them."""
+    """Rows of published files that are missing, if no table was named that could have the rows."""
 
 
 def check_files(
     check: Check, history: History, replay: Replay | None, named: Collection[str] | None
 ) -> CheckedFiles:
-    """Hash every file of every edition; `named` are the paths that the table's head names, None unknown."""
+    """Hash every file of every edition; `named` are the paths in the table's head, None if not known."""
     checked = CheckedFiles()
     topic = check.topic
     sizes = {f"rows/{file.path}": file.bytes for file in check.storage.files(f"{topic}/rows")}
@@ -69,7 +69,7 @@ def check_files(
 
 
 def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
-    """Report files of replaced editions that may have what an erasure took out while they were made."""
+    """Report files of replaced editions that were made during an erasure and may have erased rows."""
     for manifest in history.manifests.values():
         files = (*manifest.files, *manifest.aside_files)
         if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
@@ -90,7 +90,7 @@ def _expired(check: Check) -> set[str]:
 
 
 def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
-    """True for a file that is what was written; None when it is gone, also when it goes just now."""
+    """Return True for an unchanged file, False for a changed one, None for a missing one."""
     path = f"{check.topic}/{file.path}"
     hour = file.hour if isinstance(file, DataFile) else None
     if size is None:
@@ -111,7 +111,7 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
 def _may_be_gone(
     manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
 ) -> bool:
-    """True when the table has, or had, the rows of a file, or a newer edition took their place."""
+    """True when the table has or had the rows of a file, or a newer edition replaced them."""
     if file.path in expired and _is_replaced(manifest, history):
         return True
     if replay is None:
@@ -133,7 +133,7 @@ def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool
 
 
 def _note_strays(check: Check, history: History, paths: Collection[str]) -> None:
-    """Note what no manifest names and what is nobody's, but for the folder of a load that may be running."""
+    """Note files that no manifest names, but not a running load's folder; report foreign files."""
     newest = max(history.editions, default=0)
     left: dict[str, int] = {}
     for path in paths:

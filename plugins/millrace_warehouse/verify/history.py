@@ -25,12 +25,12 @@ class History:
     """A topic's loads and editions, as far as they can be read."""
 
     manifests: dict[tuple[int, int], LoadManifest] = field(default_factory=dict)
-    """By load and edition."""
+    """Manifests by load and edition."""
     editions: dict[int, list[int]] = field(default_factory=dict)
     """Load -> its editions, the first included, ascending."""
 
     def newest_of(self, load: int) -> LoadManifest | None:
-        """The edition of a load that counts, None when it cannot be read."""
+        """The newest edition of a load, None when it cannot be read."""
         return self.manifests.get((load, self.editions[load][-1]))
 
 
@@ -50,7 +50,7 @@ def check_history(check: Check) -> History:
 
 
 def _check_strays(check: Check) -> None:
-    """Report what lies in the topic's folder, among the loads or the editions, and is none of ours."""
+    """Report foreign files in the topic's folder, among the loads or among the editions."""
     loads, editions = (folder.of(check.topic) for folder in (layout.Folder.LOADS, layout.Folder.EDITIONS))
     ours: dict[str, str | re.Pattern[str]] = {
         check.topic: "|".join(layout.Folder),
@@ -65,7 +65,7 @@ def _check_strays(check: Check) -> None:
 
 def _check_loads(check: Check, history: History) -> None:
     topic = check.topic
-    # In this order: a manifest is there before the ledger knows it.
+    # In this order: a manifest exists before its entry in the ledger.
     recorded = check.recorded(layout.Folder.LOADS.of(topic))
     numbers = layout.load_numbers(check.storage, topic)
     before: LoadManifest | None = None
@@ -99,7 +99,7 @@ def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[
 
 
 def _what_is_gone(check: Check, history: History, path: str, number: int) -> str:
-    """Rows and offsets of a missing load, from the ledger or, without it, from the loads beside it."""
+    """Rows and offsets of a missing load, from the ledger or, without an entry, from the loads beside it."""
     try:
         entry = read_entry(check.storage, path)
     except MillraceError:
@@ -119,7 +119,7 @@ def _what_is_gone(check: Check, history: History, path: str, number: int) -> str
 
 
 def _check_editions(check: Check, history: History) -> None:
-    """Check every later edition: the one it replaces, the same offsets, the laws."""
+    """Check every later edition: its predecessor, the same offsets, the laws."""
     folder = layout.Folder.EDITIONS.of(check.topic)
     recorded = check.recorded(folder)
     found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
@@ -163,7 +163,7 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
 
 
 def _check_schemas(check: Check, history: History) -> None:
-    """Report schema records that are missing or broken, and loads that go back behind one."""
+    """Report schema records that are missing or broken, and loads with an older schema than before."""
     used = {manifest.schema for manifest in history.manifests.values()}
     there = schemas.record_numbers(check.storage, check.topic)
     before = None
@@ -187,7 +187,7 @@ def _check_schemas(check: Check, history: History) -> None:
 
 
 def _check_erasures(check: Check, history: History) -> None:
-    """Report rows that nobody had erased, and editions that an erasure has not seen; note unfinished ones."""
+    """Report erased rows without an erasure, and editions that an erasure missed; note unfinished ones."""
     topic = check.topic
     try:
         known = {erasure.id: erasure for erasure in recorded(check.storage, topic)}

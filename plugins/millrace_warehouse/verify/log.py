@@ -1,4 +1,4 @@
-"""The newest load against the log itself: the same topic, not shorter, nothing expired between two loads."""
+"""The newest load against the log: the same topic, not shorter, and no offsets expired before a load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace_warehouse.verify.check import Check
 
 
 def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None:
-    """Ask the brokers for offsets alone, and hold them against how far the topic is loaded."""
+    """Compare the brokers' offsets with the ends of the newest load."""
     topic = check.topic
     try:
         topic_id = client.topic(topic).topic_id.hex

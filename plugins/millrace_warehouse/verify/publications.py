@@ -1,8 +1,8 @@
 """Proof of the publications: the replay of all manifests gives the state that each record states.
 
-The chain of records is followed back from the table, or from the ledger, and played forward again from an
-empty table: every row of every load that was published, and every one that waits. The replay is written
-anew here; what publishes cannot vouch for itself. Reads records and manifests alone.
+The chain of records is followed back from the table, or from the ledger, and replayed from an empty table:
+every row of every published load, and every row that waits. The replay is a second implementation: the
+publishing code cannot vouch for itself. Reads records and manifests alone.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
 
 Rows = dict[str, dict[int, LoadRows]]
-"""Hour -> load -> its rows."""
+"""Hour -> load -> the load's rows in it."""
 COMPLETE = "complete"
 
 
 @dataclass(slots=True)
 class Replay:
-    """What the table must hold after the last publication, and what waits."""
+    """Rows that the table must hold after the last publication, and rows that wait."""
 
     records: Sequence[Publication]
     """The chain, the oldest first."""
     published: set[str] = field(default_factory=set)
-    """Hours, UNFILED among them."""
+    """Published hours, UNFILED among them."""
     incomplete: set[str] = field(default_factory=set)
     table: Rows = field(default_factory=lambda: defaultdict(dict))
     waiting: Rows = field(default_factory=lambda: defaultdict(dict))
     lost: Rows = field(default_factory=dict)
-    """What the table shall have and a rebuild found no file of."""
+    """Rows that the table should have, but for which a rebuild found no file."""
     through: int = 0
     editions: dict[int, int] = field(default_factory=dict)
     was_in_table: set[tuple[int, int, str]] = field(default_factory=set)
@@ -64,12 +64,12 @@ def _total(rows: Rows) -> int:
 
 @dataclass(slots=True)
 class _Change:
-    """What must have become of an hour in one publication."""
+    """Expected change of an hour in one publication."""
 
     loads: dict[int, LoadRows] = field(default_factory=dict)
     removed: int = 0
     found: int = 0
-    """Rows that were lost and that a rebuild found again."""
+    """Lost rows that a rebuild found again."""
 
     @property
     def added(self) -> int:
@@ -79,9 +79,9 @@ class _Change:
 def check_publications(
     check: Check, history: History, recorded: Collection[str], head: str | None
 ) -> Replay | None:
-    """Check the chain of records that ends at path `head`; None without one, or when it cannot be replayed.
+    """Check the chain of records that ends at path `head`; None without a chain or a replay of it.
 
-    `recorded` are the paths of those that the ledger knows. Without `head` the newest of them is the end.
+    `recorded` are the paths of the records in the ledger. Without `head`, the newest of them is the end.
     """
     head = head or max(recorded, default=None)
     if head is None:
@@ -99,7 +99,7 @@ def check_publications(
 
 
 def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
-    """The records from the oldest that can be reached to `head`."""
+    """Return the records from the oldest that can be reached to `head`."""
     records: list[tuple[str, Publication]] = []
     path, sha256 = head, ""
     while path:
@@ -108,7 +108,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
             break
         if sha256 and record.sha256 != sha256:
             check.problem(f"{path} is not the publication that the one after it follows")
-        # Numbers may be left out: a rebuild goes on from the newest record that can be read.
+        # Numbers may be skipped: a rebuild continues from the newest record that can be read.
         if record.topic != check.topic or (records and record.number >= records[-1][1].number):
             check.problem(f"{path} is publication {record.number} of {record.topic}")
         records.append((path, record))
@@ -127,14 +127,14 @@ def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publi
                 f"{path}: load and edition {error} cannot be read, so nothing after it can be proven"
             )
             return None
-        if problems and sound:  # the records after it carry the difference on
+        if problems and sound:  # later records repeat the difference
             check.problem(*(f"{path}: {problem}" for problem in problems))
             sound = False
     return replay
 
 
 def _play(replay: Replay, history: History, record: Publication) -> list[str]:
-    """Play one publication; every way in which its record states something else."""
+    """Replay one publication; return every way in which its record differs."""
     if record.loads.load < replay.through:
         return [f"it follows the loads to {record.loads.load}, the one before did to {replay.through}"]
     editions = {int(load): edition for load, edition in record.loads.editions.items()}
@@ -197,7 +197,7 @@ def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange, ho
 
 
 def _lose(replay: Replay, changes: dict[str, _Change], hour: str, parts: Iterable[LoadRows]) -> None:
-    """Take what a rebuild lost out of an hour, or back into it: only the record can say that."""
+    """Take rows that a rebuild lost out of an hour, or put them back: only the record lists them."""
     before = sum(part.rows for part in replay.lost.pop(hour, {}).values())
     lost = {part.load: part for part in parts}
     if lost:
@@ -226,7 +226,7 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
 
 
 def _compare_states(replay: Replay, record: Publication) -> list[str]:
-    """Every way in which the state that a record carries on is not the replay's."""
+    """Return every way in which a record's state differs from the replay's."""
     problems = []
     hours = replay.published - {UNFILED}
     if _ranges(hours) != [list(pair) for pair in record.published]:
@@ -262,7 +262,7 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
 
 
 def _check_complete(replay: Replay, record: Publication) -> list[str]:
-    """What is wrong with the complete hours: each must be published and complete, and the next one not."""
+    """Check the complete hours: each must be published and complete, and the hour after them must not be."""
     complete = replay.published - replay.incomplete - {UNFILED}
     start, end = partition_of(record.complete_from or UNFILED), partition_of(record.complete_until or UNFILED)
     if start is None or end is None:

@@ -1,7 +1,7 @@
-"""Proof of single rows: the offset, sequence number and hour of each, also of those only the table has.
+"""Proof of single rows: the offset, sequence number and hour of each, also of rows in the table only.
 
-Reads every data file. What only the table has any more is held against the ranges of its loads; that no row
-of it is there twice is proven within each hour.
+Reads every data file. Rows in the table only are compared with the ranges of their loads; that none of them
+is there twice is proven within each hour.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BROKEN = (pa.ArrowException, OSError)
 
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Read every data file of loads that is there: hours and offsets; of loads with all files, all of it."""
+    """Read every existing data file of loads: hours and offsets; for loads with all files also the counts."""
     takers = taking_bytes(check.storage, check.topic)
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
@@ -78,9 +78,9 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
 def _read(
     check: Check, path: str, content: BinaryIO | InputStream, hour: str, found: Found
 ) -> Iterator[pa.RecordBatch]:
-    """The columns of a file that say where each row belongs; hours are checked, offsets go into `found`.
+    """Read the columns of a file that locate each row; check hours, and add offsets to `found`.
 
-    ArrowException or OSError if it is broken. Rows without a load are named by the count of rows.
+    ArrowException or OSError if the file is broken. Rows without a load are reported where rows are counted.
     """
     with content, pq.ParquetFile(content) as file:
         names = file.schema_arrow.names
@@ -122,7 +122,7 @@ def _check_partitions(where: str, manifest: LoadManifest, found: Found, whole: b
 
 
 def _check_offsets(where: str, part: PartitionRange, offsets: Offsets) -> Iterator[str]:
-    """Offsets that are there twice, outside of the range, or in a gap; a line for the first of each."""
+    """Report offsets that are there twice, outside the range, or in a gap; a line for the first of each."""
     distinct, times = np.unique(offsets, return_counts=True)
     where = f"{where} offsets [{part.start}, {part.end})"
     if len(distinct) != len(offsets):
@@ -141,7 +141,7 @@ def _check_sequences(
     try:
         stated = sequences_of(check.storage, manifest)
     except MillraceError:
-        return  # named with the files
+        return  # reported with the files
     if stated == counted:
         return
     for key in sorted(stated.tallies.keys() | counted.tallies.keys()):
@@ -163,9 +163,9 @@ def _check_aside(
     stated: Mapping[int, int],
     takers: Collection[str],
 ) -> Iterator[str]:
-    """The messages without rows against the manifest: how many of which partition, no bytes that were taken.
+    """Check the messages without rows: their number by partition, and no bytes that an erasure took.
 
-    Bytes and keys are read only where an erasure has taken them: unpacked they may be gigabytes.
+    Bytes and keys are read only if an erasure has taken them: unpacked they may be gigabytes.
     """
     counted: dict[int, int] = {}
     wanted = {"partition", "records", *(BYTES if takers else ())}
@@ -175,7 +175,7 @@ def _check_aside(
             with content, pq.ParquetFile(content) as aside:
                 table = aside.read([name for name in aside.schema_arrow.names if name in wanted])
         except FileNotFoundError:
-            return  # named with the files
+            return  # reported with the files
         except _BROKEN as error:
             yield f"{check.topic}/{file.path} cannot be read: {str(error).splitlines()[0]}"
             return
@@ -194,7 +194,7 @@ def _check_aside(
 
 
 def check_erased(check: Check, head: Head | None, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Read every file that counts for rows that an erasure matches, whose condition is still there."""
+    """Search every current file for rows that a finished erasure matches, while its condition exists."""
     conditions = {
         erasure.id: Condition(where)
         for erasure in recorded(check.storage, check.topic)
@@ -216,7 +216,7 @@ def check_erased(check: Check, head: Head | None, history: History, whole: Mappi
         assert head is not None
         files.setdefault(path, head.table.io.new_input(other.file_path).open)
     for path, opened in files.items():
-        with suppress(*_BROKEN), opened() as content, pq.ParquetFile(content) as file:  # named elsewhere
+        with suppress(*_BROKEN), opened() as content, pq.ParquetFile(content) as file:  # reported elsewhere
             names = [name for name in columns if name in file.schema_arrow.names]
             schema = pyarrow_to_schema(file.schema_arrow)
             for batch in file.iter_batches(columns=names):
@@ -239,7 +239,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
         found: Found = {}
         for uri in uris:
             check.progress(uri)
-            with suppress(*_BROKEN):  # named where its rows are counted
+            with suppress(*_BROKEN):  # reported where its rows are counted
                 for _ in _read(check, uri, head.table.io.new_input(uri).open(), hour, found):
                     pass
         for (load, partition), chunks in sorted(found.items()):

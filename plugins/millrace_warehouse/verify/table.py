@@ -1,8 +1,8 @@
 """Proof of the table: its rows by load and hour, counted in its files, are those of the publications.
 
-A file that a load wrote counts as its manifest says, once its SHA-256 is proven; of any other file the column
-`_load` is read. So the proof holds after compaction and expiry by whichever program. A rollback, deleted rows
-and rows of others are told apart; columns of others are named.
+A file that a load wrote counts as its manifest states, once its SHA-256 is proven; in any other file the
+column `_load` is read. So the proof holds after any program's compaction and expiry. A rollback, deleted rows
+and foreign rows are reported as such; foreign columns are named.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.publications import Replay
 
 SHOWN = 20
-"""Most differences between the table and its publications that are named one by one."""
+"""Most differences between the table and its publications that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the table's main branch names now."""
+    """Files that the table's main branch names now."""
 
     table: Table
     files: Sequence[TableFile]
     deletes: int
-    """Files of deletions, which no publication makes."""
+    """Number of delete files, which no publication makes."""
 
     @classmethod
     def of(cls, table: Table) -> Head:
@@ -52,25 +52,25 @@ class Head:
         return cls(table, [task.file for task in tasks], len(deletes))
 
     def paths(self, topic: str) -> set[str]:
-        """The files' paths from the topic's folder, but for those that lie elsewhere."""
+        """Paths of the files from the topic's folder, without files that lie elsewhere."""
         paths = (path_in_topic(file.file_path, topic) for file in self.files)
         return {path for path in paths if path is not None}
 
 
 @dataclass(slots=True)
 class _Counted:
-    """Rows of the table by hour and load, and which files they are in."""
+    """Rows of the table by hour and load, and the files that hold them."""
 
     rows: dict[str, RowsByLoad] = field(default_factory=lambda: defaultdict(Counter))
     files: dict[tuple[str, int | None], list[str]] = field(default_factory=lambda: defaultdict(list))
     sound: bool = True
-    """False when a file could not be counted: what is missing then is told by that."""
+    """False when a file could not be counted: this explains missing rows."""
 
 
 def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, DataFile]) -> None:
-    """Count the table's rows and hold them against the replay of its publications.
+    """Count the table's rows and compare them with the replay of its publications.
 
-    `whole` are the data files of loads that are what was written, by path.
+    `whole` are the unchanged data files of loads, by path.
     """
     name = ".".join(head.table.name())
     if head.deletes:
@@ -117,13 +117,13 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 
 
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
-    """Report columns or partitions of others: readers look for the rows' values by them."""
+    """Report changed columns or partitions: readers look for the rows' values by them."""
     try:
         check_columns(table, read_record(check.storage, check.topic, newest.schema).schema)
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:
-        return  # a record that is gone is named with history
+        return  # a missing record is reported with history
 
 
 def _count(
@@ -138,7 +138,7 @@ def _count(
     hour, uri = hour_of(file.partition[0]), file.file_path
     path = path_in_topic(uri, check.topic) or uri
     check.progress(path)
-    # A warehouse that was copied has the file, and its table still names the one that was copied.
+    # In a copied warehouse the file exists, but its table still names the original's file.
     is_here = uri == check.storage.uri(f"{check.topic}/{path}")
     if is_here and (mine := whole.get(path)) is not None:
         stated = (file.record_count, file.file_size_in_bytes, hour)
@@ -164,7 +164,7 @@ def _count(
 
 
 def _check_written(check: Check, path: str, known: KnownFiles) -> None:
-    """MillraceError for a file with a list beside it that is not what was written."""
+    """MillraceError for a file with a list beside it that is not as it was written."""
     stored = known.stored(path) if path.startswith("compacted/") else None
     if stored is not None and measure(check.storage, f"{check.topic}/{path}").sha256 != stored.sha256:
         raise MillraceError("it was changed, its SHA-256 is not the one that was written")
@@ -175,7 +175,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _differences(counted: _Counted, replay: Replay) -> Iterator[tuple[str, str]]:
-    """Hours, and a line for each load with other rows in it than were published, ascending."""
+    """Yield hour and line, ascending, for each load whose rows in the hour differ from the published ones."""
     for hour in sorted(counted.rows.keys() | replay.table.keys()):
         there, stated = counted.rows.get(hour, Counter()), replay.expected(hour)
         for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):

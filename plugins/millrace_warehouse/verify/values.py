@@ -1,8 +1,8 @@
-"""Proof of values: rows that the table has in other files hold the values that their loads' files hold.
+"""Proof of values: rows that the table has in other files hold the same values as their loads' files.
 
 A row in its load's own file is proven by the file's SHA-256. The other rows were copied, by a compaction, a
-re-load, an erasure or another program. While history has their files as well, each column is compared at
-each depth, as a reader of the table gets it. Holds one column of one hour at a time.
+re-load, an erasure or another program. While history still has their files, each column is compared at each
+depth, as a reader of the table gets it. Holds one column of one hour at a time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_values(
             copied = [table.io.new_input(uri).open for uri in uris]
             found = _Rows(table, copied, stored.keys())
             if originals.loads() != found.loads():
-                continue  # named with the table's rows
+                continue  # reported with the table's rows
             check.report.compared += len(found.keys)
             if different := ", ".join(_differences(originals, found, table.schema())):
                 check.problem(
@@ -70,7 +70,7 @@ def check_values(
                     hour=hour,
                 )
         except (pa.ArrowException, OSError, MillraceError, ValueError, KeyError) as error:
-            if hour not in check.report.hours.values():  # else the file is named already
+            if hour not in check.report.hours.values():  # else the file is reported already
                 first_line = str(error).partition("\n")[0]
                 check.problem(
                     f"{where}: the values of {', '.join(uris[:3])} cannot be compared: {first_line}",
