@@ -1,8 +1,9 @@
 """Findings of `millrace verify` on a topic, kept beside the loads for the warehouse's reader to report.
 
-`audited/_verified` has what is wrong now. A run takes back only what it has looked for as well: one without
-the table says nothing of what an earlier one found in the table. Where the file is gone, because the topic's
-folder was put back from a copy, only a run of the whole warehouse takes back what the auditor may still hold.
+`audited/_verified` has the present problems. A run withdraws only problems that it has looked for as well: a
+run without the table leaves the findings of an earlier one on the table. If the file is missing, because the
+topic's folder was restored from a copy, only a run of the whole warehouse withdraws the problems that the
+auditor may still hold.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from millrace_warehouse.storage import Storage
 
 WHOLE = frozenset({"history", "table", "rows"})
 MOST_TOLD = 200
-"""Problems that the auditor is told of, of a topic; beyond them it hears how many more there are."""
+"""Problems of a topic that are reported to the auditor; beyond them it receives the number of the rest."""
 MOST_LETTERS = 500
 
 
@@ -35,20 +36,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Everything that is wrong with a topic, as far as runs of `verify` have looked."""
+    """Every problem of a topic that runs of `verify` have found."""
 
     looked_at: Sequence[str]
-    """`history`, and those of `table`, `rows` and `log` that were asked for."""
+    """`history`, and whichever of `table`, `rows` and `log` were checked."""
     problems: Sequence[Problem]
     format: int = FORMAT
 
 
 def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[Problem]) -> None:
-    """Keep what a run has found; nothing where nobody counts the warehouse for an auditor."""
+    """Keep the findings of a run; do nothing if no reader counts the warehouse for an auditor."""
     if not storage.names(layout.Folder.AUDITED.of(topic)):
         return
     before = None
-    with suppress(MillraceError):  # one that was cut is written anew
+    with suppress(MillraceError):  # a damaged file is replaced
         before = read(storage, topic)
     known = before.problems if before is not None else ()
     looked = {*looked_at}
@@ -62,12 +63,12 @@ def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[P
 
 
 def read(storage: Storage, topic: str) -> Findings | None:
-    """What was kept; None before anything was wrong. MillraceError when it was cut or edited."""
+    """Return the findings kept; None before the first problem. MillraceError when they were cut or edited."""
     return layout.find(storage, Findings, layout.verified_path(topic))
 
 
 def told(findings: Findings) -> list[VerifyProblem]:
-    """As the auditor is told; rows without an hour are in no window."""
+    """Convert findings for the auditor, without those of UNFILED rows, which are in no window."""
     problems = [problem for problem in findings.problems if problem.hour != UNFILED]
     said = [
         VerifyProblem(

@@ -1,8 +1,8 @@
-"""The loads of one topic: which of them the auditor is told of, and what of each.
+"""The loads of one topic: which of them to report to the auditor, and the records to report.
 
-Everything is told in the order of loads, an edition after the one before it. What was told is written down in
-`audited/` once the brokers have it, so a reader that was killed tells at most one load again, in the same
-words. Knows files and records; neither turns nor brokers.
+Everything is reported in the order of loads, an edition after the edition before it. A report is recorded in
+`audited/` once the brokers have it, so a reader that was killed repeats at most one load, in the same words.
+Knows files and records; neither turns nor brokers.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ class Loads:
         return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
-        """The hours of which a table does not have what was told; None while it has what was not told yet."""
+        """Hours in which a table lacks reported rows; None while the table has rows not reported yet."""
         editions = {int(load): edition for load, edition in published.editions.items()}
         if published.load > self._newest or not {*editions.items()} <= self._told:
             return None
         late = [(load, 1) for load in range(published.load + 1, self._newest + 1)]
-        # An edition that the table does not have yet, and the one whose rows it has instead.
+        # An edition that the table does not have yet, and the edition whose rows it has instead.
         for load, edition in self._told:
             if load <= published.load and edition > editions.get(load, 1):
                 late += [(load, edition), (load, edition - 1)]
@@ -142,9 +142,9 @@ class Loads:
         return {file.hour for manifest in manifests for file in manifest.files}
 
     def accounted(self, manifest: LoadManifest, found: ReadBack) -> SequenceCounts:
-        """What the files hold, and what was erased: none of it is missing.
+        """Return the sequences in the files and the erased ones: neither are missing.
 
-        Of an edition that an erasure made, no more is taken for erased than was there before.
+        For an edition that an erasure made, only rows that were there before count as erased.
         """
         erased = found.erased
         if manifest.erases and manifest.edition > 1:
@@ -156,7 +156,7 @@ class Loads:
         return counts
 
     def erased_by_hour(self) -> dict[str, SequenceCounts]:
-        """What was erased of the loads that were told of: a published table misses nothing of it.
+        """Erased sequences of the reported loads, by hour: a published table need not have them.
 
         Reads each manifest once, and none while nothing was ever erased.
         """
@@ -175,7 +175,7 @@ class Loads:
         return hours
 
     def records(self, manifest: LoadManifest, counts: SequenceCounts, found: ReadBack) -> Sequence[LoadCount]:
-        """What to say of an edition of which that is accounted for."""
+        """Return the records that report an edition, given its accounted sequences."""
         before, unkeyed_before = SequenceCounts(), dict[int, UnkeyedRows]()
         if manifest.edition > 1:
             before = self._told_counts(manifest.load, manifest.edition - 1)
@@ -193,7 +193,7 @@ class Loads:
     def note(
         self, manifest: LoadManifest, counts: SequenceCounts, unkeyed: Mapping[int, UnkeyedRows]
     ) -> None:
-        """Write down that an edition is told of, and with which counts."""
+        """Record that an edition is reported, and its counts."""
         rows = [astuple(each) for each in unkeyed.values()]
         told = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)

@@ -32,13 +32,13 @@ _HOUR_MS = HOUR_US // 1000
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """What the files of a load were found to hold."""
+    """Contents found in the files of a load."""
 
     counts: SequenceCounts
     bad: Sequence[str] = ()
-    """A line for each file that is gone or broken: nothing in it is counted."""
+    """A line for each missing or broken file: nothing in it is counted."""
     erased: SequenceCounts = field(default_factory=SequenceCounts)
-    """What the manifest says was erased: only it can."""
+    """Sequences of erased rows by the manifest, their only source."""
     unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
     """Window -> rows without a whole audit header, and tombstones, which lie in no hour's partition."""
     hours: Sequence[HourRows] = ()
@@ -74,7 +74,7 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
         try:
             tombstones.update(_tombstones(open_file(storage, f"{topic}/{aside.path}")))
         except FileNotFoundError:
-            # An erasure deletes those of the editions before it; the next edition counts its own.
+            # An erasure deletes the tombstones of earlier editions; the next edition counts its own.
             if aside.path not in _expired(storage, topic):
                 bad.append(f"{topic}/{aside.path} is gone")
         except (pa.ArrowException, OSError) as error:

@@ -1,9 +1,9 @@
-"""The warehouse's reader: counts what loads have left in their files, and what the published tables hold.
+"""The warehouse's reader: counts the rows in the files of loads, and in the published tables.
 
-No load says anything of itself, and no publication: whoever writes rows has no right to count them. One
-process counts a warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's
-ZooKeeper as other readers do; others stand by. Its counts are signed. A topic that cannot be read holds up no
-other.
+Loads and publications do not report themselves: a process that writes rows may not count them. One process
+counts a warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's ZooKeeper as
+other readers do; others stand by. Its counts are signed. A topic that cannot be read does not hold up the
+others.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WarehouseNumbers(TierNumbers):
         super().__init__(WAREHOUSE)
         self.rows = {"loads": 0, "table": 0, "erased": 0}
         self.problems: Sequence[str] = ()
-        """What cannot be counted now."""
+        """Topics that cannot be counted now, each with the reason."""
 
     def troubles(self) -> list[str]:
         return [*super().troubles(), *self.problems]
@@ -80,7 +80,7 @@ class WarehouseNumbers(TierNumbers):
 
 
 class WarehouseReader(TierReader):
-    """Counts one warehouse until `stop` is set. Raises MillraceError when it cannot begin to."""
+    """Counts one warehouse until `stop` is set. Raises MillraceError when it cannot start."""
 
     _numbers: WarehouseNumbers
 
@@ -106,7 +106,7 @@ class WarehouseReader(TierReader):
                 )
                 self.check_place()
                 if not self._storage.root.startswith("file://"):
-                    # Else each round would say that it has none.
+                    # Without a catalog each round would report it missing.
                     connect(self._storage, request.catalog).close()
                 _ensure_topic(client)
             registry = opened.enter_context(SchemaRegistryClient(request.registry))
@@ -119,32 +119,32 @@ class WarehouseReader(TierReader):
         self._opened.close()
 
     def refusal(self, newest: Turn) -> str:
-        """Why it does not count another warehouse."""
+        """Return the reason why this process does not count another warehouse."""
         return (
             f"the auditor's warehouse is another one: {newest.host} counted {newest.cluster_id}, and this is"
             f" {self._storage.root}: give the right --warehouse, or --new-warehouse if it was moved"
         )
 
     def prepare(self, turn: Turn) -> None:
-        """Forget what was told: somebody else may have told on."""
+        """Forget the reports so far: another process may have continued them."""
         self._loads.clear()
         self._tables.clear()
         self._found.clear()
         self._states.clear()
         self._numbered = itertools.count(1)
-        # Of a topic that was loaded once and has no folder now, its topic in the cluster is all there is.
+        # For a topic that was loaded once and has no folder now, only the cluster's topic is left.
         with ClusterClient(self._request.bootstrap, timeout_s=_TIMEOUT_S) as client:
             self._topics = {*client.topics()}
 
     def count_once(self) -> None:
-        """Count and tell what is new of every topic; one that cannot be counted is logged, no other waits."""
+        """Count and report the news of every topic; log a topic that cannot be counted, and go on."""
         now = now_ms()
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
         of_loads = self._each(topics, self._count_loads)
         of_findings = self._each(topics, self._tell_findings)
         of_tables: dict[str, str] = {}
         if topics:
-            # Opened anew: a local warehouse has no catalog before its first publication.
+            # Opened in each round: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
                 of_tables = self._each(topics, partial(self._count_table, catalog))
         self._topics |= {*topics}
@@ -169,7 +169,7 @@ class WarehouseReader(TierReader):
                 do(topic)
             except MillraceError as error:
                 problems[topic] = str(error)
-            except Exception as error:  # of a file or a table that is broken as nobody foresaw
+            except Exception as error:  # of a file or table broken in an unforeseen way
                 line = (str(error).splitlines() or [""])[0]
                 problems[topic] = f"unexpected {type(error).__name__}: {line}"
         return problems
@@ -208,7 +208,7 @@ class WarehouseReader(TierReader):
         if topic not in self._tables:
             self._tables[topic] = PublishedTable(self._storage, topic)
         if topic not in self._loads:
-            return  # what was told of its loads is not known yet
+            return  # the reports of its loads are not known yet
         for found in self._tables[topic].news(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
@@ -226,7 +226,7 @@ class WarehouseReader(TierReader):
         newest, editions, exists = LoadId(), "", False
         if topic not in gone:
             if topic not in self._loads:
-                return  # its folder cannot be read: that is the problem which is named
+                return  # its folder cannot be read, which is reported as the problem
             newest = self._loads[topic].newest()
             editions = "" if topic in of_loads else self._loads[topic].editions()
             exists = topic in self._tables and self._tables[topic].exists

@@ -1,9 +1,9 @@
-"""The published table of one topic: which of its hours were changed, and what a reader gets of them now.
+"""The published table of one topic: its changed hours, and the rows that a reader gets of them now.
 
-An hour is counted again when the table's current snapshot names other files for it, or other files of
-deletions, than were told of; so a publication, a compaction and whatever another program does are looked at
-alike. Rows are read by pyiceberg as any reader reads them: deleted ones are not there. Nothing is told of an
-hour that does not have everything the auditor was told of loads: the next publication changes it.
+An hour is counted again when the table's current snapshot names other files for it, or other delete files,
+than were reported; so a publication, a compaction and any change by another program are treated alike. Rows
+are read by pyiceberg as any reader reads them: deleted rows are not there. An hour is not reported while it
+lacks rows that were reported of loads: the next publication changes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequ
 from millrace_warehouse.storage import Storage
 
 NOTED_EVERY = 100
-"""Hours after which it is written down what was told: a killed reader tells at most so many again."""
+"""Hours between records of what was reported: a reader that was killed repeats at most as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,17 @@ class PublishedTable:
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
         self.exists = False
-        """The catalog had the table when its news was asked for, whether it can be counted or not."""
+        """True if the catalog had the table at the last `news`, even if it cannot be counted."""
         self._seen = "", 0
         self._told: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
         """Hour -> rows of other hours in its partition."""
-        # A hint that is lost or cut costs no more than to count every hour again.
+        # A hint that is lost or cut only makes every hour be counted again.
         with suppress(FileNotFoundError, ValueError, TypeError):
             self._told = dict(json.loads(storage.read(layout.audited_table_path(topic))))
 
     def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
-        """The hours to tell of, ascending; ask for the next one when one is told.
+        """Yield the hours to report, ascending; ask for the next hour once one is reported.
 
         MillraceError when the table is not that of its publication, or cannot be read.
         """
@@ -87,7 +87,7 @@ class PublishedTable:
         while waiting:
             hour = waiting.popleft()
             found, moved = self._count(table, hour, hours.get(hour, []))
-            # Rows that lie in the partition of another hour are counted where a reader of that hour looks.
+            # Rows in the partition of another hour are counted where a reader of their own hour looks.
             again = [
                 other for other in sorted(moved) if other in files.keys() | self._told and other not in behind
             ]
@@ -126,7 +126,7 @@ class PublishedTable:
             for batch in scan.to_record_batches(tasks) if columns else ():
                 count_sequences(batch, found.counts)
                 count_unkeyed(batch, found.unkeyed)
-        except Exception as error:  # whatever pyiceberg and pyarrow say of a file that is gone or broken
+        except Exception as error:  # whatever pyiceberg and pyarrow raise for a missing or broken file
             reason = (str(error).splitlines() or [""])[0]
             raise MillraceError(
                 f"{'.'.join(table.name())} cannot be read in {hour} ({type(error).__name__}: {reason}): run"
@@ -169,7 +169,7 @@ def _tasks_by_hour(table: Table) -> dict[str, list[FileScanTask]]:
 
 
 def _digest(tasks: list[FileScanTask], erased: SequenceCounts | None) -> str:
-    """Of the files that an hour has, of those that delete rows of it, and of how many rows were erased."""
+    """Digest of an hour's files, of its delete files, and of its number of erased sequences."""
     files = [(t.file.file_path, t.file.file_size_in_bytes, t.file.record_count) for t in tasks]
     deletes = {(d.file_path, d.file_size_in_bytes, d.record_count) for t in tasks for d in t.delete_files}
     named = json.dumps([sorted(files), sorted(deletes), *([erased.total] if erased else [])]).encode()
