@@ -1,4 +1,4 @@
-"""Who counts a warehouse for the auditor: `millrace audit-warehouse`."""
+"""The command that counts a warehouse for the auditor: `millrace audit-warehouse`."""
 
 from __future__ import annotations
 

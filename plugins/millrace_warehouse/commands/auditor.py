@@ -14,11 +14,11 @@ from millrace_warehouse.publish.gate import Auditor, Judgement, Nobody
 from millrace_warehouse.publish.state import COMPLETE
 
 STALE_AFTER = timedelta(minutes=10)
-"""Time without applied records after which an auditor's answer speaks for the past only."""
+"""Time without applied records after which an auditor's answer is stale."""
 
 
 def auditor_at(url: str) -> Auditor:
-    """The auditor at a URL; `Nobody` for an empty one."""
+    """Return the auditor at a URL; `Nobody` for an empty URL."""
     return HttpAuditor(url) if url else Nobody()
 
 
@@ -46,7 +46,7 @@ class HttpAuditor:
 
 
 def newest_counted(url: str, topic: str) -> NewestLoad | None:
-    """The newest load of a topic that the auditor at a URL has counted.
+    """Return the newest load of a topic that the auditor at a URL has counted.
 
     MillraceError when no auditor answers there.
     """
@@ -72,7 +72,7 @@ def _verdict(answer: Completeness, hour: Window, now: datetime) -> Verdict:
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
-    """Reason for which the answer proves nothing about the rows that are there now; None when it may."""
+    """Return the reason why the answer proves nothing about the present rows; None when it may."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"
     if answer.applied_at is None or now - answer.applied_at > STALE_AFTER:

@@ -1,4 +1,4 @@
-"""The hours that a command line names: one by one, or from a whole hour to another."""
+"""The hours that a command line names: single hours, or a range of whole hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace_warehouse.history.hours import UNFILED
 
 
 def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
-    """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
+    """Return the hours that --hour, or --from and --to, name; ConfigError when neither or both are given."""
     if (hours and (start or end)) or (not hours and not (start and end)):
         raise ConfigError("give either --hour, as often as needed, or --from and --to")
     if start and end:
@@ -20,7 +20,7 @@ def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
 
 
 def _hours_between(start: datetime, end: datetime) -> list[str]:
-    """The whole hours of [start, end): what is proved is what is published, and half an hour is neither."""
+    """Return the hours of [start, end), which must be whole: hours are proved and published whole."""
     if start >= end:
         raise ConfigError(
             f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"

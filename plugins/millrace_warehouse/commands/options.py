@@ -1,4 +1,4 @@
-"""Makes a verb's command: its options, how its answer is printed, tables for people."""
+"""Make a verb's command: its options, the printing of its answer, and tables for people."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Silent:
     """A command without an answer."""
 
     packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
-    """What the command needs of an extra: all that is missing is named at once."""
+    """Packages of an extra that the command needs: all missing ones are named at once."""
     takes_values: ClassVar[bool] = True
-    """False where Arrow has no values in the command's own process, but in a job's."""
+    """False if Arrow handles values only in a job's process, not in the command's own."""
 
     def prepare(self) -> None:
-        """What can be seen to fail at the end fails here, before any work."""
+        """Fail before any work for a reason that would make the end fail."""
 
 
 @verb
 class Output(Silent):
-    """How a command prints its answer."""
+    """Options for the printing of a command's answer."""
 
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
     metrics_dir: str = option(
@@ -53,7 +53,7 @@ class Output(Silent):
             check_writable(Path(self.metrics_dir), f"--metrics-dir {self.metrics_dir}")
 
     def measure(self, command: str, answers: Iterable[Mapping[str, Any]]) -> None:
-        """Leave what became of each topic for Prometheus, where that is wanted; not of those that failed."""
+        """Write each successful topic's answer as metrics for Prometheus, if --metrics-dir is given."""
         if self.metrics_dir:
             from millrace_warehouse.commands.textfile import write_metrics
 
@@ -70,7 +70,7 @@ class Output(Silent):
 
 
 def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None]], click.Command]:
-    """Makes a function of a verb a command with the verb's options; its docstring is the help."""
+    """Turn a function of a verb into a command with the verb's options; its docstring is the help."""
 
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
@@ -98,9 +98,10 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], *columns: str | tuple[str, str]) -> None:
-    """Print rows as a table for people, if there are any; whole lines where there is no terminal to keep to.
+    """Print rows as a table for people, if there are any; without a terminal, lines are not shortened.
 
-    A column is a key, which heads it, or its head and the key. Whole numbers stand to the right, with commas.
+    A column is a key, which is also its heading, or a heading and a key. Whole numbers are right-aligned,
+    with commas.
     """
     rows_shown = list(rows)
     pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]

@@ -1,4 +1,4 @@
-"""Does a verb in this process: opens storage, catalog and clients, asks the auditor, hands over. No JVM."""
+"""Run a verb in this process: open storage, catalog and clients, ask the auditor, call the verb. No JVM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from millrace_warehouse.verify.check import TopicReport
 def _opened(
     request: Publish | Compact | Expire | Erase | Tables | Verify, progress: Progress = quiet
 ) -> Iterator[At]:
-    """The request's warehouse and its catalog, which stays open meanwhile; a publication makes its file."""
+    """Open the request's warehouse and its catalog; only a publication creates the catalog's file."""
     storage = open_storage(request.warehouse)
     publishes = isinstance(request, Publish | Erase) and not request.dry_run
     with connect(storage, request.catalog, create=publishes) as catalog:
@@ -45,7 +45,7 @@ def _opened(
 
 
 def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
-    """Publish what a topic has to publish; what became of it, without the parts that grow with history."""
+    """Publish a topic; return the result without the parts that grow with history."""
     with _opened(request, progress) as at:
         result = publish_topic(at, request, topic, auditor_at("" if request.unasked else request.auditor))
         if earlier := _of_earlier_tries(at, request, result):
@@ -62,7 +62,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
 
 
 def _of_earlier_tries(at: At, request: Publish, result: PublishResult) -> list[HourChange]:
-    """What publications of this run changed before: a task that was killed behind them told nobody."""
+    """Return changes by earlier publications of this run, which a task that was killed did not report."""
     table = None if request.dry_run else find_table(at.catalog, result.topic)
     changes: list[HourChange] = []
     for snapshot in table.metadata.snapshots if table is not None else ():
@@ -85,13 +85,13 @@ def describe_one(request: Tables, topic: str, _: Progress) -> dict[str, Any]:
 
 
 def expire(request: Expire, progress: Progress) -> ExpireResult:
-    """Delete what is old and not needed; what that was."""
+    """Delete old files that are not needed; return their counts."""
     with _opened(request, progress) as at:
         return expire_topic(at, request)
 
 
 def erase(request: Erase, progress: Progress) -> dict[str, Any]:
-    """Take out what a condition matches; what that was, what is left, and what the logs hold."""
+    """Take out the rows that a condition matches; return counts, remaining files, and the logs' holdings."""
     storage = open_storage(request.warehouse)
     logs = ask_logs(storage, request.topic, request.logs)
     with _opened(request, progress) as at:
@@ -105,7 +105,7 @@ def erase(request: Erase, progress: Progress) -> dict[str, Any]:
 
 
 def promote(request: Promote) -> PromoteResult:
-    """Record the promotion; what it changes."""
+    """Record the promotion; return the changes."""
     with SchemaRegistryClient(request.registry) as registry:
         return promote_registered(
             open_storage(request.warehouse),
@@ -140,7 +140,7 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
             findings.note(run.storage, report.topic, looked_at, problems)
         except MillraceError as error:
             report.notes.append(f"the auditor does not hear of it: {error}")
-    for report in reports if request.auditor else ():  # last: what it knows it need not be told
+    for report in reports if request.auditor else ():  # last: the auditor has counted these loads itself
         counted = newest_counted(request.auditor, report.topic)
         try:
             check_not_restored(run.storage, report.topic, counted)

@@ -15,21 +15,22 @@ from millrace.logs import VERBOSE
 
 
 def to_stderr(what: str) -> Callable[[str], None]:
-    """A progress callback that writes `step: <what>: <step>` lines, whole ones from whichever thread."""
+    """Return a progress callback that writes whole `step: <what>: <step>` lines from any thread."""
     return lambda step: _write(f"step: {what}: {step}")
 
 
 def _write(line: str) -> None:
-    # One write: print would write the end of the line by itself, and threads share the stream.
+    # One write: print would write the end of the line separately, and threads share the stream.
     sys.stderr.write(f"{escaped(line)}\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
-    """Shows a bar with the newest line on a terminal; elsewhere the lines themselves, for the log.
+    """Show a bar with the newest line on a terminal; elsewhere write the lines themselves, for the log.
 
-    `quiet` takes the lines where there is no terminal; with `millrace --verbose` all are written everywhere.
+    `quiet` receives the lines where there is no terminal; with `millrace --verbose` all are written
+    everywhere.
     """
     console = Console(stderr=True)
     if VERBOSE in os.environ:

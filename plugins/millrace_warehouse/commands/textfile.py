@@ -1,7 +1,7 @@
-"""What a command has done with a topic, as a file for the textfile collector of Prometheus' node_exporter.
+"""Result of a command for a topic, as a file for the textfile collector of Prometheus' node_exporter.
 
-A job is over before Prometheus could ask it. A topic that failed keeps the file of its last success, which
-grows old.
+A job has ended before Prometheus could scrape it. A topic that failed keeps the file of its last success,
+which grows old.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done with a warehouse besides its table: `millrace promote`, `expire`, `erase` and `verify`."""
+"""Upkeep of a warehouse: `millrace promote`, `expire`, `erase` and `verify`."""
 
 from __future__ import annotations
 
