@@ -1,4 +1,4 @@
-"""Where a verb works: storage and catalog, who is told of its steps, and the clock it goes by."""
+"""The place of a verb's work: storage and catalog, the callback for its steps, and its clock."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Progress = Callable[[str], None]
 
 
 def quiet(step: str) -> None:
-    """The progress that nobody is told of."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At:
-    """Where a verb works; the same for each of its topics."""
+    """Storage, catalog, progress and clock of a verb; the same for each of its topics."""
 
     storage: Storage
     catalog: Catalog
-    """As `publish.catalog.connect` opens it."""
+    """Catalog, as `publish.catalog.connect` opens it."""
     progress: Progress = quiet
     clock: Callable[[], float] = time.time

@@ -1,7 +1,7 @@
-"""The columns of a table: the fields of its Avro schema, and Millrace's own beside them.
+"""The columns of a table: the fields of its Avro schema, and Millrace's own columns.
 
-One check says which schemas a table may have: for the first load, for promotions and for the decoder. Names
-are compared with their case folded: Spark's columns have no case.
+One check decides which schemas a table may have: for the first load, for promotions and for the decoder.
+Names are compared without regard to case: Spark's columns have no case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, without_nulls
 
 TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
-"""What the row is filed by: its event time, null when no sound clock can have shown that."""
+"""Event time that the row is filed by, null when no correct clock can have shown it."""
 TOPIC_PARTITION = pa.field("_topic_partition", pa.int32())
 OFFSET = pa.field("_offset", pa.int64())
 LOG_FIELDS = [
@@ -25,11 +25,11 @@ LOG_FIELDS = [
     pa.field("_key", pa.binary()),
     pa.field("_schema_id", pa.int32()),
 ]
-"""Where a row comes from; the time is the record's own, null when it is none a calendar has."""
+"""Origin of a row in the log; `_timestamp` is the record's, null when no calendar has that time."""
 LOAD = pa.field("_load", pa.int64())
-"""Number of the load that the row came with: whoever counts rows by it can hold them against the loads."""
+"""Number of the load that the row came with: rows counted by it can be compared with the loads."""
 OWN_FIELDS = [TIME, *LOG_FIELDS, LOAD]
-"""Millrace's columns of a table, behind those of its schema."""
+"""Millrace's columns of a table, after those of its schema."""
 _ICEBERG_NAMES = {
     "_file",
     "_pos",
@@ -44,13 +44,13 @@ _ICEBERG_NAMES = {
 }
 """Apache Iceberg's metadata columns; Spark 4.1 refuses `select *` of a table with one of these."""
 PARTITION = "_time_hour"
-"""The table's partition, as Spark names one by `hours(_time)`: Iceberg takes no column of that name."""
+"""The table's partition, by Spark's name for `hours(_time)`: Iceberg allows no column of that name."""
 RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS), PARTITION})
 """Names that no field of a table's schema may have, in any case."""
 
 
 def check_table_schema(schema: Mapping[str, Any]) -> Record:
-    """The schema as a record whose fields can be columns of a table; SchemaError says why not."""
+    """Return the schema as a record whose fields can be a table's columns; SchemaError if they cannot."""
     parsed = parse(schema)
     if not isinstance(parsed, Record):
         raise SchemaError("a table's schema must be an Avro record")
@@ -64,7 +64,7 @@ def check_table_schema(schema: Mapping[str, Any]) -> Record:
 
 
 def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
-    """Two names that differ in case only, if there are any."""
+    """Return two names that differ in case only, if there are any."""
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.setdefault(name.casefold(), name)) != name:
@@ -73,7 +73,7 @@ def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
-    """The columns of a topic's first load with that schema; MillraceError unless it may pin it."""
+    """Return the columns of a topic whose first load pins the schema; MillraceError if it may not."""
     try:
         return check_table_schema(schema)
     except SchemaError as error:
@@ -84,7 +84,7 @@ def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Recor
 
 
 def _check_case(type_: pa.DataType, path: str) -> None:
-    """SchemaError for two fields of one record that differ in case only, at any depth."""
+    """Raise SchemaError for two fields of one record that differ in case only, at any depth."""
     inner = [type_.field(index) for index in range(type_.num_fields)]
     if pa.types.is_struct(type_) and (pair := same_but_case([field.name for field in inner])):
         raise SchemaError(f"its fields {path}{pair[0]} and {path}{pair[1]} differ in case only")

@@ -1,7 +1,8 @@
 """Digest of the contents of rows, for each column at each depth, to compare a copy with the rows copied.
 
-Values, nulls and the lengths of lists count, in the order of the rows. The cuts between batches do not count,
-nor does the width of an integer or a float. Reads Arrow alone: neither projection nor Parquet takes part.
+Values, nulls and the lengths of lists count, in the order of the rows. Boundaries between batches do not
+count, nor does the width of an integer or a float. Reads Arrow alone: neither projection nor Parquet takes
+part.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class ContentsDigest:
         self._columns: dict[int, _Column] = {}
 
     def add(self, batch: pa.RecordBatch, schema: Schema) -> None:
-        """Take in rows whose columns are those of the schema."""
+        """Add rows whose columns are those of the schema."""
         for array, column in zip(batch.columns, schema.fields, strict=True):
             self._add(array, column.field_id, column.name, column.field_type)
 
     def differences(self, copy: ContentsDigest) -> Iterator[str]:
-        """Return the columns in which a copy of these rows differs. Columns that it lacks are not compared.
+        """Yield the columns in which a copy of these rows differs. Columns missing in it are not compared.
 
         A column that only the copy has must be null everywhere.
         """

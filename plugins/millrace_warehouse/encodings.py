@@ -1,9 +1,9 @@
-"""How each column of a Parquet file is encoded, judged by its first rows.
+"""Encoding of each column of a Parquet file, chosen by the column's first rows.
 
-A column has a dictionary when values repeat among the first rows. Whole numbers without one are written as
-differences, which Spark from 3.3 on, DuckDB and pyarrow read. Parquet's own default keeps a dictionary for
-every column, also for offsets and times of which no two are alike: that takes a third of the time of a file
-of PageViews, and a third of its bytes.
+A column has a dictionary when values repeat among the first rows. Whole numbers without a dictionary are
+written as differences, which Spark from 3.3 on, DuckDB and pyarrow read. Parquet's own default keeps a
+dictionary for every column, even for offsets and times, which never repeat: that takes a third of the time of
+a file of PageViews, and a third of its bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROW_GROUP_BYTES = 128 << 20
 
 
 def encodings(rows: pa.Table) -> dict[str, Any]:
-    """The settings of a `ParquetWriter` for rows like these.
+    """Return the settings of a `ParquetWriter` for rows like these.
 
-    Columns of text and bytes get no smallest and largest value: they cost a tenth of the time, and nothing in
-    the order of a log is found by them. Numbers and times have theirs.
+    Columns of text and bytes get no smallest and largest value: computing them takes a tenth of the time, and
+    in the order of a log they rule out no file. Numbers and times have them.
     """
     dictionaries: list[str] = []
     differences: dict[str, str] = {}
@@ -44,7 +44,7 @@ def encodings(rows: pa.Table) -> dict[str, Any]:
 
 
 def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Every column that Parquet stores, by the path it has there."""
+    """Return every column that Parquet stores, with its path there."""
     pending = list(zip(table.column_names, table.columns, strict=True))
     while pending:
         path, column = pending.pop()
@@ -66,7 +66,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """True if values come twice on average, among those that are not null."""
+    """True if each value that is not null occurs twice on average."""
     values = column.drop_null()
     return not len(values) or 2 * len(pc.unique(values)) <= len(values)
 

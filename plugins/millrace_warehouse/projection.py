@@ -1,7 +1,7 @@
-"""Rows of a file in the columns that a table has now: by field id, at every depth, nulls as they are.
+"""Convert rows of a file to a table's present columns: by field id, at every depth, nulls as they are.
 
 Columns may have been added (null in older files), dropped or widened. pyiceberg has a private function for
-this, which makes null lists and maps empty ones. Knows Arrow and Iceberg's types; no files.
+this, which turns null lists and maps into empty ones. Knows Arrow and Iceberg's types; no files.
 """
 
 from __future__ import annotations
@@ -69,5 +69,5 @@ def _array(array: pa.Array, held: IcebergType, wanted: IcebergType, target: pa.D
 
 
 def _from_the_start(array: pa.Array) -> pa.Array:
-    """Copy a slice to an array of its own: Arrow takes no mask beside the offsets of a slice."""
+    """Copy a slice to a separate array: Arrow takes no mask beside the offsets of a slice."""
     return array.take(pa.array(np.arange(len(array)))) if array.offset else array

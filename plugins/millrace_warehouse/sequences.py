@@ -1,7 +1,7 @@
 """Count of the sequences in rows by producer, from the audit header's columns, all at once.
 
-In batches while they are in memory, and in a Parquet file, of which no other column is read but the record's
-time: rows without a header are counted by it.
+Works on batches in memory, and on a Parquet file, of which it reads only the header's columns and the
+record's time: rows without a header are counted by that time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ HEADER, TIMESTAMP = "header", "_timestamp"
 HEADER_COLUMNS = [f"{HEADER}.{name}" for name in EventHeader._fields]
 """Columns of a Parquet file that are the audit header's fields."""
 _FEW = 8
-"""Rows per run of consecutive numbers from which the runs are counted as they come."""
+"""Average rows in a run of consecutive numbers; with shorter runs, rows are sorted before counting."""
 
 
 def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | None = None) -> SequenceCounts:
-    """The rows of a batch by producer, window and sequence, added to `counts` or to a new account.
+    """Count the rows of a batch by producer, window and sequence; add to `counts` or to a new account.
 
-    An audit header is a struct column `header` with the fields of an EventHeader. Rows without one, or with
-    a null in one of its fields, count nowhere.
+    An audit header is a struct column `header` with the fields of an EventHeader. Rows without one, or with a
+    null in one of its fields, are not counted.
     """
     counts = SequenceCounts() if counts is None else counts
     columns_of_header = _header_columns(batch)
@@ -42,7 +42,7 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
     times = time.cast(pa.timestamp("us", tz="UTC")).view(pa.int64()).to_numpy() // 1000
     servers, services = server.dictionary_encode(), service.dictionary_encode()
     server_names, service_names = servers.dictionary.to_pylist(), services.dictionary.to_pylist()
-    # An instance has one server and service. Rows that claim another pair are counted apart.
+    # An instance has one server and service. Rows that claim another pair are counted separately.
     pairs = len(server_names) * len(service_names)
     which = servers.indices.to_numpy() * np.int64(len(service_names)) + services.indices.to_numpy()
     columns = which, instance.to_numpy(), times // WINDOW_MS, sequence.to_numpy()
@@ -51,7 +51,7 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
             columns, np.argsort(which.astype(np.uint16) if pairs <= 1 << 16 else which, kind="stable")
         )
     runs = _runs(*columns)
-    if len(runs[0]) > len(times) // _FEW:  # numbers are out of order: sorted there are fewer runs
+    if len(runs[0]) > len(times) // _FEW:  # numbers are out of order: sorting makes fewer runs
         runs = _runs(*_ordered(columns, np.lexsort(columns[::-1])))
     for pair, number, window, first, last in zip(*(column.tolist() for column in runs), strict=True):
         at_server, at_service = divmod(pair, len(service_names))
@@ -89,7 +89,7 @@ class FileRows:
     """Rows with and without a header."""
 
     def add(self, content: BinaryIO) -> None:
-        """Count a Parquet file and close it. ArrowException or OSError for a broken one, in half counted."""
+        """Count a Parquet file and close it. ArrowException or OSError for a broken file, partly counted."""
         with content, pq.ParquetFile(content) as file:
             names = {*file.schema_arrow.names}
             columns = [*(HEADER_COLUMNS if HEADER in names else ()), *({TIMESTAMP} & names)]
@@ -112,8 +112,8 @@ def _ordered(columns: Columns, order: Longs) -> Columns:
 
 
 def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> tuple[Longs, ...]:
-    """Consecutive numbers of one producer, instance and window: those three, the first number, the last."""
-    # The largest number of all and the smallest one after it are no run, though the sum wraps.
+    """Return runs of consecutive numbers: producer, instance and window, and the first and last number."""
+    # The largest number of all and the smallest one after it form no run, though the sum wraps.
     breaks = (sequences[1:] != sequences[:-1] + 1) | (sequences[1:] < sequences[:-1])
     for key in (which, instances, windows):
         breaks |= key[1:] != key[:-1]
@@ -123,7 +123,7 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
 
 
 def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """The five columns of the rows that have them all, None in a table without audit headers."""
+    """The header's five columns for rows that have all five; None in a table without audit headers."""
     fields = _header_fields(batch)
     if fields is None or (whole := _whole(fields)) is None:
         return fields
@@ -146,7 +146,7 @@ def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _whole(fields: Sequence[pa.Array]) -> pa.Array | None:
-    """Return a mask of the rows that have all five; None when every row has."""
+    """Return a mask of the rows that have all five columns; None when every row does."""
     if not any(column.null_count for column in fields):
         return None
     return functools.reduce(pc.and_, [column.is_valid() for column in fields])

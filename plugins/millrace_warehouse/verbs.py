@@ -1,7 +1,8 @@
-"""What each verb is given, said once: a command reads it from its words, a Spark job from JSON.
+"""Options of each verb, defined once: a command reads them from its words, a Spark job from JSON.
 
-A field made by `option` is what a command line spells; the other fields are for jobs and tests alone.
-Airflow's operators pass the same names on as words. Lies below what does the verbs, and knows nothing of it.
+A field made by `option` can be given on a command line; the other fields are for jobs and tests alone.
+Airflow's operators pass words of the same names. Lies below the code that runs the verbs, and knows nothing
+of it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a command line spells a field."""
+    """Spelling of a field on a command line."""
 
     name: str
     parse: Callable[[Any, str], Any] | None
-    """What a word means, with the option's name for its ConfigError; None for the word itself."""
+    """Parses a word, with the option's name for its ConfigError; None for the word itself."""
     attributes: Mapping[str, Any]
-    """Those of click's parameter."""
+    """Attributes of click's parameter."""
 
 
 def option(
@@ -40,9 +41,9 @@ def option(
     repr: bool = True,
     **attributes: Any,
 ) -> Any:
-    """A field spelt `--name METAVAR`, `--flag` or, as an argument, `NAME`; with `...` it may be repeated.
+    """Return a field spelt `--name METAVAR`, `--flag` or, as an argument, `NAME`; `...` lets it repeat.
 
-    Without a default it is required. A default that is a word is parsed like a word that is given.
+    Without a default the option is required. A text default is parsed like a given word.
     """
     name, _, metavar = spelling.removesuffix("...").partition(" ")
     attributes |= {"metavar": metavar} if metavar else {}
@@ -65,14 +66,14 @@ def verb(cls: type[V]) -> type[V]:
 
 
 def options_of(cls: type) -> Iterator[tuple[str, Option]]:
-    """The fields that a command line spells, in order."""
+    """Return the fields that a command line can give, in order."""
     for member in dataclasses.fields(cls):
         if "option" in member.metadata:
             yield member.name, member.metadata["option"]
 
 
 def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
-    """The verb that the words of its fields spell; None and () stand for words that were not given."""
+    """Return the verb that the words of its fields spell; None and () mean that a word was not given."""
     values = {}
     for name, spelt in options_of(cls):
         if (word := texts[name]) not in (None, ()):
@@ -130,7 +131,7 @@ class Load:
         words.checked_pattern,
         default="",
     )
-    """The command adds the topics that match to `topics`."""
+    """The command adds the matching topics to `topics`."""
     run_id: str = option(*RUN_ID, default_factory=words.run_id)
     """Names the plan: the same for every try of one run."""
     max_bytes: int | None = option(
@@ -151,11 +152,11 @@ class Load:
         " broken_body.  [default: 0.1%, or 100 where that is more]",
         default="",
     )
-    """As `rejections.RejectedLimits` reads it."""
+    """Parsed by `rejections.RejectedLimits`."""
     accept_rejected: bool = option(
         "--accept-rejected", "Succeed although records could not be decoded.", default=False
     )
-    """The command decides by it; the load is published either way."""
+    """Applied by the command; the load is published either way."""
     accept_new_topic: bool = option(
         "--accept-new-topic",
         "Go on with a topic that was deleted and created anew, or whose cluster was.",
@@ -167,7 +168,7 @@ class Load:
     cut_bytes: int = CUT_BYTES
 
     def of(self, topic: str) -> Load:
-        """The load of one topic: what no word says is as the topic's policy has it."""
+        """Return the load of one topic; the topic's policy gives the values that no word gives."""
         policy = self.policies.get(topic, NO_POLICY)
         most = words.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
         return dataclasses.replace(
@@ -227,13 +228,13 @@ class Compact:
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
     quiet_s: float = 6 * 3600.0
-    """Leave an hour alone that a publication has changed since."""
+    """An hour is left alone that a publication has changed within this time."""
     small_bytes: int = 64 << 20
-    """A file below it is put together with others."""
+    """A smaller file is put together with others."""
     small_files: int = 8
-    """Leave an hour alone that has at most so many small files."""
+    """An hour with at most this number of small files is left alone."""
     target_bytes: int = 256 << 20
-    """Start the next file when the sources of one reach this size."""
+    """A new file starts when the sources of one reach this size."""
 
 
 @verb

@@ -1,7 +1,7 @@
-"""Keeps pandas out of processes that are Millrace's own: its import takes longer than most of what they do.
+"""Keeps pandas out of Millrace's own processes: its import takes longer than most of their work.
 
-Arrow imports pandas, where it is installed, with the first value that it takes: to see whether it is one of
-pandas'. Nothing here is for processes of users, who may have such values.
+Arrow imports pandas, where it is installed, with its first value, to see whether the value is one of pandas'.
+Nothing here is for processes of users, which may have such values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class _NoPandas(importlib.abc.MetaPathFinder):
 
 
 def keep_pandas_out() -> None:
-    """Let Arrow find no pandas in this process, unless it is imported already: 0.3 s of CPU less."""
+    """Hide pandas from Arrow in this process, unless it is imported already; saves 0.3 s of CPU."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa

@@ -1,6 +1,6 @@
-"""What the words of a command line mean: sizes, times, ages, loads, names.
+"""Parsers of a command line's words: sizes, times, ages, loads, names.
 
-Each function takes a word and the option it was given with, and fails with a ConfigError that names both.
+Each function takes a word and its option's name, and fails with a ConfigError that names both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """`500MB` or `2GiB` as bytes."""
+    """Parse `500MB` or `2GiB` as bytes."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].lower() not in _BYTES or not int(match[1]):
         raise ConfigError(f"{option} {text!r} is no size like 500MB or 2GiB")
@@ -38,7 +38,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_age(text: str, option: str) -> float:
-    """`30d`, `12h`, `90m` or `45s` in seconds."""
+    """Parse `30d`, `12h`, `90m` or `45s` as seconds."""
     match = re.fullmatch(r"(\d+)([dhms])", text.strip())
     if match is None:
         raise ConfigError(f"{option} {text!r} is not an age like 30d, 12h, 90m or 45s")
@@ -50,17 +50,17 @@ def parse_time_ms(text: str, option: str) -> int:
 
 
 def optional(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
-    """As `parse`; None for an empty word."""
+    """Return a parser like `parse` that returns None for an empty word."""
     return lambda text, option: parse(text, option) if text else None
 
 
 def absolute_file(text: str, _: str) -> str:
-    """A file as every folder finds it; empty for an empty word."""
+    """Return the absolute path of a file; empty for an empty word."""
     return str(Path(text).absolute()) if text else ""
 
 
 def parse_loads(text: str, option: str) -> list[int]:
-    """`7` or `7-9` as numbers of loads; none for an empty word."""
+    """Parse `7` or `7-9` as numbers of loads; none for an empty word."""
     if not text:
         return []
     first, _, last = text.partition("-")
@@ -70,13 +70,13 @@ def parse_loads(text: str, option: str) -> list[int]:
 
 
 def checked_addresses(text: str, option: str) -> str:
-    """The text, if it is HOST:PORT[,HOST:PORT...]."""
+    """Return the text, if it is HOST:PORT[,HOST:PORT...]."""
     parse_addresses(text, option)
     return text
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Make a folder if it is not there; ConfigError, which begins with `what`, when it cannot be written."""
+    """Create a folder if it is missing; ConfigError, which begins with `what`, when it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,7 +96,7 @@ def checked_pattern(text: str, option: str) -> str:
 
 
 def checked_reason(text: str, option: str) -> str:
-    """The text of a reason, which says something."""
+    """Return the text of a reason, which must not be empty."""
     if not text.strip():
         raise ConfigError(f"{option} is empty: say why these loads are read again")
     return text.strip()
@@ -108,7 +108,7 @@ def policies(file: str, _option: str) -> TopicPolicies:
 
 
 def checked_subjects(words: Sequence[str], _option: str) -> Sequence[str]:
-    """The words, if they say how subjects are named."""
+    """Return the words, if they are a valid naming of subjects."""
     Subjects.parse(words)
     return words
 
@@ -120,14 +120,14 @@ def absolute_warehouse(text: str, _option: str) -> str:
 
 
 def checked_name(text: str, option: str) -> str:
-    """The text, if it can name an erasure."""
+    """Return the text, if it can name an erasure."""
     if text and (not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", text) or text.endswith(".done")):
         raise ConfigError(f"{option} {text!r} is no name like request-4711, of letters, digits and -_.")
     return text
 
 
 def each_checked_address(texts: Sequence[str], option: str) -> Sequence[str]:
-    """The texts, if each is HOST:PORT[,HOST:PORT...]."""
+    """Return the texts, if each is HOST:PORT[,HOST:PORT...]."""
     return [checked_addresses(text, option) for text in texts]
 
 
@@ -149,5 +149,5 @@ def distinct(names: Sequence[str], _option: str) -> list[str]:
 
 
 def run_id(text: str = "", _option: str = "") -> str:
-    """The name of a run; for an empty word one that nobody has used."""
+    """Return the name of a run; a new unique name for an empty word."""
     return text or f"manual-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
