@@ -1,7 +1,7 @@
 """The catalog of a warehouse's tables: its own SQLite file, or one that pyiceberg's configuration names.
 
-millrace.<topic>          the rows; `.` and `-` of the topic are `_`
-millrace.<topic>_hours    what publications did to each hour
+millrace.<topic>          the rows; `.` and `-` of the topic become `_` millrace.<topic>_hours    the changes
+of each hour by publications
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ T = TypeVar("T")
 
 NAMESPACE = "millrace"
 TRIES = 6
-"""Most times that a catalog is asked; the pauses between them are 6 s together."""
+"""Most tries of a request to a catalog; the pauses between them take 6 s together."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
 _REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class CatalogError(MillraceError):
-    """The catalog refuses, or does not answer in time."""
+    """The catalog refuses a request, or does not answer in time."""
 
 
 class TableFileGone(MillraceError):
-    """A file of a table is gone: it was deleted meanwhile, or the catalog is older than what was expired."""
+    """A file of a table is missing: deleted meanwhile, or the catalog is older than the last expiry."""
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
@@ -50,10 +50,10 @@ def table_identifier(topic: str) -> tuple[str, str]:
 
 
 def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:
-    """The catalog of that name, its files read and written through the storage; close it after use.
+    """Open the catalog of that name, with its files in the storage; close it after use.
 
-    Without a name it is `catalog.db` in a local warehouse; `create` makes that file, else a missing one is a
-    catalog without tables. MillraceError when there is none, or when SQLite would lie on a network file
+    Without a name it is `catalog.db` in a local warehouse. `create` creates a missing file; else the catalog
+    has no tables. MillraceError when there is no catalog, or when SQLite's file would lie on a network file
     system.
     """
     if name:
@@ -83,22 +83,22 @@ def _configured(name: str) -> Catalog:
     uri = urlsplit(settings.get("uri", ""))
     if uri.scheme.startswith("sqlite"):
         refuse_network_file_system(Path(unquote(uri.path)[1:]).absolute())
-    # With what was read just now: pyiceberg keeps what it read when it was imported.
+    # The settings as read just now: pyiceberg itself keeps those that it read at its import.
     settings["py-io-impl"] = PY_IO_IMPL
     if settings.get("type", "rest") == "rest" and uri.scheme in ("http", "https"):
-        from millrace_warehouse.publish.rest import RestCatalog  # here: only this kind needs an HTTP client
+        from millrace_warehouse.publish.rest import RestCatalog  # only this kind needs an HTTP client
 
         return _open(lambda: RestCatalog(name, **settings))
     return _open(lambda: load_catalog(name, **settings))
 
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
-    # Again: of two that make a new SQL catalog's tables at once, one is refused.
+    # Repeated: if two processes create a new SQL catalog's tables at once, one of them is refused.
     return asked("catalog", connect_once)
 
 
 def refuse_network_file_system(path: Path) -> None:
-    """MillraceError when SQLite's file would lie where its locks do not hold between machines."""
+    """Raise MillraceError if SQLite's file would lie where locks do not hold between machines."""
     type_ = _file_system(path)
     if type_.startswith(_NETWORK):
         raise MillraceError(
@@ -108,12 +108,12 @@ def refuse_network_file_system(path: Path) -> None:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system that a path lies on; empty where the system does not say."""
+    """Return the type of a path's file system; empty where the system does not list file systems."""
     try:
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
     except OSError:  # no Linux
         return ""
-    # The fifth word is where it is mounted, with spaces as \040; the type is the first word behind the dash.
+    # The fifth word is the mount point, with spaces as \040; the type is the first word after the dash.
     types = {_unescaped(words[4]): words[words.index("-") + 1] for words in mounts}
     resolved = path.resolve()
     return next((types[str(folder)] for folder in (resolved, *resolved.parents) if str(folder) in types), "")
@@ -124,7 +124,7 @@ def _unescaped(mount: str) -> str:
 
 
 def asked(what: str, question: Callable[[], T]) -> T:
-    """What a catalog answers; CatalogError when it refuses, or has failed TRIES times."""
+    """Return a catalog's answer; CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
             return question()
@@ -157,7 +157,7 @@ def first_line(error: Exception) -> str:
 
 
 def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
-    """A table as the catalog has it now; None when it has none. CatalogError when it does not answer."""
+    """Return a table as the catalog has it now, or None; CatalogError when the catalog does not answer."""
     try:
         return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
@@ -165,14 +165,14 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
 
 
 def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
-    """Take a table out of the catalog; its files stay."""
+    """Remove a table from the catalog; its files stay."""
     with suppress(exceptions.NoSuchTableError):  # dropped, and the answer was lost
         asked(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
 
 
 @contextmanager
 def being_read(table: Table) -> Iterator[None]:
-    """Reads the table's manifests; TableFileGone when one goes meanwhile, as in an erasure."""
+    """Guard a reading of the table's manifests; TableFileGone when one disappears, as in an erasure."""
     try:
         yield
     except FileNotFoundError as error:
@@ -190,9 +190,10 @@ def create_table(
     location: str,
     settings: Mapping[str, str],
 ) -> Table:
-    """A new table, or the one that somebody has created at the same moment.
+    """Create a table, or return the one that another run has created at the same moment.
 
-    Its metadata lies at the location, or where the catalog wants it: some take none but their own.
+    Its metadata lies at the location, or where the catalog puts it: some catalogs accept only their own
+    location.
     """
     what = f"catalog {catalog.name}"
 
@@ -203,7 +204,7 @@ def create_table(
             except (exceptions.BadRequestError, exceptions.ForbiddenError):
                 return catalog.create_table(identifier, schema, None, spec, properties=dict(settings))
         except exceptions.TableAlreadyExistsError:
-            with suppress(exceptions.NoSuchTableError):  # a proxy may say so of a request that was refused
+            with suppress(exceptions.NoSuchTableError):  # a proxy may turn a refusal into this error
                 return catalog.load_table(identifier)
             raise
 

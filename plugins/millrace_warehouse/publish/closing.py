@@ -1,8 +1,8 @@
 """Proof by sequences, within a publication, that an hour's rows are those that its loads have counted.
 
-Reads the columns of the audit header in the files that are added, and in the table where its rows of an hour
-have not closed before. The other side is what the loads' manifests state. Asks no auditor; rows without a
-header have no sequences and are counted by load.
+Reads the columns of the audit header in the files that are added, and in the table if its rows of an hour
+have not closed before. Compares them with the manifests of the loads. Asks no auditor; rows without a header
+have no sequences and are counted by load.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOUR_MS = HOUR_US // 1000
 
 
 def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
-    """Hour -> why the rows of these loads in it are not what the loads have counted; without those that are.
+    """Hour -> reasons why the rows of these loads differ from their counts; without hours that agree.
 
     MillraceError when a manifest is missing or edited.
     """
@@ -82,7 +82,7 @@ def unclosed_in_table(
 
 
 def _rows_of(table: Table, uri: str) -> Iterator[pa.RecordBatch]:
-    """The columns `_load` and, if it has one, the audit header of a file of the table."""
+    """The columns `_load` and the audit header, if any, of a file of the table."""
     with table.io.new_input(uri).open() as content, pq.ParquetFile(content) as file:
         yield from file.iter_batches(columns=[LOAD.name, *HEADER_COLUMNS])
 
@@ -97,7 +97,7 @@ def _differences(
             try:
                 there.add(open_file(storage, path))
             except FileNotFoundError:
-                return  # the commit refuses it, and says what to do
+                return  # the commit refuses it, with advice
             except (pa.ArrowException, OSError) as error:
                 yield f"{path} cannot be read: {_first_line(error)}; run `millrace verify`"
                 return
@@ -120,7 +120,7 @@ def _differences(
 
 def _unfiled(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
     found = FileRows()
-    with suppress(pa.ArrowException, OSError):  # then its rows are missing
+    with suppress(pa.ArrowException, OSError):  # its rows then count as missing
         for file in manifest.files:
             if file.hour == UNFILED:
                 found.add(open_file(storage, f"{manifest.topic}/{file.path}"))

@@ -1,16 +1,16 @@
-"""One commit of an Iceberg table: schema, rows, properties and old snapshots together, or nothing of it.
+"""One commit of an Iceberg table: schema, rows, properties and old snapshots together, or no change at all.
 
 A commit has two parts. Its work, the manifests, is written once. Its manifest list and its number follow the
-table: when another branch took the number, the list is written again in milliseconds. When main itself moved,
-the commit is a Conflict, and its verb decides again. Every commit makes a snapshot, an empty one if need be,
-so the requirement for main guards the properties as well.
+table: when a commit to another branch took the number, the list is written again in milliseconds. When main
+itself moved, the commit is a Conflict, and its verb decides again. Every commit makes a snapshot, an empty
+one if need be, so the requirement for main guards the properties as well.
 
-After a lost answer the table decides: main is at this commit's snapshot, whose id all tries share, or not.
-pyiceberg's own transactions are not used: they send one requirement for many branches, delete manifests of a
-commit that was made after a false conflict, and start over whole.
+After a lost answer the table decides: either main is at this commit's snapshot, whose id all tries share, or
+it is not. pyiceberg's own transactions are not used: they send one requirement for many branches, delete
+manifests of a successful commit after a false conflict, and start over completely.
 
-Manifests stay small, and hold hours that lie beside each other, however many files a commit adds: to read
-or replace an hour, few of them must be read. Knows entries and properties; not what a publication is.
+Manifests stay small, and hold neighbouring hours, however many files a commit adds: reading or replacing an
+hour takes few of them. Knows entries and properties; no publications.
 """
 
 from __future__ import annotations
@@ -69,35 +69,35 @@ from millrace_warehouse.races import Conflict, Outrun, retried
 logger = logging.getLogger("millrace.warehouse.committer")
 
 MANIFEST_FILES = 256
-"""Most files that a manifest of a commit names. A reader of one day reads one or two: some 50 us a file."""
+"""Most files that a manifest of a commit names. A day is in one or two: some 50 us a file."""
 SMALL_MANIFESTS = 10
-"""The next commit makes one of so many manifests that each hold less than half of MANIFEST_FILES."""
+"""Number of manifests, each with less than half of MANIFEST_FILES, that the next commit merges into one."""
 SNAPSHOTS = 30
 """Most snapshots that a table keeps in its own history; metadata.json then stays at some 30 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChange:
-    """What one commit does to a table."""
+    """The change that one commit makes to a table."""
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
-    """Files that the table has now; a commit meets a Conflict when one of them is gone."""
+    """Files that the table has now; a commit meets a Conflict when one of them is missing."""
     same_rows: bool = False
     """The added files hold the rows of the removed ones: the snapshot's operation is `replace`."""
     schema: Schema | None = None
-    """The columns from now on, with their ids; None keeps those that are there."""
+    """The columns from now on, with their ids; None keeps the present columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
-    """Forget every other snapshot, but those that another branch or a tag names."""
+    """Forget every other snapshot, except those that another branch or a tag names."""
 
 
 def commit(table: Table, change: TableChange) -> Table:
     """Make the change and return the new table. Conflict when another commit has moved main.
 
-    MillraceError when the storage refuses a file, or the catalog every try; CatalogError when the catalog
-    does not say whether the change was made.
+    MillraceError when the storage refuses a file, or the catalog refuses every try; CatalogError when the
+    catalog does not answer whether the change was made.
     """
     return _Commit(table, change).make()
 
@@ -108,7 +108,7 @@ class _Commit:
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
-        """Failure of the last try; empty before it."""
+        """Failure of the last try; empty before the first try."""
         self._schema = table.schema()
         if change.schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
@@ -133,7 +133,7 @@ class _Commit:
         return made
 
     def _try(self) -> Table | None:
-        """Ask the catalog once; None when another commit has moved main. Conflict while main stands."""
+        """Ask the catalog once; None when another commit has moved main. Conflict while main stays."""
         if self._failure:
             now = self._now()
             if now is not None and _head(now) == self._id:
@@ -145,7 +145,7 @@ class _Commit:
         updates = self._updates(table)
         try:
             answer = table.catalog.commit_table(table, _requirements(table, self._change), updates)
-        except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
+        except MillraceError:  # the storage refused new metadata, so the catalog received no request
             raise
         except Exception as error:  # refused, or lost: whatever the catalog answers, only the table decides
             self._failure = f"{type(error).__name__}: {first_line(error)}"
@@ -170,7 +170,7 @@ class _Commit:
                 try:
                     table.io.delete(path)
                 except FileNotFoundError:
-                    pass  # another commit, or the catalog itself
+                    pass  # deleted by another commit, or by the catalog itself
                 except Exception as error:
                     logger.warning("%s was not deleted, `millrace expire` does it later: %s", path, error)
         return Table(table.name(), metadata, location, table.io, table.catalog, table.config)
@@ -193,7 +193,7 @@ class _Commit:
             sequence_number=number,
             avro_compression=_compression(table),
         ) as writer:
-            # Copies: the writer numbers the new manifests, and the next try's number is another.
+            # Copies: the writer numbers the new manifests, and the next try has another number.
             writer.add_manifests([*deepcopy(self._new), *self._kept])
         snapshot = Snapshot.model_validate(
             {
@@ -216,7 +216,7 @@ class _Commit:
         return tuple(updates)
 
     def _counts(self) -> dict[str, str]:
-        """Properties of the summary that concern this commit alone."""
+        """Return the summary's properties that concern this commit alone."""
         collector, specs = SnapshotSummaryCollector(), self._table.specs()
         for file in self._change.added:
             collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
@@ -228,12 +228,12 @@ class _Commit:
         operation = Operation.OVERWRITE if self._change.removed else Operation.APPEND
         summary = Summary(operation=operation, **self._counted)
         update_snapshot_summaries(summary, parent.summary if parent is not None else None)
-        if self._change.same_rows:  # pyiceberg sums up no `replace`
+        if self._change.same_rows:  # pyiceberg has no summary for `replace`
             return Summary(operation=Operation.REPLACE, **summary.additional_properties)
         return summary
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return the snapshot's manifests: the ones written now, and the ones taken over."""
+        """Return the snapshot's manifests: those written now, and those taken over."""
         table, spec = self._table, self._table.spec()
         added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
         new, kept = self._without_removed()
@@ -282,7 +282,7 @@ class _Commit:
     def _entry(
         self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
     ) -> ManifestEntry:
-        """Return this snapshot's entry of a file. An added file's entry has no number: it is the list's."""
+        """Return this snapshot's entry of a file. An added file's entry has no number: the list has it."""
         return ManifestEntry.from_args(
             status=status,
             snapshot_id=self._id,
@@ -310,7 +310,7 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: main is built upon, the others' snapshots are kept."""
+    """Return a requirement for each branch and tag: main is built upon, other snapshots are kept."""
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -329,7 +329,7 @@ def _head(table: Table) -> int | None:
 
 
 def _basis(table: Table) -> tuple[object, ...]:
-    """State for which a commit's work was made. While it stands, only the manifest list is written again."""
+    """State on which a commit's work is based. While it holds, only the manifest list is written again."""
     metadata = table.metadata
     columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
     return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
@@ -363,7 +363,7 @@ def _partition(file: DataFile) -> int | None:
 
 
 def _by_hour(entry: ManifestEntry) -> int:
-    """Sorts entries by the hour of their files, those without one first."""
+    """Return a sort key that orders entries by the hour of their files, those without an hour first."""
     hour = _partition(entry.data_file)
     return -1 if hour is None else hour
 
@@ -373,7 +373,7 @@ def _numbered(schema: Schema, number: int) -> Schema:
 
 
 def _old_snapshots(table: Table, head_only: bool) -> list[int]:
-    """The oldest of the branch's own snapshots beyond SNAPSHOTS; those that a branch or tag names stay."""
+    """The branch's own snapshots beyond the newest SNAPSHOTS; those that a branch or tag names stay."""
     head = table.current_snapshot()
     if head_only:
         others = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != MAIN_BRANCH}
@@ -384,7 +384,7 @@ def _old_snapshots(table: Table, head_only: bool) -> list[int]:
 
 
 def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[DataFile]:
-    """The entries of the data files that main has, in all hours or in these."""
+    """Entries of the data files that main has, in all hours or in the given ones."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
     with being_read(table):
@@ -397,7 +397,7 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
 
 
 def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int | None] | None) -> bool:
-    """False when a manifest states that it has no file of these partitions."""
+    """False when a manifest's bounds exclude all files of these partitions."""
     if partitions is None or not manifest.partitions or manifest.partition_spec_id != table.spec().spec_id:
         return True
     stated = manifest.partitions[0]
@@ -409,7 +409,7 @@ def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int |
 
 
 def head_files(table: Table, hours: Collection[str] | None = None) -> dict[str, list[DataFile]]:
-    """Hour -> the entries of its data files, for all hours, or for those of these, that have any."""
+    """Hour -> the entries of its data files, for all hours or the given ones, if they have any."""
     files: dict[str, list[DataFile]] = {}
     for file in live_files(table, hours):
         files.setdefault(hour_of(file.partition[0]), []).append(file)

@@ -1,11 +1,11 @@
 """Puts the small files of published hours together, in one process; rows stay, and are counted by load.
 
-An hour that was quiet and has too many small files gets few large ones, in one commit of the table. A source
-must be what its load, or an earlier compaction, has written, to the byte; and the rows of each load are
-counted before and after: equal, or there is no commit. What is written has a list of hashes beside it.
+A quiet hour with too many small files gets few large ones, in one commit of the table. A source must be what
+its load, or an earlier compaction, has written, to the byte. The rows of each load are counted before and
+after: if they differ, there is no commit. A list of hashes lies beside the new files.
 
-Nothing is deleted: whoever commits in between wins, and what this run has written for nothing is a stray that
-`millrace expire` sweeps. Knows no logs and no auditor.
+Nothing is deleted: a commit in between wins, and the files that this run has written in vain are strays,
+which `millrace expire` deletes. Knows no logs and no auditor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from millrace_warehouse.races import retried
 from millrace_warehouse.verbs import Compact
 
 COMMIT_BYTES = 4 << 30
-"""Bytes of small files that one commit replaces: what a crash or a conflict costs at most."""
+"""Bytes of small files that one commit replaces: the most work that a crash or a conflict wastes."""
 STALE_S = 12 * 3600.0
-"""Give up what was begun so long ago: `expire` takes files for strays that are a day old and in no table."""
+"""Give up work begun this long ago: `expire` deletes files that are a day old and in no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class CompactedHour:
     files_before: int
     files_after: int
     bytes: int
-    """Of the files that were put together, as the rows are."""
+    """Bytes of the files that were put together; `rows` counts their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactResult:
-    """What a run has put together."""
+    """Hours that a run has compacted, or would."""
 
     topic: str
     hours: Sequence[CompactedHour]
     kept: Mapping[str, str]
-    """Hours that stay as they are although they have many small files -> why."""
+    """Hours that stay although they have many small files -> reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _Hour:
 
 
 def compact_topic(at: At, request: Compact, topic: str) -> CompactResult:
-    """Put the small files of quiet hours together; MillraceError when the table is not what was published."""
+    """Put the small files of quiet hours together; MillraceError when the table is not as published."""
     table = _table(at, topic)
     done: list[_Hour] = []
     kept: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _described(hour: _Hour) -> CompactedHour:
 
 
 def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
-    """The hours to compact, ascending, UNFILED last."""
+    """Return the hours to compact, ascending, UNFILED last."""
     crowded: dict[str, list[TableFile]] = {}
     for hour, files in head_files(table).items():
         here = (file for file in files if file.spec_id == table.spec().spec_id)
@@ -110,7 +110,7 @@ def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list
 
 
 def _table(at: At, topic: str) -> Table:
-    """The topic's table as it is now; MillraceError when it is not what its newest publication left."""
+    """Return the topic's table as it is now; MillraceError when it differs from its newest publication."""
     table, _ = published_table(at.catalog, at.storage, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
@@ -127,7 +127,7 @@ def _changed_lately(at: At, table: Table, quiet_s: float) -> set[str]:
 
 
 def _groups(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
-    """Files in the order of their paths, which is that of the loads, split at the size of a target."""
+    """Return files in the order of their paths, which is that of the loads, split at the target size."""
     groups: list[list[TableFile]] = [[]]
     size = 0
     for file in sorted(files, key=lambda file: file.file_path):
@@ -140,7 +140,7 @@ def _groups(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFil
 
 
 def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
-    """Hours that go into one commit."""
+    """Yield the hours of each commit."""
     batch: list[_Hour] = []
     for hour in hours:
         batch.append(hour)
@@ -152,7 +152,7 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
 
 
 def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
-    """Write the hours' new files and commit them together; the hours that were done."""
+    """Write the hours' new files and commit them together; return the hours that were done."""
     begun = at.clock()
     writing = Rewriting(at.storage, topic, _table(at, topic))
     written: dict[str, list[TableFile]] = {}
@@ -177,9 +177,9 @@ def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -
 
 
 def _replaced(at: At, topic: str, old: Sequence[TableFile], new: Sequence[TableFile], begun: float) -> bool:
-    """Commit new files in place of old ones; False when others were first, or this run has stood still.
+    """Commit new files in place of old ones; False when another run was first, or this run has stood still.
 
-    A commit without an answer is looked for in the table. One that comes late finds another head, or the
+    After a lost answer, the table shows whether the commit was made. A late commit meets another head, or the
     very same replacement, and is refused.
     """
 

@@ -1,6 +1,6 @@
-"""What a table has in it: its files by their paths in the warehouse, and their rows by load.
+"""Contents of a table: its files by their paths in the warehouse, and their rows by load.
 
-Reads metadata, and of files with rows of many loads the one column `_load`. Changes nothing.
+Reads metadata, and in files with rows of many loads only the column `_load`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.catalog import being_read
 
 RowsByLoad = Counter[int | None]
-"""Load -> rows; None for rows without one."""
+"""Load -> rows; None for rows without a load."""
 
 
 def path_in_topic(uri: str, topic: str) -> str | None:
-    """A file's path from the topic's folder; None for one that is not in a folder of such a name.
+    """Return a file's path from the topic's folder; None for a file outside a folder of that name.
 
-    The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for what is `file:///` and
-    `s3://` here, and a file that the table names must never be taken for one that it does not.
+    The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for `file:///` and
+    `s3://`, and a file that the table names must never seem unnamed.
     """
     # The last such folder: the warehouse itself may lie below folders of these names.
     match = re.fullmatch(rf".*/{re.escape(topic)}/((?:rows|compacted|table|hours)/.*)", uri)
@@ -40,15 +40,15 @@ def path_in_topic(uri: str, topic: str) -> str | None:
 
 
 def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
-    """The load and the edition that wrote a file, by its path; None for a file that no load wrote."""
+    """Return load and edition that wrote a file, by its path; None for a file that no load wrote."""
     kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
 
 
 def read_proven(files: FileIO, uri: str, topic: str, known: KnownFiles) -> bytes:
-    """A file of the table, whole; FileNotFoundError when it is gone.
+    """Return a whole file of the table; FileNotFoundError when it is missing.
 
-    MillraceError when a load, a compaction or a re-load wrote it, and something else is there now.
+    MillraceError when a load, a compaction or a re-load wrote it, and its contents have changed since.
     """
     with files.new_input(uri).open() as file:
         content = file.read()
@@ -59,7 +59,7 @@ def read_proven(files: FileIO, uri: str, topic: str, known: KnownFiles) -> bytes
 
 
 def named_files(table: Table, topic: str) -> set[str]:
-    """The paths from the topic's folder of every file that a snapshot names, on whichever branch."""
+    """Paths from the topic's folder of every file that a snapshot names, on any branch."""
     metadata = table.metadata
     named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for statistics in (*metadata.statistics, *metadata.partition_statistics):
@@ -77,7 +77,7 @@ def named_files(table: Table, topic: str) -> set[str]:
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
-    """The smallest and the largest load with rows in a file, by its entry; None when that does not say."""
+    """Smallest and largest load with rows in a file, by its entry's bounds; None without bounds."""
     field = table.schema().find_field(LOAD.name).field_id
     low, high = (file.lower_bounds or {}).get(field), (file.upper_bounds or {}).get(field)
     if low is None or high is None:
@@ -86,7 +86,7 @@ def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
 
 
 def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:
-    """How many rows each load has, by the column `_load`."""
+    """Number of rows of each load, by the column `_load`."""
     rows: RowsByLoad = Counter()
     for batch in batches:
         for value in batch.column(LOAD.name).value_counts():
@@ -95,7 +95,7 @@ def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:
 
 
 def count_loads(files: FileIO, file: DataFile) -> RowsByLoad:
-    """The rows of a file of the table by load, read from it; ArrowException or OSError for a broken one."""
+    """Count the rows of a table's file by load; ArrowException or OSError for a broken file."""
     with files.new_input(file.file_path).open() as content, pq.ParquetFile(content) as parquet:
         if LOAD.name not in parquet.schema_arrow.names:
             return Counter({None: parquet.metadata.num_rows})

@@ -1,13 +1,13 @@
-"""Deletes what nobody needs any more: data files whose rows the table has elsewhere, strays, old metadata.
+"""Deletes unneeded files: data files whose rows the table has elsewhere, strays, and old metadata.
 
-A data file of a load goes when its hour is published from the load's newest edition, no snapshot of the table
-names the file, and the table was counted to have the load's rows of that hour. A file that `compact` or a
-re-load wrote goes when no snapshot names it. Both are written down first, in `expired/`, and deleted by a run
-that finds them unneeded again after the readers' time: after a crash at any step the next run goes on where
-this one stopped. Manifests, rejected records and the files beside a manifest stay.
+A data file of a load is deleted when its hour is published from the load's newest edition, no snapshot of the
+table names the file, and the load's rows of that hour were counted in the table. A file that `compact` or a
+re-load wrote is deleted when no snapshot names it. Both kinds are first recorded in `expired/`, and deleted
+by a run that finds them unneeded again after the readers' time: after a crash at any step the next run
+continues. Manifests, rejected records and the files beside a manifest stay.
 
-What an attempt left that never became a load goes when its number is taken and a day has passed: nothing of
-a running load is swept. Knows no logs and no auditor.
+Files of an attempt that never became a load are deleted when its number is taken and a day has passed: a
+running load loses nothing. Knows no logs and no auditor.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ from millrace_warehouse.storage.verbs import DRAFT
 from millrace_warehouse.verbs import Expire
 
 STALE_S = 24 * 3600.0
-"""Leave alone for that long what may belong to a run that stands still."""
+"""Files that may belong to a run that stands still are left alone for this time."""
 METADATA_S = 3 * 24 * 3600.0
-"""Leave the table's metadata alone for that long: other programs commit as well."""
+"""The table's metadata is left alone for this time: other programs commit as well."""
 _RECORD = re.compile(r"(\d{10})-.+\.json")
 _BESIDE = {ENTRIES, SEQUENCES, ERASED}
-"""What stays of a folder without rejected records."""
+"""Files that stay in a folder without rejected records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireResult:
-    """What a run deleted, or would have."""
+    """Files that a run deleted, or would have."""
 
     topic: str
     data_files: int
-    """Of loads, whose rows the table or a newer edition has."""
+    """Data files of loads whose rows the table or a newer edition has."""
     compacted_files: int
-    """That `compact` or a re-load wrote and no snapshot names."""
+    """Files that `compact` or a re-load wrote and no snapshot names."""
     metadata_files: int
-    """Of the table, that no snapshot names."""
+    """Metadata files of the table that no snapshot names."""
     strays: int
-    """Files of attempts that never became a load, an edition or a publication, and of writes cut short."""
+    """Files of attempts that never became a load, an edition or a publication, and of interrupted writes."""
     plans: int
     bytes: int
     waiting: int
-    """Data files and compacted files that go once readers have had their time."""
+    """Data files and compacted files that are deleted once readers have had their time."""
     kept: Mapping[str, str]
-    """Old loads whose files stay -> why."""
+    """Old loads whose files stay -> reason."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """Files of the topic that nobody needs, by their paths from the topic's folder."""
+    """Unneeded files of the topic, by their paths from the topic's folder."""
 
     data: dict[str, Listed] = field(default_factory=dict)
     compacted: dict[str, Listed] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Found:
 
 
 def expire_topic(at: At, request: Expire) -> ExpireResult:
-    """Delete what is old and not needed; MillraceError when the table is not what was published."""
+    """Delete old files that are not needed; MillraceError when the table is not as published."""
     topic = request.topic
     newest = require_loads(at.catalog, at.storage, topic)
     published = _Published.of(at, topic)
@@ -127,7 +127,7 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
 
 @dataclass(frozen=True)
 class _Published:
-    """The table as the newest publication left it, but for compaction; checked before anything is deleted."""
+    """The table as published, but for compaction; checked before anything is deleted."""
 
     topic: str
     table: Table
@@ -151,7 +151,7 @@ class _Published:
         return head_files(self.table)
 
     def check_files(self, present: Collection[str]) -> None:
-        """MillraceError when a file of the table is gone: others may be all that is left with its rows."""
+        """MillraceError when a file of the table is missing: unneeded files may be the last with its rows."""
         files = (file.file_path for files in self._files.values() for file in files)
         paths = {contents.path_in_topic(uri, self.topic) for uri in files}
         if gone := sorted(path for path in paths if path is not None and path not in present):
@@ -186,7 +186,7 @@ class _Published:
 
 
 def _listed(storage: Storage, topic: str, kind: Folder) -> dict[str, Listed]:
-    """The files below a folder that are there, by their paths from the topic's folder."""
+    """Existing files below a folder, by their paths from the topic's folder."""
     return {f"{kind}/{file.path}": file for file in storage.files(kind.of(topic))}
 
 
@@ -198,7 +198,7 @@ def _find_rows(
     found: _Found,
     rows: Mapping[str, Listed],
 ) -> None:
-    """Sort the files below `rows/` into what stays, what is not needed, and strays."""
+    """Sort the files below `rows/`: needed ones, unneeded ones, and strays."""
     topic = request.topic
     folders: dict[str, dict[str, Listed]] = defaultdict(dict)
     for path, file in rows.items():
@@ -209,7 +209,7 @@ def _find_rows(
         edition_now = editions.get(load, 1)
         names = {path.rpartition("/")[2] for path in paths}
         if not 1 <= load <= newest or edition > edition_now or names <= _BESIDE:
-            continue  # nobody has won yet, or its data files went before
+            continue  # no attempt has won yet, or its data files were deleted before
         manifest = layout.read_edition(at.storage, topic, load, edition)
         named = _named(manifest)
         if max(file.modified for file in paths.values()) <= at.clock() - STALE_S:
@@ -235,7 +235,7 @@ def _find_data(
     published: _Published,
     found: _Found,
 ) -> None:
-    """Find the data files of one edition that are not needed."""
+    """Find the unneeded data files of one edition."""
     if datetime.fromisoformat(newest.created).timestamp() > at.clock() - request.older_than_s:
         return
     through = published.record.loads
@@ -257,7 +257,7 @@ def _find_data(
 
 
 def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str | None:
-    """Why the table cannot stand for the load's rows of an hour; None when it has them all."""
+    """Return why the table cannot replace the load's files of an hour; None when it has all their rows."""
     rows, stated = published.rows(hour, manifest.load), manifest.rows_by_hour()[hour]
     if rows == stated:
         return None
@@ -267,7 +267,7 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
 def _old_compacted(
     at: At, published: _Published, rewritten: Mapping[str, Listed]
 ) -> Iterator[tuple[str, Listed]]:
-    """Files of the table that no load wrote and no snapshot names, and lists without such files."""
+    """Yield files that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
     for path, file in rewritten.items():
@@ -295,7 +295,7 @@ def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) 
 
 
 def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
-    """What no snapshot of the table of hours names: metadata, and rows."""
+    """Metadata and data files that no snapshot of the table of hours names."""
     topic = request.topic
     hours = load_table(at.catalog, hours_identifier(topic))
     if hours is None:
@@ -312,9 +312,9 @@ def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
 
 
 def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
-    """True unless the table's head is younger than all of these, by more than clocks differ.
+    """True unless the table's head is younger than all of these files, by more than clocks differ.
 
-    Else they may be of a commit that stands still, and that the table would take when it goes on.
+    Otherwise they may belong to a commit that stands still, and that the table would accept later.
     """
     head = table.current_snapshot()
     since = head.timestamp_ms / 1000 - STALE_S if head is not None else 0.0
@@ -322,7 +322,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 
 def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Listed]:
-    """Records of attempts to publish that lost; one that counts is in the ledger, or the table names it."""
+    """Records of failed attempts to publish; a record that counts is in the ledger, or the table names it."""
     folder = Folder.PUBLICATIONS.of(topic)
     count = {*at.storage.names(layout.ledger_path(folder))}
     count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
@@ -336,7 +336,7 @@ def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Lis
 
 
 def _old_drafts(at: At, topic: str) -> dict[str, Listed]:
-    """Files that a crash has kept from getting their names, of every kind that is created exclusively."""
+    """Drafts that a crash has left, in every folder whose files are created exclusively."""
     return {
         path: file
         for kind in Folder
@@ -349,7 +349,7 @@ def _old_drafts(at: At, topic: str) -> dict[str, Listed]:
 def _written_down(
     at: At, request: Expire, found: _Found, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
-    """Write down what is new; the data files and compacted files that go now, and how many go later."""
+    """Record newly unneeded files; return data and compacted files to delete now, and the number left."""
     if published is None:
         return {}, {}, 0
     entries = list(expired_entries(at.storage, request.topic))
@@ -382,10 +382,10 @@ def _written_down(
 
 
 def _fenced(at: At, published: _Published) -> _Published:
-    """The table behind a commit without rows: no commit that was begun before can be made any more.
+    """Return the table after a commit without rows: no commit that was begun before can be made any more.
 
-    A publication, a compaction or a re-load that stood still for days would name files that go now, and so
-    would a rebuild that runs at this moment.
+    A publication, a compaction or a re-load that stood still for days would name files that are deleted now,
+    and so would a rebuild that runs at this moment.
     """
     _commit_nothing(published.table)
     fenced = _Published.of(at, published.topic)
@@ -396,20 +396,20 @@ def _fenced(at: At, published: _Published) -> _Published:
 
 
 def _commit_nothing(table: Table) -> None:
-    """Commit no rows, unless another commit is faster, which serves as well."""
+    """Commit no rows; another commit that is faster serves as well."""
     with suppress(Conflict):
         commit(table, TableChange())
 
 
 def _old_conditions(at: At, topic: str) -> dict[str, Listed]:
-    """Conditions of erasures that no log can hold a row for any more."""
+    """Conditions of erasures whose rows no log can hold any more."""
     clock = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     old = old_conditions(at.storage, topic, clock)
     return {path.partition("/")[2]: at.storage.files(path)[0] for path in old}
 
 
 def _old_plans(at: At, request: Expire) -> dict[str, Listed]:
-    """Plans that no retry needs any more. The newest one stays: it shows that loads ran."""
+    """Plans that no retry needs any more. The newest plan stays: it shows that loads ran."""
     before = at.clock() - max(request.older_than_s, STALE_S)
     plans = sorted(at.storage.files(Folder.PLANS.of(request.topic)), key=lambda file: file.modified)
     return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}

@@ -1,4 +1,4 @@
-"""The files of loads that a publication adds to the table, as entries that name them where they lie."""
+"""Files of loads that a publication adds to the table, as entries that name them in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace_warehouse.storage.verbs import Storage
 def new_files(
     storage: Storage, topic: str, changes: Mapping[str, PendingChange]
 ) -> tuple[list[IcebergDataFile], int]:
-    """The entries of the rows that are added, and the newest schema record that they need; 0 without rows.
+    """Return the entries of the added rows, and the newest schema record that they need; 0 without rows.
 
     MillraceError when a file is missing or has another size than its load states: a table that names it could
     not be read.
@@ -51,9 +51,9 @@ def _check_there(storage: Storage, manifest: LoadManifest, hours: Collection[str
 
 
 def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
-    """The entries of a load's files of these hours, whether or not the files are there.
+    """Return the entries of a load's files of these hours, whether or not the files exist.
 
-    MillraceError unless they say what the load's manifest says.
+    MillraceError unless the entries agree with the load's manifest.
     """
     topic = manifest.topic
     files = {file.path: file for file in manifest.files if file.hour in hours}

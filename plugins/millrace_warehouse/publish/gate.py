@@ -1,9 +1,9 @@
-"""The gate of a publication: the rows that it calls complete are, load by load, the rows that were judged.
+"""The gate of a publication: an hour is complete only if its rows are, load by load, the judged rows.
 
-An auditor says beside its verdict which loads it has counted in an hour, and how many rows it found in their
-files. The publisher knows from manifests what it adds, and from the table's own entries what is there. The
-verdict speaks for these rows only when all of them agree. Does not know how an auditor is asked, nor
-sequences: `closing` compares those.
+With its verdict an auditor returns the loads that it has counted in an hour, and the number of rows that it
+found in their files. The publisher knows the added rows from manifests, and the present rows from the table's
+entries. The verdict holds for these rows only when all of them agree. Knows neither how to ask an auditor,
+nor sequences: `closing` compares those.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Auditor(Protocol):
 
 
 class Nobody:
-    """The auditor of a run that asks none: every hour is `unasked`."""
+    """The auditor of a run that asks no auditor: every hour is `unasked`."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
         return dict.fromkeys(hours, Judgement(verdict=Verdict(verdict=UNASKED)))
@@ -56,15 +56,15 @@ class Held:
     """Rows that the table has of an hour once the publication is made."""
 
     loads: Mapping[int, LoadHour]
-    """Number of a load -> its edition, its manifest's hash, and its rows of the hour as that states them."""
+    """Load -> its edition, its manifest's hash, and its rows of the hour by that manifest."""
     rows: int
-    """Number by the table's entries, with the added rows and without those taken out."""
+    """Rows by the table's entries, with the added rows and without those taken out."""
 
 
 def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | None:
     """Return the verdict in place of `complete` when the judged rows are not those the table will have.
 
-    `pending` when the auditor only has not counted everything yet, else `incomplete`.
+    It is `pending` when the auditor merely has not counted everything yet, else `incomplete`.
     """
     wrong: list[str] = []
     counted = {each.load: each for each in judged}

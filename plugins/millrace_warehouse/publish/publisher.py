@@ -1,18 +1,18 @@
 """Publish: the rows that loads have written become rows of an Iceberg table, by reference, in one commit.
 
-    1  the table, the record it names, and whether it is what that record left     table.py
+    1  the table, the record it names, and a check that they agree                 table.py
     2  the manifests of newer loads and editions, hour by hour                     state.py
-    3  which hours are due, and what the auditor says of them                      due.py
-       whether the rows of complete hours are those that it has judged             gate.py
-       and close against their loads, by sequences                                 closing.py
+    3  the hours that are due, and the auditor's verdicts on them                  due.py
+       a check that the rows of complete hours are the judged ones                 gate.py
+       and that they close against their loads, by sequences                       closing.py
     4  the files: those of loads, and those that a re-load takes rows out of       files.py, replace.py
-    5  the record, under a name of its own, on disk
+    5  the record, under a unique name, on disk
     6  one commit: schema, files, properties that name the record                  committer.py
     7  the ledger, and the table of hours                                          hours_table.py
 
-When another commit to main was faster, everything starts over from the table as it is then. It may name this
-run's record already, if an answer was lost. The record of an attempt that lost is a stray. Copies nothing and
-starts no Spark; does not know how an auditor is asked.
+When another commit to main was faster, everything starts over from the table as it is then. That table may
+already name this run's record, if an answer was lost. The record of a failed attempt is a stray. Copies
+nothing and starts no Spark; does not know how to ask an auditor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from millrace_warehouse.races import Conflict, Outrun, retried
 from millrace_warehouse.verbs import Publish
 
 CATCH_UP = 1_000
-"""Newer loads after which a publication is made though no hour changes: the next run need not read them."""
+"""Newer loads that cause a publication although no hour changes: the next run need not read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class WaitingHour:
     hour: str
     rows: int
     verdict: Verdict | None
-    """None when nobody was asked because nothing named the hour."""
+    """None when the auditor was not asked because no option named the hour."""
     rejected: int = 0
     """Messages of the hour that loads have set aside, as the auditor counts them."""
     loads: Sequence[LoadRows]
@@ -80,7 +80,7 @@ class WaitingHour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """What a run has published, or would publish."""
+    """Result of a run: its publication, or the one that it would make."""
 
     topic: str
     table: str
@@ -90,11 +90,11 @@ class PublishResult:
     publication: Publication | None
     """The newest publication; for a dry run the one that would be made; None before the first."""
     path: str = ""
-    """Of the publication's record, from the warehouse's root."""
+    """Path of the publication's record, from the warehouse's root."""
     snapshot_id: int | None = None
     metadata_location: str = ""
     changes: Sequence[HourChange] = ()
-    """What the publication of this run did; empty when it made none."""
+    """Changes by this run's publication; empty when it made none."""
     waiting: Sequence[WaitingHour] = ()
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
@@ -102,8 +102,8 @@ class PublishResult:
 def publish_topic(at: At, request: Publish, topic: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
-    Nothing to change is no commit. MillraceError, in a sentence that says what to do, when the table is not
-    what the newest publication left, and when the catalog does not answer.
+    Without changes there is no commit. MillraceError, with advice, when the table differs from its newest
+    publication, and when the catalog does not answer.
     """
     layout.check_topic(at.storage, topic)
     require_loads(at.catalog, at.storage, topic)
@@ -117,9 +117,9 @@ class _Attempts:
         self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
         self._read = ""
-        """Where the metadata of the table lies that this run has read last."""
+        """Location of the table's metadata that this run has read last."""
         self._made: set[str] = set()
-        """Paths of the records that commits were tried with: the table may turn out to name any of them."""
+        """Paths of the records for which a commit was tried: the table may turn out to name any of them."""
 
     def publish(self) -> PublishResult:
         what = f"{self._topic} was not published"
@@ -130,7 +130,7 @@ class _Attempts:
             return self._publish_once()
         except (CatalogError, Outrun):
             raise
-        except MillraceError as error:  # an erasure leaves nobody the files of the snapshot before
+        except MillraceError as error:  # an erasure deletes the files of earlier snapshots at once
             if not self._is_another_table():
                 raise
             raise Conflict(str(error)) from error
@@ -149,9 +149,9 @@ class _Attempts:
         at.progress(f"loads read through {state.through.load}")
         again = rejudged(state, partial(self._auditor.changes, topic)) if request.proven else []
         choose(state, self._ask, request.hours, again, request.proven, request.unproven_after_s, at.clock())
-        self._follow(state)  # what was loaded before the auditor was asked is in now
+        self._follow(state)  # also the loads that were made before the auditor was asked
         while judge_late(state, self._ask):
-            self._follow(state)  # and again: its answer counts rows that this run had not seen
+            self._follow(state)  # again: the answer counts rows that this run had not read
         self._hold_back(table, state)
         at.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
@@ -160,12 +160,12 @@ class _Attempts:
         return self._commit(table, before, state)
 
     def _is_another_table(self) -> bool:
-        """True when somebody has committed since this run read the table."""
+        """True when another run has committed since this run read the table."""
         table = find_table(self._at.catalog, self._topic)
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
-        """Nothing to publish, or nothing more than was made again; what a run before has left is done."""
+        """Return a result without a commit, or of a rebuild only; finish what an earlier run left undone."""
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
             bring_up_to_date(self._at.catalog, self._at.storage, self._topic, table, before)
@@ -173,7 +173,7 @@ class _Attempts:
         return self._result(table, before, state.unpublished, published=rebuild, changes=changes)
 
     def _rebuild(self) -> None:
-        """Make the table again, once; what newer loads have for it is then published as always."""
+        """Rebuild the table, once; rows of newer loads are then published as always."""
         if self._request.dry_run:
             raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
         table, publication = rebuild_table(self._at, self._topic, self._request.run_id)
@@ -192,10 +192,10 @@ class _Attempts:
         return {hour: self._judgements[hour].verdict for hour in asked}
 
     def _hold_back(self, table: Table | None, state: State) -> None:
-        """Call no hour complete unless its rows are the rows that were judged."""
+        """Let no hour be complete unless its rows are the judged rows."""
         for hour, verdict in self._refused(table, state).items():
             change = state.changes[hour]
-            judged = self._judgements.get(hour)  # None for an hour of which rows were only erased
+            judged = self._judgements.get(hour)  # None for an hour that only lost rows to an erasure
             self._judgements[hour] = Judgement(verdict=verdict, rejected=judged.rejected if judged else 0)
             if change.kind == "verdict" and not state.is_complete(number_of(hour)):
                 del state.changes[hour]  # the hour stays as it is
@@ -249,14 +249,15 @@ class _Attempts:
         return Held(loads, there - change.removed + change.added)
 
     def _read_edition(self, load: int, edition: int) -> tuple[str, Mapping[str, int]]:
-        """Return the hash of an edition's manifest, and its rows by hour; thousands of hours may ask."""
+        """Return the hash of an edition's manifest, and its rows by hour; cached for thousands of hours."""
         manifest = layout.read_edition(self._at.storage, self._topic, load, edition)
         return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: Held) -> Verdict | None:
-        """Return the verdict to use where the auditor's does not speak for these rows.
+        """Return the verdict to use where the auditor's does not hold for these rows.
 
-        The rows are fixed now, so the auditor is asked once more: it may have counted the newest meanwhile.
+        The rows are fixed now, so the auditor is asked once more: it may have counted the newest rows
+        meanwhile.
         """
         topic = self._topic
         if refusal(topic, self._judgements[hour].loads, held) is None:
@@ -273,7 +274,7 @@ class _Attempts:
                 f"{path} is not the load whose rows were published, it was made anew: restore that one from a"
                 " copy"
             )
-        # In this order: an edition belongs to a load that is there.
+        # In this order: an edition belongs to a load that exists.
         editions = layout.newest_editions(storage, topic)
         loads = (
             layout.loads_after(storage, topic, after) if layout.load_numbers(storage, topic, after) else ()
@@ -317,7 +318,7 @@ class _Attempts:
         return state.record(self._topic, attempt, self._request.run_id, previous, changes, rejected)
 
     def _settle(self, table: Table, publication: Publication) -> None:
-        """Everything that follows a commit, and that the next run does when this one dies before."""
+        """Do the steps after a commit, which the next run does if this one dies before."""
         at = self._at
         record(at.storage, table.properties[PATH], publication)
         at.progress("recorded")
@@ -357,7 +358,7 @@ class _Attempts:
                     rejected=self._judgements[hour].rejected if hour in self._judgements else 0,
                     loads=loads,
                 )
-                # "none" sorts behind every year.
+                # "none" sorts after every year.
                 for hour, loads in sorted(unpublished.items())
             ],
         )

@@ -1,7 +1,7 @@
-"""What `millrace tables` tells: the names of a topic's table, how far it is, and a line for each reader.
+"""Result of `millrace tables`: the names of a topic's table, its state, and a command line for each reader.
 
-Each line is run as it is printed by `make test-readers`. A line holds what this process knows of the catalog,
-and no secret: what a catalog or a storage asks for beside its address is the reader's own configuration.
+`make test-readers` runs each line as it is printed. A line holds what this process knows of the catalog, and
+no secret: further settings of a catalog or a storage belong in the reader's own configuration.
 Changes nothing.
 """
 
@@ -23,21 +23,21 @@ from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
 
 SPARK_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-"""Iceberg's newest runtime for Spark 4.1; 4.0 has one of its own name, 4.2 and 4.3 have none yet."""
+"""Iceberg's newest runtime for Spark 4.1; 4.0 has a separate one, 4.2 and 4.3 have none yet."""
 SQLITE_DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDescription:
-    """A topic's table as its newest publication left it, and what waits."""
+    """A topic's table as its newest publication left it, and the rows that wait."""
 
     topic: str
     table: str
-    """`millrace.PageView`, in the catalog."""
+    """Name in the catalog, such as `millrace.PageView`."""
     catalog: str
     location: str
     metadata_location: str
-    """The file that is the table at this moment, for readers that want no catalog."""
+    """The file that is the table at this moment, for readers without a catalog."""
     snapshot_id: int | None
     publication: int
     published_at: str
@@ -45,21 +45,21 @@ class TableDescription:
     """Number of the record in `schema/`."""
     rows: int
     published: str
-    """The hours from the first to the last that is published; some between may wait."""
+    """The hours from the first to the last published one; some between them may wait."""
     complete: str
-    """The hours [from, to) that are complete by the auditor's verdict, without a hole."""
+    """The hours [from, to) that are complete by the auditor's verdict, without a gap."""
     through_load: int
     loads_behind: int
-    """Loads after it: the next publication looks at them."""
+    """Loads after `through_load`: the next publication considers them."""
     waiting_hours: int
     waiting_rows: int
-    """Of loads up to `through_load`, in hours that are not published."""
+    """Waiting rows of loads up to `through_load`, in hours that are not published."""
     readers: Mapping[str, str]
-    """Reader -> a line for the shell."""
+    """Reader -> a command line for the shell."""
 
 
 def open_table(catalog: Catalog, topic: str) -> Table:
-    """The published table of a topic, as of now; MillraceError when nothing of the topic was published."""
+    """Return the published table of a topic, as of now; MillraceError when nothing was published."""
     table = find_table(catalog, topic)
     if table is None or PATH not in table.properties:
         raise MillraceError(
@@ -69,7 +69,7 @@ def open_table(catalog: Catalog, topic: str) -> Table:
 
 
 def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescription:
-    """The table of a topic and how to read it; MillraceError when nothing of the topic was published."""
+    """Describe a topic's table and how to read it; MillraceError when nothing was published."""
     table = open_table(catalog, topic)
     record = read_checked(storage, Publication, table.properties[PATH])
     snapshot = table.current_snapshot()
@@ -125,10 +125,10 @@ def _readers(storage: Storage, catalog: Catalog, topic: str, table: Table) -> di
 
 
 def _spark_settings(storage: Storage, catalog: Catalog, *, local: bool) -> dict[str, str]:
-    """What Iceberg's catalog in Spark is given; {} for a kind of catalog that was not tried."""
+    """Settings of Iceberg's catalog in Spark; {} for a kind of catalog that was not tested."""
     settings = {"": "org.apache.iceberg.spark.SparkCatalog"}
     if local:
-        # Iceberg's JDBC catalog has the tables under its own name, which therefore is the same in Spark.
+        # Iceberg's JDBC catalog stores the tables under its own name, so Spark must use the same name.
         uri = "jdbc:sqlite:" + catalog.properties["uri"].removeprefix("sqlite:///")
         return settings | {".type": "jdbc", ".uri": uri, ".warehouse": storage.root}
     if isinstance(catalog, RestCatalog):

@@ -1,13 +1,13 @@
-"""Makes a topic's table again: from the newest publication's record, the loads, and the files that are left.
+"""Rebuilds a topic's table from the newest publication's record, the loads, and the remaining files.
 
 For a table that was dropped, rolled back or changed by others, and for a catalog that was lost or restored.
-The record says which hours are published and through which load; the manifests say how many rows each load
-has of each hour. An hour keeps its files when they hold just those. Else its rows come from the files of its
-loads; where those have expired, from the files that the table had, or that `compact` wrote.
-A file is taken when no row in it is there already. Rows of which no file is left are named, and missing.
+The record states the published hours and the newest load they follow; the manifests state the rows of each
+load in each hour. An hour keeps its files when they hold exactly those rows. Else its rows come from the
+files of its loads; where those have expired, from the files that the table had, or that `compact` wrote. A
+file is taken when none of its rows is there already. Rows without any file left are reported, and missing.
 
-In place when there is a table: readers see the old rows or the new ones. A table with files of deletes, with
-other partitions, or whose own files are gone, is dropped, without its data, and made again.
+An existing table is rebuilt in place: readers see the old rows or the new ones. A table with delete files,
+with other partitions, or with files of its own missing, is dropped, without its data, and recreated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from millrace_warehouse.storage.verbs import Storage
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file that may give an hour some of its rows."""
+    """A file that may have rows that an hour needs."""
 
     file: IcebergDataFile
     counts: RowsByLoad
@@ -74,19 +74,19 @@ class _Found:
 
 @dataclass(slots=True)
 class _Hour:
-    """What an hour shall have, and which files give it."""
+    """Rows that an hour must have, and the files that provide them."""
 
     wanted: RowsByLoad = field(default_factory=RowsByLoad)
-    """Load -> rows; what is still to be found."""
+    """Load -> rows that are still to be found."""
     raw: dict[int, list[IcebergDataFile]] = field(default_factory=dict)
-    """Load -> its files of the hour, for loads whose files are all there."""
+    """Load -> its files of the hour, for loads whose files all exist."""
     files: list[IcebergDataFile] = field(default_factory=list)
 
     def take(self, attempts: Sequence[Sequence[_Found]]) -> None:
-        """Take files of several attempts, which may have the same rows: those that leave least to be found.
+        """Take files of several attempts, which may have the same rows: the choice with the fewest rows left.
 
-        Each attempt is tried as the first one. Its own files have no row twice, and a file of another attempt
-        may keep some of them out.
+        Each attempt is tried as the first one. Its own files have no row twice, but a file of another attempt
+        may exclude some of them.
         """
         best = self.wanted, self.files
         for number, first in enumerate(attempts):
@@ -107,7 +107,7 @@ class _Hour:
 
 
 def _without_repeats(wanted: RowsByLoad, found: Iterable[_Found]) -> tuple[RowsByLoad, list[IcebergDataFile]]:
-    """What is left to be found, and the files: with wanted rows only, of which none is in an earlier file."""
+    """Return the rows still missing, and the files taken: only with wanted rows, and none of them twice."""
     left, files = wanted.copy(), []
     there: dict[tuple[int, int], list[pa.Array]] = {}
     for each in found:
@@ -142,14 +142,14 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
 
 
 def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
-    """Make the table what its newest publication was, as far as files are left; that publication's successor.
+    """Rebuild the table of the newest publication, as far as files are left; return the next publication.
 
-    Conflict when another commit to main was faster: look, then begin again.
+    Conflict when another commit to main was faster: read again, then begin again.
     """
     storage, catalog = at.storage, at.catalog
     table, head = _table(at, topic)
     base, base_path, number = _newest(storage, topic, table)
-    if base is not None:  # the run that made it may have died, and what follows it hides it from all others
+    if base is not None:  # the run that made it may have died, and its successor hides it from later runs
         record(storage, base_path, base)
     drop_if_gone(catalog, topic)
     state = State.of(base)
@@ -178,10 +178,10 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
 
 
 def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
-    """The topic's table and its files; none, and it is dropped, when its metadata or a manifest is gone.
+    """Return the topic's table and its files; drop it and return None if metadata or a manifest is missing.
 
-    So it is when the catalog is older than what `expire` has swept, or newer than the folder. A topic with
-    loads has had that table, and they and its publications are enough to make it again.
+    This happens when the catalog is older than the last expiry, or newer than the folder. The loads and
+    publications of a topic are enough to rebuild its table.
     """
     table = None
     try:
@@ -202,13 +202,13 @@ def _is_newer(at: At, topic: str, table: Table) -> bool:
 
 
 def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
-    """The newest record that can be read, its path, and the highest number that any publication has had."""
+    """The newest readable record, its path, and the highest number that any publication has had."""
     paths = []
     folder = layout.Folder.PUBLICATIONS.of(topic)
     for name in storage.names(layout.ledger_path(folder)):
         paths.append(f"{folder}/{name}")
     if table is not None and (named := table.properties.get(tables.PATH)) and named not in paths:
-        paths.append(named)  # the run that made it died before the ledger
+        paths.append(named)  # the run that made it died before the ledger's entry
     numbers = [int(path.rpartition("/")[2][:10]) for path in paths]
     highest = max([*numbers, int(table.properties.get(tables.NUMBER, "0")) if table is not None else 0])
     for _, path in sorted(zip(numbers, paths, strict=True), reverse=True):
@@ -218,12 +218,12 @@ def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publicat
             if entry is None or entry.sha256 == publication.sha256:
                 return publication, path, highest
         except MillraceError:
-            continue  # the one before says less, and says it truly
+            continue  # the earlier record covers less, but correctly
     return None, "", highest
 
 
 def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour], int]:
-    """What every published hour shall have, the files of loads that are there, and the newest schema."""
+    """The rows that every published hour must have, the existing files of loads, and the newest schema."""
     present = {found.path: found.bytes for found in storage.files(layout.Folder.ROWS.of(topic))}
     hours: dict[str, _Hour] = {}
     schema = 0
@@ -248,7 +248,7 @@ def _choose(
     head: list[IcebergDataFile],
     editions: Mapping[str, int],
 ) -> None:
-    """Find files for every hour: those it has, else those of its loads, else whatever has its rows."""
+    """Choose files for every hour: its present ones, else those of its loads, else any with its rows."""
     in_head: dict[str, list[_Found]] = {}
     for file in head:
         assert table is not None
@@ -278,7 +278,7 @@ def _choose(
 
 
 def _is_replaced(topic: str, state: State, file: IcebergDataFile) -> bool:
-    """True for a file of an edition that does not count any more, which a rollback brings back."""
+    """True for a file of a replaced edition, which a rollback brings back."""
     wrote = edition_in(file.file_path, topic)
     return wrote is not None and wrote[1] != state.through.editions.get(str(wrote[0]), 1)
 
@@ -292,16 +292,16 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
         with table.io.new_input(file.file_path).open() as source:
             source.read(1)
         return RowsByLoad({bounds[0]: file.record_count})
-    except (OSError, pa.ArrowException):  # gone or broken; a storage that does not answer says neither
+    except (OSError, pa.ArrowException):  # missing or broken; a storage that does not answer raises another
         return RowsByLoad()
 
 
 def _compacted(
     storage: Storage, topic: str, known: set[str], editions: Mapping[str, int]
 ) -> Iterator[tuple[str, _Found]]:
-    """Files below `compacted/` that the table has not, the newest first, each with the folder of its attempt.
+    """Yield files below `compacted/` that are not in the table, newest first, with their attempt's folder.
 
-    Those with rows of other editions than these are left out, as far as a list says what they were made of.
+    Leaves out files with rows of other editions than these, as far as a list states the editions.
     """
     folder = layout.Folder.COMPACTED.of(topic)
     for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
@@ -314,7 +314,7 @@ def _compacted(
                 rows = parquet.read(columns=[LOAD.name, TIME.name])
                 metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
                 times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
-        # Cut off while it was written, or without field ids or our columns: nothing that a table of ours had.
+        # Interrupted while it was written, or without field ids or our columns: no file of our tables.
         except (OSError, ValueError, KeyError, pa.ArrowException):
             continue
         counts = rows_by_load(rows.to_batches())
@@ -330,7 +330,7 @@ def _compacted(
 
 
 def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
-    """What no file is left of now, or was found again, hour by hour; such an hour waits for a verdict."""
+    """Record rows without any file left, or found again, by hour; such an hour waits for a verdict."""
     before, changes = state.lost, []
     state.lost = {
         hour: [

@@ -1,7 +1,7 @@
-"""Takes the rows of earlier editions out of the table: by whole files where it can, else by copying the rest.
+"""Takes the rows of earlier editions out of the table: by whole files if possible, else by copying the rest.
 
-A file with rows of one load has the same smallest and largest `_load`; one that `compact` wrote may hold many
-loads. The rows that go are counted, hour by hour: as many as the edition had there, or nothing is published.
+A file with rows of one load has the same smallest and largest `_load`; a file that `compact` wrote may hold
+many loads. The removed rows are counted by hour: unless their number is the edition's, nothing is published.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from millrace_warehouse.storage import Storage
 def take_out(
     storage: Storage, topic: str, table: Table, loads: Collection[int], expected: Mapping[str, int]
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """The files that leave the table with the rows of these loads, and those with what is kept of them.
+    """Return the files that leave the table with the rows of these loads, and new files with the other rows.
 
-    `expected` says how many rows leave each hour; MillraceError when the table has more or fewer.
+    `expected` states the rows that leave each hour; MillraceError when the table has more or fewer.
     """
     removed: list[DataFile] = []
     added: list[DataFile] = []

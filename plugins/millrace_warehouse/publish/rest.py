@@ -1,4 +1,4 @@
-"""pyiceberg's REST catalog with an end to every wait: by itself it waits for ever for a silent server."""
+"""pyiceberg's REST catalog with a limit on every wait: by itself it waits for ever for a silent server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pyiceberg.catalog import rest
 from requests import Session
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
-"""Most time for a connection, and for an answer. A commit that was given up may still be made."""
+"""Most time for a connection, and for an answer. A commit that was given up on may still be made."""
 
 
 class RestCatalog(rest.RestCatalog):
-    """Requests that are not answered in time fail, whoever signs them."""
+    """A REST catalog whose requests fail after a time limit, whatever signs them."""
 
     def _config_headers(self, session: Session) -> None:
         # pyiceberg's first step with a session, before it asks for a token.

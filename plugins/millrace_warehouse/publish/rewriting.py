@@ -2,7 +2,7 @@
 
 A source must be what its load, a re-load or a compaction has written, to the byte: a copy of damaged rows
 could not be told from sound ones any more. A copy is read back from the storage, and must hold what its
-sources hold. Knows files; not which ones, nor how the table learns of the new.
+sources hold. Knows files; neither their choice, nor how the table gets the new ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_file
 
 BATCH_ROWS = 8_192
-"""Rows that are decoded at a time: a file of 256 MiB has some GB of them."""
+"""Rows that are decoded at a time: a file of 256 MiB decodes to some GB of rows."""
 
 
 class Rewriting:
@@ -52,9 +52,9 @@ class Rewriting:
     def write(
         self, hour: str, sources: Sequence[TableFile], without: Collection[int] = ()
     ) -> TableFile | None:
-        """One file with all rows of the sources but those of some loads; None when no row is left.
+        """Write one file with all rows of the sources but those of some loads; None when no row is left.
 
-        MillraceError when a source was changed, or when the storage gives back other rows.
+        MillraceError when a source was changed, or when the storage returns other rows.
         """
         folder = rewritten.rewritten_folder(self._topic, self._attempt)
         name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
@@ -87,7 +87,7 @@ class Rewriting:
         return data_file(written, metrics, self._storage.uri(name))
 
     def finish(self) -> None:
-        """Put the list of hashes beside the files: the table may be told of them now."""
+        """Put the list of hashes beside the files; after that the table may name them."""
         if not self._files:
             return
         record = read_checked(self._storage, Publication, self._table.properties[PATH])
@@ -104,11 +104,11 @@ class Rewriting:
         count: RowsByLoad,
         copied: ContentsDigest,
     ) -> bool:
-        """Write a local file, and note its rows by load and their contents; False when no row is left."""
+        """Write a local file; count its rows by load, and digest their contents; False when no row is left."""
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
-                # A checksum per page: no manifest vouches for the rows of many loads, column by column.
+                # A checksum per page: the bounds of a file with many loads appear in no manifest of a load.
                 writer = pq.ParquetWriter(
                     path, self._schema, compression="zstd", write_page_checksum=True, **encodings(rows)
                 )
@@ -121,7 +121,7 @@ class Rewriting:
     def _rows(
         self, source: TableFile, without: Collection[int], copied: ContentsDigest
     ) -> Iterator[pa.Table]:
-        """A file's rows of all but these loads, in the columns that the table has now."""
+        """Yield a file's rows, without those of some loads, in the table's present columns."""
         unwanted = pa.array(sorted(without), pa.int64())
         rows = 0
         with pq.ParquetFile(pa.BufferReader(self._checked(source.file_path))) as file:
@@ -144,7 +144,7 @@ class Rewriting:
 
 
 def _row_groups(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of the size of a row group, none of them empty."""
+    """Yield the same rows in tables of the size of a row group, none of them empty."""
     held: list[pa.Table] = []
     rows = size = 0
     for batch in batches:

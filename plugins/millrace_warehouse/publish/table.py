@@ -1,11 +1,11 @@
-"""A topic's Iceberg table: how it is made, which publication it is at, and whether it is what that one left.
+"""A topic's Iceberg table: its creation, its publication, and the check that the two agree.
 
-    millrace.format, .topic                       what the table is
+    millrace.format, .topic                       format and owner of the table
     millrace.publication                          its number, with .path and .sha256 of the record
-    millrace.through, .schema                     the newest load that was looked at; the schema record
-    millrace.complete-from, .complete-until       the hours that are complete, without a hole
+    millrace.through, .schema                     the newest load that was considered; the schema record
+    millrace.complete-from, .complete-until       the complete hours, without a gap
 
-Properties survive what others do to a table, compaction and expiry; a snapshot's summary may not. They are
+Properties survive changes of a table by others, compaction and expiry; a snapshot's summary may not. They are
 set in the publication's own commit. A rollback keeps them, so the rows are counted, too.
 """
 
@@ -41,7 +41,7 @@ NUMBER = "millrace.publication"
 PATH = "millrace.publication.path"
 SHA256 = "millrace.publication.sha256"
 RUN_ID = "millrace.run-id"
-"""Of a snapshot only: which run has made it."""
+"""In a snapshot's summary only: the run that has made it."""
 THROUGH = "millrace.through"
 SCHEMA = "millrace.schema"
 COMPLETE_FROM = "millrace.complete-from"
@@ -49,7 +49,7 @@ COMPLETE_UNTIL = "millrace.complete-until"
 _COUNTED = ("_time", "_topic_partition", "_offset", "_timestamp", "_load")
 SETTINGS = {
     "format-version": "2",
-    # For the commits of others: the manifests of ours are no smaller.
+    # For commits by other programs: our own manifests are no smaller.
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.target-size-bytes": str(64 << 10),
     "write.metadata.delete-after-commit.enabled": "true",
@@ -57,17 +57,17 @@ SETTINGS = {
     "history.expire.max-snapshot-age-ms": str(24 * 3600 * 1000),
     "write.parquet.compression-codec": "zstd",
     "write.metadata.metrics.default": "none",
-    # Of files that others write, too: rows are counted by load, and found by time.
+    # For files of other programs, too: rows are counted by load, and found by time.
     **{f"write.metadata.metrics.column.{name}": "full" for name in _COUNTED},
 }
 
 
 class TableChanged(MillraceError):
-    """The table is not what its newest publication left: it was changed, lost or restored."""
+    """The table differs from its newest publication: it was changed, lost or restored."""
 
 
 def find_table(catalog: Catalog, topic: str) -> Table | None:
-    """The topic's table as it is now; None before it is made. MillraceError when it is another topic's."""
+    """Return the topic's table as it is now, or None; MillraceError when the table is another topic's."""
     identifier = table_identifier(topic)
     table = load_table(catalog, identifier)
     if table is not None:
@@ -86,7 +86,7 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
 
 
 def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifest:
-    """The newest load; MillraceError when there is none, which tells a table that has followed loads."""
+    """Return the newest load; MillraceError when there is none, naming a table that has followed loads."""
     if (newest := layout.newest_load(storage, topic)) is not None:
         return newest
     table = find_table(catalog, topic)
@@ -99,13 +99,14 @@ def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifes
 
 
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
-    """The topic's new, empty table, or that of another run. Conflict when that one has rows already.
+    """Create the topic's empty table, or return another run's. Conflict when that one has rows already.
 
-    The rows to add were chosen for an empty table: on top of another run's rows they would be there twice.
+    The rows to add were chosen for an empty table: added to another run's rows they would be there twice.
 
-    Catalogs number the columns of a new table themselves: pyiceberg's all top ones first, as our files have
-    them, SeaweedFS each with what is in it. So a column with fields inside is created as text, and gets its
-    type, with the ids of our files, in the first publication's commit. No row has ever been text.
+    Catalogs number the columns of a new table themselves: pyiceberg's number all top-level columns first, as
+    in our files, SeaweedFS each column with the fields inside it. So a column with fields inside is created
+    as text, and gets its type, with the ids of our files, in the first publication's commit. No row has ever
+    been text.
     """
     first = read_record(storage, topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
@@ -114,7 +115,7 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
         **SETTINGS,
         FORMAT: "1",
         TOPIC: topic,
-        # What others write goes beside what `compact` writes.
+        # Files of other programs lie beside those of `compact`.
         "write.data.path": storage.uri(layout.Folder.COMPACTED.of(topic)),
     }
     location = storage.uri(layout.Folder.TABLE.of(topic))
@@ -138,10 +139,10 @@ def _without_fields(field: NestedField) -> NestedField:
 
 
 def publication_of(storage: Storage, topic: str, table: Table | None) -> Publication | None:
-    """The record of the publication that the table is at; None before the first.
+    """Return the record of the table's publication; None before the first.
 
-    MillraceError when the record is gone or was edited, and when a later one was made: the table was
-    dropped, or the catalog is older than the warehouse.
+    MillraceError when the record is missing or was edited, and when a later publication was made: the table
+    was dropped, or the catalog is older than the warehouse.
     """
     properties = table.properties if table is not None else {}
     number = int(properties.get(NUMBER, "0"))
@@ -155,7 +156,7 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
             )
         if read_entry(storage, properties[PATH]) is None:  # the run that made it has died since
             record(storage, properties[PATH], publication)
-    # Behind every name of this number: "-" comes before ".".
+    # After every name of this number: "-" comes before ".".
     later = storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic)), after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"
@@ -170,9 +171,9 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
 def published_table(
     catalog: Catalog, storage: Storage, topic: str
 ) -> tuple[Table | None, Publication | None]:
-    """The topic's table and its newest publication; TableChanged when the table is not what that one left.
+    """Return the topic's table and its newest publication; TableChanged when the two disagree.
 
-    Both are looked at again when somebody has committed between two looks.
+    Both are read again when another run has committed between the two readings.
     """
     while True:
         table = find_table(catalog, topic)
@@ -192,8 +193,8 @@ def published_table(
 def check_table(table: Table, publication: Publication | None) -> None:
     """TableChanged unless the table has as many rows as its newest publication left, and no deletes.
 
-    A rollback, a DELETE and an INSERT by others show here; what compacts the files does not. Two changes of
-    rows that even out are for `millrace verify`, which counts rows by load and hour.
+    A rollback, a DELETE and an INSERT by others show here; a compaction does not. Two changes of rows that
+    cancel out are for `millrace verify`, which counts rows by load and hour.
     """
     rows, deletes = counted_rows(table)
     expected = publication.rows if publication is not None else 0
@@ -214,9 +215,9 @@ def check_table(table: Table, publication: Publication | None) -> None:
 
 
 def snapshot_left_out(table: Table, number: int) -> int | None:
-    """The snapshot of a publication that main does not come from; None when it does, or when none is known.
+    """Return a publication's snapshot that is not an ancestor of main; None if it is, or is not known.
 
-    A rollback behind a re-load shows here: the rows before it may be as many.
+    A rollback to before a re-load shows here: the number of rows may be the same.
     """
     line = {snapshot.snapshot_id for snapshot in ancestors_of(table.current_snapshot(), table.metadata)}
     for snapshot in table.metadata.snapshots:
@@ -227,7 +228,7 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
 
 
 def check_columns(table: Table, columns: Schema) -> None:
-    """TableChanged unless the table has these columns, and nothing but the hour of `_time` for partitions."""
+    """TableChanged unless the table has these columns, and only the hour of `_time` as its partition."""
     topic = table.properties[TOPIC]
     if not is_partitioned_as_made(table):
         raise TableChanged(
@@ -246,7 +247,7 @@ def is_partitioned_as_made(table: Table) -> bool:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """True if every column has that id, name and type; catalogs may drop what documents them."""
+    """True if every column has that id, name and type; catalogs may drop the documentation of columns."""
     return _described(table.schema()) == _described(columns)
 
 
@@ -258,7 +259,7 @@ def _described(schema: Schema) -> dict[int, tuple[str, str]]:
 
 
 def counted_rows(table: Table) -> tuple[int, int]:
-    """Rows of the table's head, and its files of deletes: as its summary has them, else counted."""
+    """Rows of the table's head, and its number of delete files: by its summary, else counted."""
     head = table.current_snapshot()
     if head is None:
         return 0, 0
@@ -270,7 +271,7 @@ def counted_rows(table: Table) -> tuple[int, int]:
 
 
 def properties_of(publication: Publication, path: str) -> dict[str, str]:
-    """What a commit sets on the table, and says in the snapshot's summary."""
+    """Return the properties that a commit sets on the table, and in the snapshot's summary."""
     return {
         NUMBER: str(publication.number),
         PATH: path,
