@@ -22,10 +22,10 @@ SHOWN = 10
 def publish(request: Publish, output: Output) -> None:
     """Bring the Iceberg table of each TOPIC up to date with its loads, in one commit for all hours.
 
-    Late rows of published hours, and what was read again, need no option. Hours that are not published yet
-    are those named by --hour or --from and --to; those the auditor has proved, by --proven; those it cannot
-    judge, by --unproven-after. The others wait, and are listed. Several topics are published one after the
-    other; one that fails does not stop the others.
+    Late rows of published hours, and re-loaded rows, need no option. Hours that are not published yet need
+    one: --hour or --from and --to name hours, --proven takes those that the auditor has proved,
+    --unproven-after those that it cannot judge. Other hours wait, and are listed. Several topics are
+    published one after the other; a topic that fails does not stop the others.
 
     Example: millrace publish PageView --proven --warehouse /data/warehouse --auditor http://127.0.0.1:8082
     """
@@ -44,7 +44,7 @@ def publish(request: Publish, output: Output) -> None:
 
 @command_of(Compact, Output)
 def compact(request: Compact, output: Output) -> None:
-    """Put the small files of quiet, published hours of each TOPIC together; the rows stay what they are.
+    """Put the small files of quiet, published hours of each TOPIC together; the rows stay the same.
 
     An hour is compacted when no publication has changed it for 6 h and it has more than 8 files below 64 MiB.
     Rows are counted by load before and after: equal, or there is no commit.

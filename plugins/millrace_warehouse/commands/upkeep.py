@@ -16,7 +16,7 @@ from millrace_warehouse.verbs import Erase, Expire, Promote, Verify
 
 @command_of(Expire, Output)
 def expire(request: Expire, output: Output) -> None:
-    """Delete data files of old loads of TOPIC that the table needs no more, strays and old metadata.
+    """Delete data files of old loads of TOPIC that the table no longer needs, strays and old metadata.
 
     A load is kept while one of its rows is unpublished or a snapshot of the table names one of its files.
     Manifests, rejected records and tombstones stay.
@@ -41,8 +41,8 @@ def _show_expired(done: str, answer: Mapping[str, Any]) -> None:
 def promote(request: Promote, output: Output) -> None:
     """Give the table of TOPIC another schema: loads from now on have its columns, and then the table.
 
-    Refused unless the new schema can read what was written with the old one, and the files that are there
-    can be read with its columns. Rows loaded before have null in a column they lack.
+    Refused unless the new schema can read messages written with the old one, and existing files can be read
+    with its columns. Rows loaded before have null in columns that they lack.
 
     Example: millrace promote PageView --warehouse /data/warehouse --registry http://127.0.0.1:8081
     --reason "country is in every event now"
@@ -83,8 +83,8 @@ def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
 def verify(request: Verify, output: Output) -> None:
     """Prove that WAREHOUSE is what was loaded and published; exit code 1 when a file or a row is not.
 
-    Three proofs: the loads against their manifests and files, the publications against the loads, the rows
-    of each table against both.
+    Three proofs: the loads against their manifests and files, the publications against the loads, the rows of
+    each table against both.
 
     Example: millrace verify /data/warehouse --topic PageView
     """
@@ -110,8 +110,8 @@ def _show_topics(answer: Mapping[str, Any]) -> None:
 def erase(request: Erase, output: Output) -> None:
     """Take the rows of TOPIC that a condition matches out of its loads and its table, and delete their bytes.
 
-    Loads and re-loads leave out what matches from then on. Logs are not changed: give --log for each cluster
-    to hear what it holds until when. Begin with --dry-run.
+    Loads and re-loads leave out matching rows from then on. Logs are not changed: give --log for each cluster
+    to see what its log holds, and for how long. Begin with --dry-run.
 
     Example: millrace erase PageView --where "memberId = 42" --reason "request 4711"
     --warehouse /data/warehouse --log 127.0.0.1:9392

@@ -204,7 +204,7 @@ def create_table(
             except (exceptions.BadRequestError, exceptions.ForbiddenError):
                 return catalog.create_table(identifier, schema, None, spec, properties=dict(settings))
         except exceptions.TableAlreadyExistsError:
-            with suppress(exceptions.NoSuchTableError):  # a proxy may turn a refusal into this error
+            with suppress(exceptions.NoSuchTableError):  # a proxy may say so of a request that was refused
                 return catalog.load_table(identifier)
             raise
 

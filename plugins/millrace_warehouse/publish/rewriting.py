@@ -104,7 +104,7 @@ class Rewriting:
         count: RowsByLoad,
         copied: ContentsDigest,
     ) -> bool:
-        """Write a local file; count its rows by load, and digest their contents; False when no row is left."""
+        """Write a local file; count its rows by load, digest their contents; False when no row is left."""
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
