@@ -1,11 +1,11 @@
 """Copying one origin partition into its target partition, from the recorded position to a frozen end.
 
-Whole batches, as the origin serves them. The position lives in the target's log and moves with the data:
-an append is taken only if it begins there, so a task that is killed, retried or run twice at once can
-neither lose nor repeat a batch. Control batches and aborted transactions stay behind, counted.
+Copies whole batches, as the origin serves them. The position lives in the target's log and moves with the
+data: an append is accepted only if it begins there, so a task that is killed, retried or run twice at once
+can neither lose nor repeat a batch. Control batches and aborted transactions are counted, not copied.
 
-What a task reports is counted by positions, from the one its driver saw to the one it ended at: an attempt
-that was killed after an append, or an append whose answer was lost, is counted like any other.
+A task's counts come from positions, from the one its driver saw to the one where it ended: an attempt that
+was killed after an append, or an append whose answer was lost, is counted like any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millrace.wire.fetch import FetchedPartition, error_name
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 TIMEOUT_S = 60.0
-"""Without anything new from the origin before the end, a task gives up after this."""
+"""Time without new data from the origin before the end, after which a task gives up."""
 
 ALLOCATION_TIMEOUT_S = 10.0
 PAUSE_S = 0.1
@@ -35,24 +35,24 @@ CLIENT_ID = "millrace-mirror-batch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorTask:
-    """One origin partition: what to copy, from where, up to which offset, to which cluster."""
+    """One origin partition to copy: source, target, and the offset where the copy ends."""
 
     origin: Origin
     origin_bootstrap: str
     end: int
     bootstrap: str
     origin_security: ClientSecurity = field(default_factory=ClientSecurity)
-    """Of both clusters: names of files that every worker has."""
+    """Settings for the origin and, below, the target: names of files that every worker has."""
     security: ClientSecurity = field(default_factory=ClientSecurity)
     since: MirrorPosition | None = None
-    """What was recorded when the run began; None: nothing."""
+    """Position recorded when the run began; None if there was none."""
     max_bytes: int | None = None
-    """Stop once this much was appended."""
+    """Stop once this number of bytes was appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredPartition:
-    """What was copied of one partition while the run lasted: origin offsets [start, end)."""
+    """Origin offsets [start, end) of one partition that were copied during the run, with counts."""
 
     topic: str
     partition: int
@@ -63,13 +63,13 @@ class MirroredPartition:
     records: int
     dropped: int
     bytes: int
-    """Of batches, appended by the attempt that reports."""
+    """Bytes of batches appended by the attempt that reports."""
     lag: int
-    """Origin offsets up to the run's frozen end that are still to be copied."""
+    """Origin offsets before the run's frozen end that are still to be copied."""
 
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
-    """Copy until the end of the task; MillraceError when the origin does not go on where the copy ended."""
+    """Copy to the end of the task; MillraceError when the origin's log does not continue the copied one."""
     try:
         with (
             ClusterClient(
@@ -83,15 +83,15 @@ def mirror_partition(task: MirrorTask) -> MirroredPartition:
 
 
 def recorded_position(client: ClusterClient, origin: Origin) -> MirrorAppended:
-    """Target partition and recorded position of an origin partition; it gets a target if it has none.
+    """Return target partition and recorded position of an origin partition; allocate a target if needed.
 
-    A partition allocated a moment ago is not known to every broker yet: they are asked again for a while.
+    Some brokers do not know a newly allocated partition yet: the request is repeated for a while.
     """
     return _ask(client, origin, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
 
 
 class _Copy:
-    """Where the copying of one partition stands."""
+    """State of the copying of one partition."""
 
     def __init__(self, task: MirrorTask, origin: ClusterClient, target: ClusterClient) -> None:
         self._task, self._origin, self._target = task, origin, target
@@ -104,14 +104,14 @@ class _Copy:
         self._first, self._high_watermark = origin.bounds(self._topic, self._partition)
         self._bytes = 0
         self._skip_to = -1
-        """A fetch offset past the recorded one that leaves out no record; -1: none."""
+        """Fetch offset after the recorded one that skips no record; -1: none."""
 
     @property
     def _before(self) -> MirrorPosition:
         return self._recorded or self._beginning()
 
     def to_the_end(self) -> MirroredPartition:
-        """Fetch and append until the recorded position reaches the end, or enough was copied."""
+        """Fetch and append until the recorded position reaches the end, or `max_bytes` was copied."""
         self._check_origin()
         give_up_at = time.monotonic() + TIMEOUT_S
         while self._before.cursor.next_offset < self._task.end and not self._enough():
@@ -129,7 +129,7 @@ class _Copy:
         return self._result()
 
     def _check_origin(self) -> None:
-        """Even with nothing to copy: an origin that was begun anew must not look like one that is idle."""
+        """Check even when there is nothing to copy: an origin that was recreated must not look idle."""
         self._check_topic()
         if self._recorded is not None:
             readable_from(self._recorded.cursor, self._first, self._high_watermark, self._rules)
@@ -173,7 +173,7 @@ class _Copy:
         answer = fetch(
             self._origin, self._topic, self._partition, offset, min(left, FETCH_BYTES), last_epoch=last_epoch
         )
-        # A fetch is by name: before anything is copied, make sure which topic has answered.
+        # A fetch is by name: before anything is copied, check that the topic is still the same.
         self._check_topic()
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
@@ -185,7 +185,7 @@ class _Copy:
         return runs_of(self._recorded, self._before, _up_to(answer, self._task.end), self._rules)
 
     def _append(self, run: Run) -> bool:
-        """True when the run was appended; False when somebody else moved the position meanwhile."""
+        """Return True when the run was appended; False when another task moved the position meanwhile."""
         before, position = self._before, run.position
         request = MirrorAppend(
             mode=MirrorMode.APPEND,
@@ -201,7 +201,7 @@ class _Copy:
         try:
             _ask(self._target, self._task.origin, request)
         except PositionMismatch as error:
-            # A retry whose first try did get through, or a second driver: go on from what is recorded.
+            # An earlier try got through, or there is a second driver: continue from the recorded position.
             self._recorded = error.recorded
             return False
         self._recorded = position
@@ -212,7 +212,7 @@ class _Copy:
         return beginning(self._task.origin, self._first)
 
     def _out_of_range(self) -> None:
-        """OriginChanged when offsets that were to be read are gone; else find where reading goes on."""
+        """Raise OriginChanged when offsets still to read have expired; else find where reading continues."""
         self._first, last = self._origin.bounds(self._topic, self._partition)
         if self._recorded is not None:
             self._skip_to = readable_from(self._recorded.cursor, self._first, last, self._rules)
@@ -234,11 +234,11 @@ def _name(origin: Origin) -> str:
 
 
 def _up_to(fetched: FetchedPartition, end: int) -> FetchedPartition:
-    """The answer without the batches that begin at the end or after it."""
+    """Return the answer without the batches that begin at the end or after it."""
     position = 0
     while (header := BatchHeader.parse(fetched.records, position)) is not None and header.base_offset < end:
         if header.batch_length <= 0:
-            break  # damaged: `runs_of` says so
+            break  # damaged: `runs_of` reports it
         position += header.size
     else:
         return dataclasses.replace(fetched, records=fetched.records[:position])

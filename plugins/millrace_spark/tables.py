@@ -1,16 +1,17 @@
 """`read(spark, warehouse, topic)`: a published table as a Spark DataFrame, without Iceberg's Spark runtime.
 
 pyiceberg plans: the snapshot's files, narrowed by hour. Spark reads those Parquet files, named once, with the
-table's columns. A reader therefore sees one publication, whole, whatever is published meanwhile. The snapshot
-and its files stay for a day, and until `expire` or somebody else's maintenance deletes them.
+table's columns. So a reader sees one whole publication, whatever is published meanwhile. The snapshot and its
+files stay for a day, and until `expire` or another program's maintenance deletes them.
 
-Spark's Parquet reader finds columns by name, and by Iceberg's field id only where the session says so
-(`spark.sql.parquet.fieldId.read.enabled`; as an option of the reader it has no effect, tried on 4.1 and 4.3).
-The two differ once a column was renamed, or dropped and added again: such a table is refused without it. Rows
-that an engine deleted in place are refused too: only Iceberg's own readers leave them out.
+Spark's Parquet reader finds columns by name, and by Iceberg's field id only if the session is set so
+(`spark.sql.parquet.fieldId.read.enabled`; as an option of the reader it has no effect, tested on 4.1 and
+4.3). The two differ once a column was renamed, or dropped and added again: such a table is refused without
+the setting. A table with rows that an engine deleted in place is refused too: only Iceberg's own readers
+leave them out.
 
-Left out: branches, and planning by other columns than the hour. Sessions of Spark 4.0 and 4.1 with the
-runtime have both: `millrace tables TOPIC` prints how.
+Not supported: branches, and planning by other columns than the hour. Sessions of Spark 4.0 and 4.1 with the
+runtime support both: `millrace tables TOPIC` prints the command.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ Hours = tuple[datetime, datetime]
 """Rows whose `_time` lies in [from, to); a time without a zone is UTC."""
 
 FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
-"""The session's setting by which Spark finds a Parquet file's columns by their field ids."""
+"""The session's setting that makes Spark find a Parquet file's columns by their field ids."""
 
 
 def read(
     spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
 ) -> DataFrame:
-    """The published table of a topic, as of now; MillraceError when nothing was published yet."""
+    """Return the published table of a topic, as of now; MillraceError when nothing was published yet."""
     with connect(open_storage(warehouse), catalog, create=False) as connected:
         return read_table(spark, open_table(connected, topic), hours)
 
 
 def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) -> DataFrame:
-    """The current snapshot of an Iceberg table; MillraceError for what Spark would read wrong."""
+    """Return the current snapshot of an Iceberg table; MillraceError if Spark would read the table wrong."""
     name = ".".join(table.name())
     between = None if hours is None else (_utc(hours[0]), _utc(hours[1]))
     planned = list(table.scan(row_filter=_filter(between)).plan_files())
@@ -85,7 +86,8 @@ def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) ->
     schema = _spark_schema(table.schema())
     if not planned:
         return spark.createDataFrame([], schema)
-    # Spark takes no columns from the folders of files that are named: other engines' compactions make some.
+    # Spark must take no columns from folders of the named files: other engines' compactions make such
+    # folders.
     frame = spark.read.schema(schema).parquet(*(_literal(task.file.file_path) for task in planned))
     if between is None:
         return frame
@@ -93,7 +95,7 @@ def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) ->
 
 
 def _utc(time: datetime) -> datetime:
-    if not isinstance(time, datetime):  # this is called by hand, in notebooks
+    if not isinstance(time, datetime):  # called by hand, in notebooks
         raise ConfigError(
             f"hours: {time!r} is no datetime: give two, like"
             " (datetime(2015, 5, 17, 10), datetime(2015, 5, 17, 12))"
@@ -108,14 +110,14 @@ def _filter(between: Hours | None) -> BooleanExpression:
 
 
 def _literal(uri: str) -> str:
-    """A file's address for Spark to read: a bracket or a star in a folder's name is a pattern to Spark."""
+    """Return a file's address escaped for Spark, to which brackets and stars in a name are a pattern."""
     return re.sub(r"([][{}*?\\])", r"\\\1", uri)
 
 
 def _ambiguous(table: Table) -> str | None:
-    """A column that files of the table may have under another name, or another column under its name.
+    """Return a column that some files have under another name, or whose name another column had.
 
-    Spark's names have no case.
+    Compares names without case, like Spark.
     """
     now = {field_id: path for path, field_id in _paths(table.schema())}
     names = {path.casefold(): field_id for field_id, path in now.items()}
@@ -137,7 +139,7 @@ def _spark_schema(schema: Schema) -> types.StructType:
 
 
 class _SparkTypes(SchemaVisitor[DataType]):
-    """Iceberg's types as Iceberg's runtime has them, except that uuid is its 16 bytes; with field ids."""
+    """Iceberg's types as Iceberg's runtime maps them, except that a uuid is its 16 bytes; with field ids."""
 
     def schema(self, schema: Schema, struct_result: DataType) -> DataType:
         return struct_result

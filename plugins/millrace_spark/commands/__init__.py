@@ -1,1 +1,1 @@
-"""The commands of this plugin. Each checks its options, hands over to one function, prints what that says."""
+"""The commands of this plugin. Each checks its options, calls one function, and prints the result."""

@@ -1,8 +1,8 @@
-"""What a command can say in a second, before it starts a JVM: wrong addresses, names and folders.
+"""Checks that a command makes in a second, before it starts a JVM: addresses, names and folders.
 
-Whatever may be different a moment later is checked again by the job; here the first answer is the last only
-when nothing at all could be loaded. A warehouse is given as `absolute_warehouse` gives it; one that is not a
-local folder is left to the job.
+The job repeats each check whose answer may change; here an answer is final only when nothing at all could be
+loaded. A warehouse is given as `absolute_warehouse` returns it; one that is not a local folder is left to the
+job.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MASTER_TIMEOUT_S = 5.0
 def topics_to_load(
     warehouse: str, bootstrap: str, registry: str, named_by: Subjects, named: Sequence[str], matching: str
 ) -> tuple[list[str], list[str]]:
-    """The topics named and those a pattern matches, and of the latter those without a registered schema.
+    """Return the named and the matching topics, and the matching ones without a registered schema.
 
-    MillraceError when there is nothing to load. A topic named that does not exist is left to the job, unless
+    MillraceError when there is nothing to load. A named topic that does not exist is left to the job, unless
     it is the only one: others may be loaded.
     """
     matched = _matched(bootstrap, named, matching)
@@ -49,11 +49,11 @@ def topics_to_load(
         def versions(topic: str) -> list[int]:
             try:
                 return schemas.versions(named_by.of_messages(topic, partial(ids, topic), schemas))
-            except ConfigError:  # the record decides, and there is no message of one
+            except ConfigError:  # the record decides, and there is no message with a record
                 return []
 
         without = [name for name in matched if not versions(name)]
-        # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
+        # Requested even if a topic has a table, and so a schema: the registry's address may be wrong.
         if not matched and not any(map(versions, named)) and _are_new(warehouse, named):
             raise MillraceError(
                 f"no schema is registered for {named[0]!r} at {without_secret(registry)}: register it with"
@@ -70,12 +70,12 @@ def topics_to_load(
 
 
 def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
-    """The topics that match and are not named; MillraceError when there are none, and none that is named."""
+    """Return matching topics that are not named; MillraceError if no matching or named topic exists."""
     from millrace.client.cluster_client import ClusterClient
 
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         existing = set(client.topics())
-    # Apache Kafka keeps names with two underscores for itself.
+    # Apache Kafka reserves names that begin with two underscores.
     matched = [
         name
         for name in sorted(existing - set(named))
@@ -93,18 +93,18 @@ def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
 
 
 def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
-    """True for topics none of which has a table in a local warehouse."""
+    """True if none of the topics has a table in a local warehouse."""
     return warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics)
 
 
 def check_warehouse(warehouse: str) -> None:
-    """ConfigError when a local warehouse cannot be written."""
+    """Raise ConfigError when a local warehouse cannot be written."""
     if warehouse.startswith("/"):
         check_writable(Path(warehouse), f"warehouse {warehouse}")
 
 
 def check_master(master: str) -> None:
-    """ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] takes a connection."""
+    """Raise ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] takes a connection."""
     if not master.startswith("spark://"):
         return
     for address in parse_addresses(master.removeprefix("spark://"), "--master"):
@@ -114,7 +114,7 @@ def check_master(master: str) -> None:
 
 
 def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
-    """MillraceError when a local warehouse lacks the topic or a load."""
+    """Raise MillraceError when a local warehouse lacks the topic or a load."""
     if not warehouse.startswith("/"):
         return
     folder = Path(warehouse, topic)

@@ -20,7 +20,7 @@ from millrace_warehouse.commands.steps import steps
 from millrace_warehouse.verbs import option, verb
 
 CONF = "MILLRACE_SPARK_CONF"
-"""The variable of the environment with more such settings, as JSON."""
+"""Variable of the environment with more Spark settings, as JSON."""
 # local-cluster[workers,cores,MB] is Spark's own, for tests.
 _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
 
@@ -32,7 +32,7 @@ def _checked_master(text: str, name: str) -> str:
 
 
 def _conf_of_environment() -> dict[str, str]:
-    """The settings that no command line shall show: every user of the machine reads those."""
+    """Return the settings that no command line may show: every user of the machine reads command lines."""
     try:
         conf = json.loads(os.environ.get(CONF) or "{}")
     except ValueError:
@@ -53,7 +53,7 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
 
 @verb
 class Invocation(Output):
-    """Where a command's job runs, with what, and how the answer is printed; see docs/clusters.md."""
+    """Options of a command's job: its master, settings, and how to print the answer; see docs/clusters.md."""
 
     packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
     takes_values: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class Invocation(Output):
 
 
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:
-    """The answer of a verb's job as JSON values, its steps shown; MillraceError with the job's own line."""
+    """Run a verb's job, show its steps, and return its answer as JSON; MillraceError with the job's line."""
     check_master(invocation.master)
     conf, settings = dict(invocation.conf), dataclasses.asdict(request)
     elsewhere = conf.get(submit.DEPLOY_MODE) == "cluster"
@@ -92,7 +92,7 @@ def run_job(name: str, request: Any, invocation: Invocation) -> Any:
 def _submit_elsewhere(
     name: str, settings: Mapping[str, Any], invocation: Invocation, on_line: submit.OnLine
 ) -> Any:
-    from millrace_spark.jobs import elsewhere  # an HTTP client and the storage with it: not for --help
+    from millrace_spark.jobs import elsewhere  # imports an HTTP client and the storage: not for --help
 
     if invocation.archives:
         raise ConfigError(
@@ -107,7 +107,7 @@ def _submit_elsewhere(
 
 @contextmanager
 def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Holds back what Spark says while it starts, unless it fails before the first step without a reason."""
+    """Hold back Spark's output while it starts, unless it fails before the first step without a reason."""
     held: collections.deque[str] = collections.deque(maxlen=100)
     begun = False
 

@@ -1,4 +1,4 @@
-"""What is read from a log: `millrace load`, `millrace reload` and `millrace mirror-batch`."""
+"""Commands that read a log: `millrace load`, `millrace reload` and `millrace mirror-batch`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from millrace_warehouse.verbs import Load, Mirror, Reload
 
 @command_of(Load, Invocation)
 def load(request: Load, invocation: Invocation) -> None:
-    """Load what is new in each TOPIC into the warehouse, exactly once, by one manifest per topic.
+    """Load new messages of each TOPIC into the warehouse, exactly once, by one manifest per topic.
 
-    Several topics are loaded at a time; one that fails does not stop the others. Records that cannot be
-    decoded are set aside in the load, with reason, key and raw bytes; exit code 1 says so. Tombstones are set
-    aside with their keys, and are no failure. A run that is repeated under its --run-id keeps to the end it
-    first planned.
+    Several topics are loaded at a time; a topic that fails does not stop the others. Records that cannot be
+    decoded are set aside in the load, with reason, key and raw bytes; exit code 1 reports them. Tombstones
+    are set aside with their keys, and are no failure. A run that is repeated under its --run-id keeps to the
+    end that it first planned.
 
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
     --registry http://127.0.0.1:8081
@@ -41,7 +41,7 @@ def load(request: Load, invocation: Invocation) -> None:
         request.topics,
         request.topics_matching,
     )
-    # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
+    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics)
     _check_limits(request)
@@ -57,7 +57,7 @@ def load(request: Load, invocation: Invocation) -> None:
 
 
 def _check_limits(request: Load) -> None:
-    from millrace_warehouse.load.rejections import RejectedLimits  # pyarrow with it: not for --help
+    from millrace_warehouse.load.rejections import RejectedLimits  # imports pyarrow: not for --help
 
     for topic in request.topics:
         if limit := request.of(topic).max_rejected:
@@ -82,7 +82,7 @@ def _by_kind(load: Mapping[str, Any]) -> str:
 
 
 def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
-    """Every topic that failed, then the loads that are published and have set records aside."""
+    """Return a reason for every topic that failed, then one for published loads that set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
         f"{_by_kind(result)} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
@@ -102,9 +102,9 @@ def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
 def reload(request: Reload, invocation: Invocation) -> None:
     """Read the loads of past hours of TOPIC again, from the offsets they recorded, as their next edition.
 
-    For after a decoder or a registry was mended. The loads are those that have rows of the hours, or rejected
-    records that may belong to them; offsets that have expired are refused. `millrace publish` then brings the
-    published hours up to date.
+    For use after a decoder or a registry was corrected. The loads are those with rows of the hours, or with
+    rejected records that may belong to them; offsets that have expired are refused. `millrace publish` then
+    brings the published hours up to date.
 
     Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
     --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
@@ -136,7 +136,7 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
 
 @command_of(Mirror, Invocation)
 def mirror_batch(request: Mirror, invocation: Invocation) -> None:
-    """Copy what is new in TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
+    """Copy new messages of TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
 
     Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
     --bootstrap 127.0.0.1:9392

@@ -1,1 +1,1 @@
-"""What the verbs are given, and the jobs that spark-submit runs: that in as JSON, one JSON line out."""
+"""The jobs that spark-submit runs: each takes a verb's options as JSON and prints one line of JSON."""

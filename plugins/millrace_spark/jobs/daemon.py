@@ -1,7 +1,7 @@
 """The parent of Spark's Python workers on the driver's machine: `pyspark.daemon`, as it is installed.
 
-Spark puts a zip of the same PySpark before it, and every worker would compile anew what it imports from a
-zip: half a second of CPU.
+Spark puts a zip of the same PySpark first on the path, and every worker would compile its imports from a zip
+again: half a second of CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     sys.path[:] = [path for path in given if not path.startswith(f"{home}/python/lib/")]
     installed = find_spec("pyspark")
     if installed is None or not Path(installed.origin or "").is_relative_to(home):
-        sys.path[:] = given  # another Python was named for the tasks, with another PySpark or with none
+        sys.path[:] = given  # another Python was named for the tasks, with another PySpark or none
     from pyspark.daemon import manager
 
     manager()

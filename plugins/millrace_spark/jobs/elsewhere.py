@@ -1,13 +1,13 @@
-"""A job whose driver runs on a standalone cluster: submitted once, waited for by whoever comes back.
+"""A job whose driver runs on a standalone cluster: submitted once, waited for by any command of the run.
 
-Which driver a run has lies in the warehouse, under the run's name, and so does what the driver answers:
+The warehouse holds the run's driver, under the run's name, and the driver's answer:
 
-    .drivers/<run id>/driver.json       the driver; made exclusively
+    .drivers/<run id>/driver.json       the driver; created exclusively
                       <attempt>.json    its answer
 
-A command that is killed leaves its driver alone. The same command with the same run id waits for it, on
-whatever machine. A command that is told to stop (SIGTERM, Ctrl-C) ends its driver. Both files go when the
-answer was taken. Knows no jobs.
+A command that is killed leaves its driver running. The same command with the same run id waits for that
+driver, on any machine. A command that is asked to stop (SIGTERM, Ctrl-C) ends its driver. Both files are
+deleted when the answer was read. Knows no jobs.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from millrace_warehouse.history.plan import name_of_run
 from millrace_warehouse.storage import Storage, open_storage
 
 SENT = "MILLRACE_SENT_JOB"
-"""The variable in a driver's environment that holds its job: it may hold passwords."""
+"""Variable of a driver's environment that holds its job, which may contain passwords."""
 DRIVERS = ".drivers"
-"""The folder of the warehouse; what begins with a dot is no topic's."""
+"""The folder in the warehouse; a name that begins with a dot is no topic's."""
 KEEP_S = 7 * 24 * 3600.0
-"""How long a driver's files stay that nobody came back for."""
+"""Time for which a driver's files stay if no command comes back for them."""
 POLL_S = 1.0
 PATIENCE_S = 300.0
-"""How long a master may not answer while a driver is waited for."""
+"""Longest time without an answer from the master while a driver is waited for."""
 _TRAVEL = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
-"""What the names of variables begin with that a driver is given."""
+"""Prefixes of the variables that a driver inherits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,39 +54,39 @@ class Driver:
     """The driver of a run."""
 
     driver: str
-    """The master's name for it."""
+    """The master's id of the driver."""
     attempt: str
     asked: str
-    """Hash of what the driver was asked to do, without URLs that may hold passwords."""
+    """Hash of the job and its settings, without URLs that may hold passwords."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentJob:
-    """What a driver finds in its environment."""
+    """A driver's job, as its environment holds it."""
 
     settings: Mapping[str, Any]
     conf: Mapping[str, str]
     answer: str
-    """Path of its answer in the warehouse of `settings`."""
+    """Path of the driver's answer in the warehouse of `settings`."""
 
     @classmethod
     def take(cls) -> SentJob:
-        """The job of this process, out of its environment: what it starts shall not have it."""
+        """Take the job of this process out of the environment: child processes must not inherit it."""
         return cls(**json.loads(zlib.decompress(base64.b64decode(os.environ.pop(SENT)))))
 
     def packed(self) -> str:
-        """As the variable holds it; a year of hours is too long for one otherwise."""
+        """Pack the job for the variable; otherwise a year of hours would be too long for it."""
         return base64.b64encode(zlib.compress(json.dumps(dataclasses.asdict(self)).encode())).decode()
 
     def reply(self, line: str) -> None:
-        """Leave the answer for whoever waits."""
+        """Write the answer for the waiting command."""
         open_storage(self.settings["warehouse"]).create(self.answer, line.encode())
 
 
 def submit(
     job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, conf: Mapping[str, str]
 ) -> Any:
-    """As `submit.submit`, with the driver on the cluster; a run that has a driver there waits for that."""
+    """Like `submit.submit`, with the driver on the cluster; wait for the run's driver if there is one."""
     if not master.startswith("spark://"):
         raise ConfigError(
             f"{DEPLOY_MODE}=cluster is for --master spark://HOST:PORT, not for {master}: leave it out,"
@@ -107,7 +107,7 @@ class _Run:
         self._asked = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
     def resume(self) -> Driver | None:
-        """The driver that an earlier command of this run has left and that runs or has ended well."""
+        """Return the driver of an earlier command of this run, if it still runs or has succeeded."""
         path = f"{self._folder}/driver.json"
         try:
             left = decode(Driver, self._storage.read(path), path)
@@ -118,13 +118,13 @@ class _Run:
         if left.asked == self._asked and (runs or "result" in (self._answer(left) or ())):
             self._say(f"an earlier command has left driver {left.driver} ({state.word}); waiting for it")
             return left
-        if runs:  # it does something else, which nobody waits for any more
+        if runs:  # it has other work, for which no command waits any more
             self._master.kill(left.driver)
         self._storage.delete(self._folder)
         return None
 
     def begin(self, conf: Mapping[str, str]) -> Driver:
-        """Submit a driver, and note it; the one of another command of this run if that was first."""
+        """Submit a driver and record it; MillraceError if another command of this run was first."""
         _sweep(self._storage)
         attempt = uuid.uuid4().hex[:12]
         sent = SentJob(settings=self._settings, conf=conf, answer=f"{self._folder}/{attempt}.json")
@@ -137,7 +137,7 @@ class _Run:
         driver = Driver(driver=name, attempt=attempt, asked=self._asked)
         try:
             is_first = self._storage.create(f"{self._folder}/driver.json", encode(driver))
-        except BaseException:  # also told to stop: nobody would find the driver again
+        except BaseException:  # also a request to stop: no command would find the driver again
             self._master.kill(name)
             raise
         if not is_first:
@@ -150,7 +150,7 @@ class _Run:
         return driver
 
     def wait(self, driver: Driver) -> Any:
-        """The driver's result; JobRefused with its own line, MillraceError when it left none."""
+        """Return the driver's result; JobRefused with its own line, MillraceError when it left no answer."""
         try:
             state = self._ended(driver)
         except MillraceError as error:
@@ -158,7 +158,7 @@ class _Run:
                 f"{error}; driver {driver.driver} may go on: run again with --run-id"
                 f" {self._settings['run_id']} to wait for it"
             ) from None
-        except BaseException:  # told to stop
+        except BaseException:  # asked to stop
             with suppress(MillraceError):
                 self._master.kill(driver.driver)
                 self._storage.delete(self._folder)
@@ -200,7 +200,7 @@ class _Run:
 
 
 def _of_the_driver(conf: Mapping[str, str]) -> dict[str, str]:
-    """The settings that a JVM must have before it starts: the worker puts them on its command line."""
+    """Return the settings that a JVM must have at its start: the worker puts them on its command line."""
     return {key: value for key, value in conf.items() if key.startswith("spark.driver.")}
 
 
@@ -211,7 +211,7 @@ def _environment(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sweep(storage: Storage) -> None:
-    """Delete what drivers have left that nobody came back for."""
+    """Delete files that drivers have left and no command has come back for."""
     for file in storage.files(DRIVERS):
         if time.time() - file.modified > KEEP_S:
             storage.delete(f"{DRIVERS}/{file.path}")

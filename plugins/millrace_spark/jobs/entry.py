@@ -1,7 +1,8 @@
-"""What `script.py` runs: a verb's job with a Spark context, one JSON line at the end.
+"""Entry point of `script.py`: runs a verb's job with a Spark context and prints one line of JSON at the end.
 
-The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1, and
-`"unforeseen": true` where the stack trace above it is needed. Steps go to standard error as they are done.
+The line is `{"result": …}` with exit code 0, or `{"error": "one line with advice"}` with 1, and
+`"unforeseen": true` where the stack trace above it is needed. Steps are written to standard error as they are
+done.
 """
 
 from __future__ import annotations
@@ -36,31 +37,32 @@ JOBS: Mapping[str, tuple[type, str]] = {
     "reload": (Reload, "millrace_spark.jobs.load:reload_loads"),
     "mirror": (Mirror, "millrace_spark.jobs.mirror:mirror_topics"),
 }
-"""Name -> the verb that is read from JSON, and the function that is given a Spark context and it."""
+"""Name -> the verb that is read from JSON, and the function that takes a Spark context and the verb."""
 GATEWAY_S = 5.0
-"""For a connection to the JVM on the same machine."""
+"""Seconds to connect to the JVM on the same machine."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run the job that the arguments name; the process ends with its exit code."""
-    # Spark's JVM started us, in its main thread, which waits for us. Without it a driver could go on by
-    # itself, though nobody waits for it any more.
+    # Spark's JVM started this process, in its main thread, which waits for it. Without this call a driver
+    # could go on alone, though no command waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # They import pandas with the first argument that goes to the JVM, to see that it is none of theirs: half
-    # a second of CPU, and no job has any for them.
+    # Both import pandas with the first argument for the JVM, to see whether it is one of theirs: half a
+    # second of CPU, and no job has such arguments.
     numpys = (NumpyArrayConverter, NumpyScalarConverter)
     INPUT_CONVERTER[:] = [converter for converter in INPUT_CONVERTER if not isinstance(converter, numpys)]
     name, *files = sys.argv[1:]
     reply: Callable[[str], None] = partial(print, flush=True)
     if files:
         settings = json.loads(Path(files[0]).read_text())
-        # They may hold passwords, and a command that is killed deletes nothing. Nobody reads them again.
+        # The files may hold passwords, and a command that is killed deletes nothing. They are not read
+        # again.
         for file in files:
             Path(file).unlink()
     else:
-        from millrace_spark.jobs.elsewhere import SentJob  # which a driver beside its command does not need
+        from millrace_spark.jobs.elsewhere import SentJob  # not needed by a driver beside its command
 
         sent = SentJob.take()
         settings, reply = sent.settings, sent.reply
@@ -78,7 +80,7 @@ def main() -> None:
 
 
 def _take_settings(conf: Mapping[str, str]) -> None:
-    """Make them the JVM's: no command line shows them there."""
+    """Make these settings the JVM's, where no command line shows them."""
     SparkContext._ensure_initialized()
     system: Any = SparkContext._jvm.java.lang.System  # type: ignore[union-attr]
     for key, value in conf.items():
@@ -100,17 +102,17 @@ def _result(name: str, request: Any, give_up: Callable[[str], None]) -> Any:
 
 
 def _give_up(reply: Callable[[str], None], reason: str) -> None:
-    """End the driver from another thread than the job's, which waits for tasks that nobody runs."""
+    """End the driver from another thread than the job's, which waits for tasks that no executor runs."""
     reply(json.dumps({"error": reason}))
     os._exit(1)
 
 
 def _context() -> SparkContext:
-    """Tasks are all that the jobs need: a session takes two more seconds of CPU, for Spark's SQL."""
+    """Start a Spark context only: a session would take two more seconds of CPU, for Spark's SQL."""
     try:
         return SparkContext.getOrCreate()
     except Exception as error:
-        # No master there, or settings that Spark refuses: Java's own words say it, without their stack.
+        # No master there, or settings that Spark refuses: Java's message is enough, without its stack.
         lines = str(error).splitlines() or [""]
         reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
         raise MillraceError(
@@ -119,7 +121,7 @@ def _context() -> SparkContext:
 
 
 def said(error: Exception) -> str:
-    """One line for an exception that nobody foresaw."""
+    """Return one line for an unforeseen exception."""
     if jvm_has_ended():
         return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
     text = next(iter(str(error).splitlines()), "")
@@ -127,7 +129,7 @@ def said(error: Exception) -> str:
 
 
 def jvm_has_ended() -> bool:
-    """True when nobody listens any more where the driver's Python talks to its JVM: every call fails then."""
+    """True when the driver's JVM no longer listens for its Python process: then every call fails."""
     if (gateway := SparkContext._gateway) is None:
         return False
     parameters = gateway.gateway_parameters

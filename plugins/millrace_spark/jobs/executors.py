@@ -1,8 +1,8 @@
-"""A job that waits for executors says so, and gives up after a bound.
+"""Watch of a job's wait for executors: reports the wait, and gives up after a limit.
 
-Spark itself waits for ever, and in silence: its warning is below the level that these jobs log at. The
-driver's own scheduler is asked once a second, so that executors that were lost count too. Knows nothing of
-the job. A local master has no executors to wait for.
+Spark itself waits for ever, and in silence: its warning is below the level at which these jobs log. The watch
+polls the driver's own scheduler once a second, so that lost executors count too. Knows nothing of the job. A
+local master has no executors to wait for.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pyspark import SparkConf, SparkContext
 from millrace.errors import ConfigError
 
 TIMEOUT = "spark.millrace.executors.timeout"
-"""A Spark setting of ours, so that it can stand in spark-defaults.conf too; a time as Spark writes them."""
+"""Millrace's own Spark setting, also for spark-defaults.conf; its value is a time as Spark writes it."""
 DEFAULT_TIMEOUT = "10m"
-"""As long as Spark on Kubernetes waits for the pod of an executor."""
+"""Default of Spark on Kubernetes for the pod of an executor."""
 SAY_AFTER_S = 10.0
 POLL_S = 1.0
 
 
 class ExecutorWatch:
-    """Looks for executors from before Spark's context starts until the job is done. A context.
+    """Watches for executors from before Spark's context starts until the job is done. A context manager.
 
-    `say` gets one sentence when the cluster has given none for SAY_AFTER_S, `give_up` one when TIMEOUT has
-    passed; both are called in a thread of their own.
+    `say` gets one sentence when the cluster has given no executor for SAY_AFTER_S, `give_up` one when TIMEOUT
+    has passed; both are called in a separate thread.
     """
 
     def __init__(self, say: Callable[[str], None], give_up: Callable[[str], None]) -> None:
-        """ConfigError when TIMEOUT is not a time."""
+        """Raise ConfigError when TIMEOUT is not a time."""
         SparkContext._ensure_initialized()  # without a JVM there are no settings
         conf = SparkConf()
         self._master = conf.get("spark.master", "")
         self._timeout_s = _timeout_s(conf)
         self._say, self._give_up = say, give_up
         self.context: SparkContext | None = None
-        """Set once it has started; YARN and Kubernetes let that wait, for a queue or for executors."""
+        """Set once it has started; YARN and Kubernetes delay that, for a queue or for executors."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="executors", daemon=True)
 
@@ -76,13 +76,13 @@ class ExecutorWatch:
                 )
 
     def _look(self) -> tuple[bool, bool]:
-        """Whether something waits for executors, the context or tasks; and whether there are any."""
+        """True if the context or tasks wait for executors; and True if there are executors."""
         if (context := self.context) is None:
             return True, False
         try:
             there = int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # the driver counts too
             return bool(context.statusTracker().getActiveStageIds()), there
-        except Py4JError:  # the context has stopped: the job's own error says why
+        except Py4JError:  # the context has stopped: the job's own error explains it
             return False, False
 
 

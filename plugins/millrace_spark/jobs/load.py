@@ -1,4 +1,4 @@
-"""Loading topics, many in one Spark application, and reading loads again."""
+"""Loading topics, many in one Spark application, and re-loading."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 TOPICS_AT_A_TIME = 8
-"""Loaded by as many threads of the driver, which mostly wait for tasks; the cores are shared fairly."""
+"""Threads of the driver that load topics. They mostly wait for tasks; the cores are shared fairly."""
 UNPUBLISHED_AFTER = timedelta(days=1)
-"""A load says so when an older one waits for `publish`: no schedule has taken it."""
+"""Age from which an unpublished load is noted by later loads: no schedule has published it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFailure:
-    """Why a topic could not be loaded."""
+    """Reason why a topic could not be loaded."""
 
     topic: str
     error: str
 
 
 def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
-    """Load every topic, a few at a time; what was loaded, then what failed, in the order of the topics."""
+    """Load every topic, a few at a time; return the loads, then the failures, in the order of the topics."""
     storage = open_storage(request.warehouse)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
         results = list(pool.map(partial(_load_one, spark, storage, request), request.topics))
@@ -62,7 +62,7 @@ def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFa
 
 
 def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult | TopicFailure:
-    """Load one topic in a thread of its own, with its own connections and its own share of the cores."""
+    """Load one topic in a separate thread, with its own connections and its own share of the cores."""
     try:
         if len(request.topics) > 1:
             spark.setLocalProperty("spark.scheduler.pool", topic)
@@ -73,7 +73,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
         return TopicFailure(topic=topic, error=str(error))
     except Exception as error:
         if jvm_has_ended():
-            raise  # every topic fails with it, and the job says so once
+            raise  # every topic fails with it, and the job reports it once
         traceback.print_exc()
         return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
 
@@ -105,7 +105,7 @@ def _compare_with_auditor(storage: Storage, url: str, topic: str) -> list[str]:
 
 
 def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list[str]:
-    """A note for each schema id in the load's messages that is of another subject than the topic's."""
+    """Return a note for each schema id in the load's messages that is of another subject than the topic's."""
     if result.load is None or not result.published:
         return []
     topic = result.topic
@@ -116,15 +116,15 @@ def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list
             others = ids_of_others(
                 topic, loaded, Subjects.parse(request.subjects, request.policies), registry
             )
-    except MillraceError as error:  # the load is committed, whatever storage and registry say now
+    except MillraceError as error:  # the load is committed, whatever storage and registry answer now
         return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
     return others_in_words(topic, others)
 
 
 def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
-    """A note of the loads that wait for `publish`, when the first of them has waited for long.
+    """Return a note on loads that wait for `publish`, when the oldest of them has waited for long.
 
-    With the first load of an hour only: a listing of the publications takes longer the more there are.
+    Only the first load of an hour checks: a listing of the publications takes longer the more there are.
     """
     topic, load = result.topic, result.load
     if load is None or not result.published:
@@ -133,7 +133,7 @@ def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
         if load > 1 and read_load(storage, topic, load - 1).created[:13] == now()[:13]:
             return []
         waiting = unpublished_since(storage, topic)
-    except MillraceError as error:  # the load is committed, whatever the storage says now
+    except MillraceError as error:  # the load is committed, whatever the storage answers now
         return [f"{topic}: whether older loads wait for `publish` is not known: {error}"]
     if waiting is None or datetime.now(UTC) - datetime.fromisoformat(waiting.created) < UNPUBLISHED_AFTER:
         return []
@@ -141,7 +141,7 @@ def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
-    """Read the loads of some hours again, or those that are named; MillraceError when none is concerned."""
+    """Re-load the loads of some hours, or the named loads; MillraceError when there is no such load."""
     storage = open_storage(request.warehouse)
     loads = request.loads or loads_of(storage, request.topic, request.hours)
     if not loads:
@@ -154,7 +154,7 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
 def _writing(
     spark: SparkContext, storage: Storage, request: Load | Reload, verb: str, topic: str
 ) -> Iterator[Writing]:
-    """What a run writes with, while its connections are open."""
+    """Return a run's settings for writing, while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
@@ -179,7 +179,7 @@ def _pin(
     topic: str,
     used: int,
 ) -> Pinned:
-    """The topic's newest schema record; the first is made of the newest schema registered."""
+    """Pin the topic's newest schema record; the first one is made of the newest registered schema."""
     record = pinned(storage, topic, used)
     if record is None:
         with connect() as client:

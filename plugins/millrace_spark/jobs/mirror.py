@@ -1,4 +1,4 @@
-"""The batch mirror as a Spark job: one task per origin partition, because the order in it matters."""
+"""The batch mirror as a Spark job: one task per origin partition, because its order must be kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def mirror_topics(spark: SparkContext, request: Mirror) -> list[MirroredPartition]:
-    """Copy every partition of the topics up to where it ends now, or as much as is allowed."""
+    """Copy every partition of the topics up to its present end, or as much as `max_bytes` allows."""
     tasks = tasks_of(request)
     progress = to_stderr(f"mirror {', '.join(request.topics)} from {request.origin}")
     progress(f"{len(tasks)} partitions")
@@ -28,7 +28,7 @@ def mirror_topics(spark: SparkContext, request: Mirror) -> list[MirroredPartitio
 
 
 def tasks_of(request: Mirror) -> list[MirrorTask]:
-    """One task per origin partition, each to the end its partition has now."""
+    """Return one task per origin partition, up to the partition's present end."""
     security = of_process()
     of_origin = load_client(request.origin_client) if request.origin_client else security
     with (
@@ -40,7 +40,7 @@ def tasks_of(request: Mirror) -> list[MirrorTask]:
         return tasks
     lags = [max(0, task.end - (task.since.cursor.next_offset if task.since else 0)) for task in tasks]
     total = max(1, sum(lags))
-    # Rounded up, so that each partition with something to copy gets on by a batch at least.
+    # Rounded up, so that each partition with something to copy advances by at least one batch.
     shares = [-(-request.max_bytes * lag // total) for lag in lags]
     return [replace(task, max_bytes=share) for task, share in zip(tasks, shares, strict=True)]
 

@@ -1,10 +1,10 @@
 """The script that spark-submit runs: `entry.main`, with the PySpark that is installed.
 
-    script.py VERB FILE [FILE]   the first FILE has the verb as JSON; both are deleted when it is read
-    script.py VERB               the environment has it: see elsewhere.py
+    script.py VERB FILE [FILE]   the first FILE has the verb as JSON; both are deleted once read
+    script.py VERB               the environment has the verb: see elsewhere.py
 
-Spark puts a zip of the same PySpark before it, and Python compiles what it imports from a zip anew each time:
-half a second of CPU before the job can begin.
+Spark puts a zip of the same PySpark first on the path, and Python compiles imports from a zip again each
+time: half a second of CPU before the job can begin.
 """
 
 from __future__ import annotations

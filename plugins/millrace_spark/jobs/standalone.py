@@ -1,7 +1,7 @@
-"""Drivers on a standalone Spark cluster, by its master's REST port: submitted, asked after, killed.
+"""Drivers on a standalone Spark cluster, by its master's REST port: submission, state and end.
 
-spark-submit itself refuses Python in cluster mode there ("not supported for python applications on
-standalone clusters"). The master takes it when the class to run is spark-submit's own. Knows no jobs.
+spark-submit itself refuses Python in cluster mode there ("not supported for python applications on standalone
+clusters"). The master accepts it when the class to run is spark-submit's own. Knows no jobs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from millrace.config import parse_addresses
 from millrace.errors import MillraceError
 
 REST_PORT = "spark.master.rest.port"
-"""Spark's own setting: where a master listens for submissions."""
+"""Spark's own setting: the port where a master listens for submissions."""
 DEFAULT_REST_PORT = "6066"
 TIMEOUT_S = 20.0
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _STANDBY = "Current state is not alive"
-"""What a master that is not the active one says in its answer."""
+"""Text in the answer of a master that is not the active one."""
 _ENDED = ("FINISHED", "KILLED", "FAILED", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """What the master says of a driver."""
+    """A driver's state, as the master reports it."""
 
     word: str
-    """Spark's: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN when the master knows no such driver."""
+    """Spark's word: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN when the master knows no such driver."""
     worker: str = ""
-    """HOST:PORT of the worker that runs it."""
+    """HOST:PORT of the worker that runs the driver."""
 
     @property
     def ended(self) -> bool:
@@ -44,7 +44,7 @@ class DriverState:
 
 
 class Master:
-    """The masters of spark://HOST:PORT[,HOST:PORT]; the one that is active answers."""
+    """The masters of spark://HOST:PORT[,HOST:PORT]; the active one answers."""
 
     def __init__(self, url: str, conf: Mapping[str, str]) -> None:
         port = conf.get(REST_PORT, DEFAULT_REST_PORT)
@@ -59,9 +59,10 @@ class Master:
         properties: Mapping[str, str],
         environment: Mapping[str, str],
     ) -> str:
-        """Start a driver with these arguments of spark-submit; the driver's id.
+        """Start a driver with these arguments of spark-submit; return the driver's id.
 
-        Everybody on the driver's machine reads `arguments` and `properties`, only its user the environment.
+        Every user of the driver's machine can read `arguments` and `properties`, only the driver's user its
+        environment.
         """
         answer = self._ask(
             "POST",
@@ -79,20 +80,20 @@ class Master:
         return str(answer["submissionId"])
 
     def state(self, driver: str) -> DriverState:
-        """What has become of a driver. MillraceError when no active master answers."""
+        """Return a driver's state. MillraceError when no active master answers."""
         answer = self._ask("GET", f"status/{driver}")
         return DriverState(answer.get("driverState") or "UNKNOWN", answer.get("workerHostPort") or "")
 
     def kill(self, driver: str) -> None:
-        """Ask the master to end a driver; one that has ended stays as it is."""
+        """Ask the master to end a driver; a driver that has ended stays as it is."""
         self._ask("POST", f"kill/{driver}")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """The answer of the first master that has one: a standby says in `message` that it is none."""
+        """Return the first active master's answer: a standby master reports its state in `message`."""
         reasons = []
         for place in self._places:
             try:
-                # Inside the cluster: no proxy of the environment stands in between.
+                # Hosts inside the cluster: no proxy from the environment applies.
                 response = httpx.request(
                     method, f"{place}/{path}", json=body, timeout=TIMEOUT_S, trust_env=False
                 )
@@ -103,7 +104,7 @@ class Master:
             message = next(iter(str(answer.get("message", "")).splitlines()), "")
             failed = body is not None and not answer.get("success")
             if not failed and answer.get("action") != "ErrorResponse" and _STANDBY not in str(answer):
-                return answer  # no success, too: of a driver that is unknown, or that has ended
+                return answer  # maybe a failure, too: of a driver that is unknown, or that has ended
             reasons.append(f"{place}: {message}")
         raise MillraceError(
             f"no master of {self._url} takes {path.partition('/')[0]} requests ({'; '.join(reasons)}): set"

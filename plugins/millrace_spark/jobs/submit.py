@@ -1,8 +1,8 @@
-"""Runs a job under spark-submit of the installed PySpark, and gives back what it prints.
+"""Runs a job under spark-submit of the installed PySpark, and returns the answer that it prints.
 
 Knows processes, not jobs. The driver runs here, whatever the master (client mode): it prints the answer, and
-it dies with whoever started it. A driver left alone does no harm (loads are published exclusively), but it
-would hold two cores for nothing. Executors of a cluster end by themselves when their driver is gone.
+it dies with the process that started it. A driver left alone does no harm (loads are published exclusively),
+but it would hold two cores for nothing. Executors of a cluster end by themselves when their driver is gone.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from millrace.process import start_child
 from millrace.zookeeper.embedded import find_java
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options: the JVM of a job only schedules. A third less CPU until the first task runs (measured)."""
+"""JVM options: a job's JVM only schedules. A third less CPU until the first task runs (measured)."""
 DEPLOY_MODE = "spark.submit.deployMode"
 LAST_LINES = 40
 JOIN_S = 10
-"""For the last lines of a job that has ended; something it left running may hold the pipe open."""
+"""Seconds to wait for the last lines of a job that has ended: a child process may hold the pipe open."""
 
 
 class JobRefused(MillraceError):
-    """The job itself said in one sentence what is wrong: what Spark wrote beside it explains nothing."""
+    """The job itself explained its error in one sentence: Spark's other output adds nothing."""
 
 
 OnLine = Callable[[str], None]
-"""Called with every line the job writes, but for its answer."""
+"""Called with every line that the job writes, except its answer."""
 
 
 def submit(
@@ -53,7 +53,7 @@ def submit(
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
-    """Run a job of `entry` to its end; its result, or JobRefused with its own line, MillraceError without.
+    """Run a job of `entry` to its end; return its result. JobRefused with its own line, else MillraceError.
 
     `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
     the tasks run; the first is an environment with Python and this package, and runs them.
@@ -84,7 +84,7 @@ def _write_secret(path: Path, text: str) -> None:
 def _run(
     command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
 ) -> tuple[list[str], int]:
-    """The answers in the output, as lines, and the exit code; all other lines go to `on_line` and `last`."""
+    """Return the lines that are answers, and the exit code; pass all other lines to `on_line` and `last`."""
     with start_child(
         command,
         env=_environment(),
@@ -105,7 +105,7 @@ def _run(
         reader.start()
         answers: list[str] = []
         try:
-            # What a driver in Python writes to standard error, spark-submit writes to standard output.
+            # A Python driver's standard error appears on spark-submit's standard output.
             follow(_without_answers(process.stdout or (), answers))
             code = process.wait()
         except BaseException:
@@ -117,7 +117,7 @@ def _run(
 
 
 def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
-    """The lines that are no answer of a job; those that are go to `answers`."""
+    """Yield the lines that are not a job's answer; add the answers to `answers`."""
     for line in lines:
         if line.startswith(('{"result": ', '{"error": ')):
             answers.append(line)
@@ -126,7 +126,7 @@ def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
 
 
 def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
-    """The settings of an application, before those that the user gives."""
+    """Return the settings of an application; the user's settings override them."""
     confs = {
         "spark.app.name": f"millrace {job}",
         "spark.ui.enabled": "false",
@@ -137,7 +137,7 @@ def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
     }
     if _on_this_machine(master):
         confs |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if master.startswith("local"):  # elsewhere the tasks' Python is not known to have it
+    if master.startswith("local"):  # elsewhere the tasks' Python may not have it
         confs["spark.python.daemon.module"] = "millrace_spark.jobs.daemon"
     if archives:
         paths = [_split(archive) for archive in archives]
@@ -148,7 +148,7 @@ def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
 
 
 def _property(key: str, value: str) -> str:
-    """A line of a file of Java's properties."""
+    """Return a line of a Java properties file."""
     escaped = [re.sub(r"([\\:=#! ])", r"\\\1", text).replace("\n", "\\n") for text in (key, value)]
     return "=".join(escaped) + "\n"
 
@@ -159,7 +159,7 @@ def _on_this_machine(master: str) -> bool:
 
 
 def _split(archive: str) -> tuple[str, str]:
-    """File and name of FILE#NAME; ConfigError when it is not of that form."""
+    """Split FILE#NAME into file and name; ConfigError when it is not of that form."""
     path, _, name = archive.partition("#")
     if not path or not name or "/" in name or "," in archive:
         raise ConfigError(
@@ -169,7 +169,7 @@ def _split(archive: str) -> tuple[str, str]:
 
 
 def _absolute(path: str) -> str:
-    """A local file as every folder finds it, other URIs as they are; ConfigError when it is not there."""
+    """Return a local file's absolute path, other URIs unchanged; ConfigError when there is no such file."""
     if urllib.parse.urlparse(path).scheme:
         return path
     if not Path(path).is_file():
@@ -178,10 +178,10 @@ def _absolute(path: str) -> str:
 
 
 def _stand_in(folder: Path, archive: str) -> Path:
-    """A folder to run spark-submit in, where the executors' Python has the same relative path as theirs.
+    """Create a folder for spark-submit in which `python` has the same relative path as on the executors.
 
     Spark has one path of Python for all workers, and some of them run beside the driver (those that ask a
-    Python data source for its partitions), where nobody unpacks an archive.
+    Python data source for its partitions), where no archive is unpacked.
     """
     python = folder / _split(archive)[1] / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -200,8 +200,8 @@ def _spark_home() -> Path:
 def _environment() -> dict[str, str]:
     java = Path(find_java())
     environment = dict(os.environ)
-    # Workers otherwise take whatever `python3` is first on the path, spark-submit whatever SPARK_HOME says.
-    # A `spark.pyspark.python` in the settings or in spark-defaults.conf counts for more.
+    # Otherwise workers take the first `python3` on the path, and spark-submit takes SPARK_HOME as it is set.
+    # A `spark.pyspark.python` in the settings or in spark-defaults.conf overrides these.
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment["SPARK_HOME"] = str(_spark_home())
     environment["PATH"] = f"{java.parent}{os.pathsep}{environment.get('PATH', '')}"
@@ -222,7 +222,7 @@ def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) ->
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    """What a stack trace of Java says last that caused it, else the last line."""
+    """Return the last cause in a Java stack trace, else the last line."""
     said = [line.strip() for line in lines if line.strip()]
     causes = [line for line in said if line.startswith("Caused by: ")]
     words = (causes or said or ["it left no word"])[-1]

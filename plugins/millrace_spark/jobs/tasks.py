@@ -1,6 +1,6 @@
-"""Spreading a job's work over Spark's tasks.
+"""Distribution of a job's work over Spark's tasks.
 
-Every Python worker imports this module and that of the function: nothing else of a job belongs into them.
+Every Python worker imports this module and the function's: nothing else of a job belongs in them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 
 def in_tasks(spark: SparkContext, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """`function` of every task, in order, each in a Spark task of its own.
+    """Return `function` of every task, in order, each computed in a separate Spark task.
 
-    A MillraceError in a task is raised here as it is, not as a stack of Java's; every task has run by then.
+    A MillraceError in a task is raised here as it is, not as a Java stack trace; every task has run by then.
     """
     if not tasks:
         return []
@@ -49,7 +49,7 @@ def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
     except MillraceError as error:
         return _Failed(str(error))
     finally:
-        # Before every task PySpark invalidates what finds modules, and a zip's finder then reads the
-        # directory of its zip: 56 ms of CPU for PySpark's own. A finder that is not there reads nothing.
+        # Before every task PySpark invalidates the import finders, and a zip's finder then reads the
+        # directory of its zip: 56 ms of CPU for PySpark's own. A finder that is removed reads nothing.
         for path in [path for path in sys.path_importer_cache if path.endswith(".zip")]:
             del sys.path_importer_cache[path]

@@ -3,11 +3,11 @@
     spark.read.format("millrace").option("kafka.bootstrap.servers", "localhost:9092")
          .option("subscribe", "PageView").option("registry.url", "http://localhost:8081").load()
 
-With `registry.url` the columns are those of one schema, pinned when the DataFrame is made; without, they are
-key, value, headers, topic, partition, offset, timestamp. Spark finds the source by itself where this package
-is installed (`pyspark_millrace`); elsewhere `spark.dataSource.register(MillraceDataSource)` names it. Left
-out: filters pushed down by Spark (they leak into later queries in 4.3 and give wrong results), and writing.
-Streams need PySpark 4.2, batches 4.0.
+With `registry.url` the columns are those of one schema, pinned when the DataFrame is made. Without it, they
+are key, value, headers, topic, partition, offset, timestamp. Spark finds the source by itself where this
+package is installed (`pyspark_millrace`); elsewhere call `spark.dataSource.register(MillraceDataSource)`. Not
+supported: filters pushed down by Spark (they leak into later queries in 4.3 and give wrong results), and
+writing. Streams need PySpark 4.2, batches 4.0.
 """
 
 from __future__ import annotations
@@ -71,30 +71,30 @@ class MillraceDataSource(DataSource):
 
 
 def _frozen(options: SourceOptions) -> list[Cut] | str:
-    """A batch's cuts, or why there are none.
+    """Return a batch's cuts, or the reason why there are none.
 
-    Spark does not say whether a batch or a stream is wanted. A stream that goes on from its checkpoint may
-    well name starting offsets that have expired: only a batch is refused then, when it asks for its reader.
+    Spark does not tell whether it wants a batch or a stream. A stream that continues from its checkpoint may
+    well name starting offsets that have expired: so only a batch is refused, when Spark asks for its reader.
     """
     with ClusterClient(options.bootstrap, security=options.security) as client:
         subscribed(client, options.subscription, missing_ok=not options.fail_on_data_loss)
         try:
             return cuts_for(freeze(client, options), options.min_partitions)
         except MillraceError as error:
-            if options.ending is not None:  # a batch beyond doubt
+            if options.ending is not None:  # certainly a batch
                 raise
             return str(error)
 
 
 class CutPartition(InputPartition):
-    """A task's share."""
+    """A task's cut."""
 
     def __init__(self, cut: Cut) -> None:
         super().__init__(cut)
 
 
 class MillraceReader(DataSourceReader):
-    """Reads cuts in Spark's tasks; a task that is run again gives the same rows."""
+    """Reads cuts in Spark's tasks; a task that is run again returns the same rows."""
 
     def __init__(self, rows: RowReader, cuts: Sequence[Cut]) -> None:
         self.rows = rows
@@ -104,5 +104,5 @@ class MillraceReader(DataSourceReader):
         return [CutPartition(cut) for cut in self.cuts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark asks for None when there are no cuts at all.
+        # Spark passes None when there are no cuts at all.
         return self.rows.read(partition.value) if isinstance(partition, CutPartition) else iter(())

@@ -1,7 +1,7 @@
-"""From options to offsets: asks the cluster which topics and partitions there are, and where they begin.
+"""From options to offsets: asks the cluster for topics, partitions and their starts.
 
 A batch's ranges are frozen here as numbers, before anything is read. Reads no messages, except the one batch
-of a partition that tells where the next batch begins. Knows no Spark.
+of a partition that shows where the next batch begins. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 
 CUT_BYTES = 128 << 20
-"""The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: about)."""
+"""Most bytes that one task reads unless `minPartitions` asks for smaller tasks (on Apache Kafka: about)."""
 LOOK_BYTES = 8 << 20
-"""Fetched at a time to see where batches end."""
+"""Bytes fetched at a time to see where batches end."""
 
 
 def subscribed(
     client: ClusterClient, subscription: Subscription, *, missing_ok: bool = False
 ) -> dict[str, TopicMetadata]:
-    """The topics subscribed to as they are now, each with the partitions that are read.
+    """Return the subscribed topics as they are now, each with the partitions to read.
 
     MillraceError for a missing topic, unless it may be left out.
     """
     topics: dict[str, TopicMetadata] = {}
     if subscription.pattern is not None:
         pattern = re.compile(subscription.pattern)
-        # Names that begin so are Kafka's own bookkeeping; its consumers leave them out of patterns too.
+        # Names with this prefix are Kafka's internal topics; its consumers exclude them from patterns too.
         topics = {
             name: topic
             for name, topic in sorted(client.topics().items())
@@ -58,7 +58,7 @@ def _assigned(topic: TopicMetadata, partitions: Iterable[int]) -> TopicMetadata:
 
 
 def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
-    """The ranges a batch asks for, as numbers that will not change; MillraceError where that cannot be."""
+    """Return a batch's ranges as numbers that will not change; MillraceError if that is impossible."""
     starting, ending = options.starting or Position(EARLIEST), options.ending or Position(LATEST)
     byte_positions = has_byte_positions(client)
     ranges: list[Range] = []
@@ -66,7 +66,7 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
         earliest = client.list_offsets(name, EARLIEST, topic.partitions)
         starts = resolve(client, starting, name, topic.partitions, strict=not options.latest_if_no_record)
         ends = resolve(client, ending, name, topic.partitions, strict=False)
-        # Requested last: no end from above is behind these.
+        # Requested last: no end from above is larger.
         latest = client.list_offsets(name, LATEST, topic.partitions)
         for partition in topic.partitions:
             start, end = starts[partition], ends[partition]
@@ -96,7 +96,7 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
 def resolve(
     client: ClusterClient, position: Position, topic: str, partitions: Iterable[int], *, strict: bool
 ) -> dict[int, int]:
-    """Partition -> the offset a position stands for; with `strict` a time after every record is an error."""
+    """Partition -> the offset of a position; with `strict`, a time after every record is an error."""
     wanted = position.of_topic(topic, tuple(partitions))
     offsets: dict[int, int] = {}
     for value in sorted(set(wanted.values())):
@@ -116,17 +116,17 @@ def resolve(
 
 
 def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
-    """The ranges as tasks: at least `min_partitions` of them if there are offsets for that many."""
+    """Return the ranges as tasks: at least `min_partitions` of them if there are that many offsets."""
     total = sum(map(size_of, ranges))
     return cut_ranges(ranges, max(1, min(CUT_BYTES, total // min_partitions)))
 
 
 def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
-    """Each end moved behind the batch it lies in or before, and where the next batch begins; Millrace only.
+    """Move each end to the end of its batch, and add where the next batch begins; for Millrace only.
 
-    A batch is fetched whole, so an end inside one would have it fetched twice, and an end between two batches
-    might come with no record at all. Where the next batch begins tells an ordinary jump between offsets from
-    lost messages when all that was read has expired. A partition that gives no batch now keeps
+    A batch is fetched whole, so an end inside one would fetch it twice, and an end between two batches might
+    return no record at all. Where the next batch begins distinguishes an ordinary jump between offsets from
+    lost messages when all offsets that were read have expired. A partition that returns no batch now keeps
     its end.
     """
     cursors = {partition: Cursor(end) for partition, end in ends.items()}
@@ -140,7 +140,7 @@ def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -
             partition_max_bytes=1,
         )
         answers = {p: one for p, one in fetched.items() if one.error or len(one.records) >= HEADER_BYTES}
-        if not answers:  # a batch was there a moment ago; the tasks will find out what has become of it
+        if not answers:  # a batch was there a moment ago; the tasks will find the reason
             break
         for partition, answer in answers.items():
             del left[partition]

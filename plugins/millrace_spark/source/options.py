@@ -1,7 +1,7 @@
-"""The options of the data source: which topics, from where to where, how much at a time, decoded or raw.
+"""The options of the data source: topics, start and end, limits, and decoded or raw columns.
 
-Names and meaning follow Spark's own Kafka source where it has the option. An unknown one is refused: a
-misspelt limit or start would otherwise be ignored in silence. Only reads what was written; asks no broker.
+Names and meaning follow Spark's own Kafka source where it has the option. An unknown option is refused: a
+misspelt limit or start would otherwise be ignored silently. Only parses the options; asks no broker.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ HINTS = {
     "columnnameofcorruptrecord": "the column is always named _corrupt_record",
     "avroschema": "give registry.url: columns follow the newest schema there, or registry.schema.id",
 }
-"""What to do instead, for options of Spark's own sources that this one does not have."""
+"""Alternatives to options of Spark's own sources that this source does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which topics: names, or a pattern, or certain partitions of some."""
+    """Topics to read: names, or a pattern, or certain partitions of some topics."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -66,18 +66,18 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: an offset, EARLIEST or LATEST."""
+    """Start or end: an offset, EARLIEST or LATEST."""
 
     value: int | Mapping[str, Mapping[int, int]]
-    """One for all partitions, or topic -> partition -> its own."""
+    """One value for all partitions, or topic -> partition -> value."""
     by_time: bool = False
-    """The values are times in ms, each for the first record at or after it."""
+    """The values are times in ms, each meaning the first record at or after it."""
     option: str = ""
-    """The option that said so, for messages."""
+    """Name of the option, for messages."""
 
     @property
     def offsets(self) -> set[int]:
-        """Every offset that is named; none when times are."""
+        """Every named offset; empty for times."""
         if self.by_time:
             return set()
         if isinstance(self.value, int):
@@ -100,16 +100,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What the options say; None for those that are not given."""
+    """Parsed options; None for those that are not given."""
 
     bootstrap: str
     subscription: Subscription
     security: ClientSecurity = field(default_factory=ClientSecurity)
-    """Names files that every worker has; what is in them travels nowhere."""
+    """Names of files that every worker has; their contents are never sent."""
     starting: Position | None = None
     ending: Position | None = None
     latest_if_no_record: bool = False
-    """Begin at the end where no record is as late as the time asked for, instead of refusing."""
+    """Begin at the end if no record is at or after the requested time, instead of refusing."""
     min_partitions: int = 1
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -117,13 +117,13 @@ class SourceOptions:
     permissive: bool = False
     registry_url: str | None = field(default=None, repr=False)
     registry_subject: str | None = None
-    """Whose newest schema the columns follow; the topic's name by default."""
+    """Subject whose newest schema the columns follow; the topic's name by default."""
     registry_schema_id: int | None = None
-    """The schema the columns follow, instead of a subject's newest."""
+    """Schema that the columns follow, instead of a subject's newest."""
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """The options of `spark.read` or `spark.readStream`, in any case; ConfigError names what is wrong."""
+    """Parse the options of `spark.read` or `spark.readStream`, in any case; ConfigError names the mistake."""
     given = _properly_named(options)
     if not given.get("bootstrap", "").strip():
         raise ConfigError("option 'kafka.bootstrap.servers' (or 'bootstrap') is missing")
@@ -151,7 +151,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def check_batch(options: SourceOptions) -> None:
-    """Refuse what only a stream may ask for."""
+    """Refuse options that only a stream may have."""
     if options.max_offsets or options.max_bytes:
         raise ConfigError("'maxOffsetsPerTrigger' and 'maxBytesPerTrigger' are for spark.readStream")
     if options.starting is not None and LATEST in options.starting.offsets:
@@ -162,7 +162,7 @@ def check_batch(options: SourceOptions) -> None:
 
 
 def check_stream(options: SourceOptions) -> None:
-    """Refuse what only a batch may ask for."""
+    """Refuse options that only a batch may have."""
     if options.ending is not None:
         raise ConfigError(f"option {options.ending.option!r} is for spark.read: a stream has no end")
 
@@ -234,7 +234,7 @@ def _check_registry(given: Mapping[str, str], subscription: Subscription) -> Non
 
 
 def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:
-    """One timestamp goes before timestamps by partition, and those before offsets, as in Spark's source."""
+    """Return a position: a timestamp goes before times by partition, these before offsets, as in Spark."""
     time = _number(given, f"{side}Timestamp", smallest=0, what="a time in milliseconds since 1970")
     if time is not None:
         return Position(time, by_time=True, option=f"{side}Timestamp")

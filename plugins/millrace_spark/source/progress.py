@@ -1,8 +1,8 @@
-"""How far a stream has come, as its checkpoint keeps it, and how far its next micro-batch goes.
+"""Progress of a stream, as its checkpoint keeps it, and the choice of its next micro-batch's end.
 
-Pure: what the topics hold now comes in, numbers come out. Spark may run a micro-batch again from the two
-offsets in its checkpoint alone, after a crash and much later; so whatever decides what a micro-batch reads is
-in them, also where a partition that was seen for the first time began.
+Pure: takes the topics' present offsets, returns numbers. Spark may run a micro-batch again from the two
+offsets in its checkpoint alone, after a crash and much later. So these contain everything that decides what a
+micro-batch reads, also the start of a partition that was read for the first time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millrace_warehouse.log.ranges import Range
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The end of a micro-batch, which is the beginning of the next one; before the first one it is empty.
+    """The end of a micro-batch, which is the start of the next one; before the first one it is empty.
 
-    As JSON, topics and partitions in order, what is empty left out:
+    As JSON, topics and partitions in order, without empty values:
 
         {"offsets":   {topic: {partition: the next offset to read}},
-         "topic_ids": {topic: id},        # a topic that was deleted and created anew has another
+         "topic_ids": {topic: id},        # a recreated topic has another id
          "next_base": {topic: {partition: where the next batch begins}},      # Millrace, where it is known
-         "begun_at":  {topic: {partition: where this micro-batch began it}}}  # those read for the first time
+         "begun_at":  {topic: {partition: where this micro-batch began it}}}  # partitions read the first time
     """
 
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Progress:
     begun_at: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; equal progress gives equal text, which is how Spark compares."""
+        """Return JSON values; equal progress makes equal text, which is how Spark compares."""
         values: dict[str, Any] = {
             "offsets": _nested(self.offsets),
             "topic_ids": {topic: str(self.topic_ids[topic]) for topic in sorted(self.topic_ids)},
@@ -47,7 +47,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
-        """What `to_json` gave, or nothing; MillraceError when it is something else."""
+        """Read the values that `to_json` returned, or nothing; MillraceError for other values."""
         if not values:
             return cls()
         try:
@@ -64,12 +64,12 @@ class Progress:
             ) from None
 
     def has_read(self, partition: TopicPartition, topic_ids: Mapping[str, UUID]) -> bool:
-        """False also for a partition of a topic that was created anew, which has another id now."""
+        """True if the partition was read; False if its topic was recreated and so has another id now."""
         topic = partition[0]
         return partition in self.offsets and self.topic_ids.get(topic) == topic_ids.get(topic)
 
     def start_of(self, partition: TopicPartition, before: Progress) -> int:
-        """Where the micro-batch that ends here began to read a partition."""
+        """Offset where the micro-batch that ends here began to read a partition."""
         if before.has_read(partition, self.topic_ids):
             return before.offsets[partition]
         if partition not in self.begun_at:
@@ -98,11 +98,11 @@ def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
 def advance(
     before: Progress, latest: Progress, begun_at: Mapping[TopicPartition, int], limit: int | None
 ) -> Progress:
-    """Where the next micro-batch ends: at the latest offsets, or after about `limit` offsets before them.
+    """Return the end of the next micro-batch: the latest offsets, or about `limit` offsets after the start.
 
-    `begun_at` says where the partitions begin that were not read yet. Topics without latest offsets stay as
-    they were. A partition that ends before it was read to is set back to its end: whether that may be, others
-    decide.
+    `begun_at` has the starts of partitions that were not read yet. Topics without latest offsets keep theirs.
+    A partition that ends before the offset that was read is set back to its end: the caller decides whether
+    to allow that.
     """
     plan = Progress({}, latest.topic_ids, {}, begun_at)
     starts = {partition: plan.start_of(partition, before) for partition in latest.offsets}
@@ -110,7 +110,7 @@ def advance(
     shares = lags if limit is None else share_out(lags, limit)
     offsets = {p: min(starts[p], end) + shares[p] for p, end in latest.offsets.items()}
     for partition, start in begun_at.items():
-        offsets[partition] = max(offsets[partition], start)  # it may be younger than the latest offsets
+        offsets[partition] = max(offsets[partition], start)  # it may be newer than the latest offsets
     topic_ids = {**before.topic_ids, **latest.topic_ids}
     kept = {p: offset for p, offset in before.offsets.items() if before.has_read(p, topic_ids)}
     offsets = {**kept, **offsets}
@@ -119,9 +119,9 @@ def advance(
 
 
 def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """How many offsets of each partition to read: in proportion to its lag, together at most `limit`.
+    """Return the number of offsets to read of each partition: in proportion to its lag, at most `limit`.
 
-    Every partition that has a lag gets at least one, also where there are more of them than the limit:
+    Every partition with a lag gets at least one offset, even if there are more partitions than `limit`:
     beside a large lag a small one would otherwise wait for ever.
     """
     lagging = {partition: lag for partition, lag in lags.items() if lag > 0}
@@ -130,18 +130,18 @@ def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
         return dict(lags)
     shares = dict.fromkeys(lags, 0)
     for partition, lag in lagging.items():
-        # One for each; what is left of the limit over what is left of the lags.
+        # One offset for each; the rest of the limit is divided over the rest of the lags.
         shares[partition] = 1 + (lag - 1) * max(0, limit - count) // max(1, total - count)
     return shares
 
 
 def ranges_between(before: Progress, after: Progress, *, byte_positions: bool) -> list[Range]:
-    """What the micro-batch between two ends reads."""
+    """Return the ranges that the micro-batch between two ends reads."""
     ranges = []
     for partition, end in sorted(after.offsets.items()):
         begun = partition in after.begun_at
         if end == before.offsets.get(partition) and not begun:
-            continue  # also a topic that is not read any more
+            continue  # also a topic that is no longer read
         start = after.start_of(partition, before)
         base = None if begun else before.next_base.get(partition)
         if start < end:

@@ -1,7 +1,7 @@
 """The rows of a task's cut: raw, or decoded into the columns of one schema.
 
-A task that is run again, also speculatively, gives the same rows in the same order or fails; it never gives
-fewer. Knows no Spark.
+A task that is run again, also speculatively, returns the same rows in the same order or fails; it never
+returns fewer. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ RAW_SCHEMA = pa.schema(
     ]
 )
 CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_reason", pa.string())]
-"""In permissive mode: the bytes of a message that could not be decoded, and why; null for all others."""
+"""Columns in permissive mode: bytes and reason of a message that could not be decoded; null for others."""
 
 
 def table_schema(options: SourceOptions) -> dict[str, Any] | None:
-    """The schema the columns follow, looked up now; None for raw columns."""
+    """Look up the schema that the columns follow; None for raw columns."""
     if options.registry_url is None:
         return None
     with SchemaRegistryClient(options.registry_url) as registry:
@@ -55,7 +55,7 @@ def table_schema(options: SourceOptions) -> dict[str, Any] | None:
 
 
 def _spark_type(type_: pa.DataType) -> pa.DataType:
-    """The type as Spark's JVM takes it from Arrow: bytes of one size are plain bytes there."""
+    """Return the type as Spark's JVM takes it from Arrow: bytes of fixed size become plain bytes."""
     if pa.types.is_fixed_size_binary(type_):
         return pa.binary()
     if pa.types.is_struct(type_):
@@ -69,7 +69,7 @@ def _spark_type(type_: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads cuts with one pinned schema; travels to the tasks."""
+    """Reads cuts with one pinned schema; sent to the tasks."""
 
     options: SourceOptions
     table: Mapping[str, Any] | None
@@ -138,7 +138,7 @@ class RowReader:
 
 
 def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
-    """What is missing before the first batch of a range, if it is known where that must begin."""
+    """Return the gap before the first batch of a range, if its expected start is known."""
     base = cut.range.start_base
     if not cut.is_first or base is None or stats.first_base is None or stats.gaps:
         return []
@@ -148,7 +148,7 @@ def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
 
 
 def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
-    """What is missing of the range between a cut's last batch and the next one, which may be any cut's.
+    """Return the gap between a cut's last batch and the next batch, which may be in any cut.
 
     A cut without a batch leaves this to the cut before it. Apache Kafka's compaction leaves gaps on purpose.
     """

@@ -1,10 +1,10 @@
-"""`spark.readStream.format("millrace")`: how far each micro-batch goes, and its tasks.
+"""`spark.readStream.format("millrace")`: the end of each micro-batch, and its tasks.
 
 Runs in a Python process of the driver that lives as long as the query; Spark keeps the offsets in the query's
-checkpoint and hands them back. A micro-batch that is run again reads the same rows. What a micro-batch reads
-is decided in progress.py; here the cluster is asked.
+checkpoint and passes them back. A micro-batch that is run again reads the same rows. progress.py decides what
+a micro-batch reads; this module asks the cluster.
 
-Needs PySpark 4.2: before it, a Python source is not told where the micro-batch that it plans begins.
+Needs PySpark 4.2: earlier versions do not pass a Python source the start of the micro-batch that it plans.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, rows: RowReader) -> None:
         self.rows = rows
         self.options = rows.options
-        self._client: ClusterClient | None = None  # made when needed: a copy of this travels to the tasks
+        self._client: ClusterClient | None = None  # made when needed: a copy of this object goes to the tasks
         self._latest: Progress | None = None
         self._target: Progress | None = None
 
@@ -51,10 +51,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before everything: the first micro-batch finds out where the partitions begin, and records it.
+        """Return the empty progress: the first micro-batch finds the partitions' starts, and records them.
 
-        Spark asks again after a crash in the first micro-batch. The latest offsets would be others then, and
-        what lies between the two answers would be skipped.
+        Spark asks again after a crash in the first micro-batch. The latest offsets would have moved by then,
+        and the messages between the two answers would be skipped.
         """
         return {}
 
@@ -69,7 +69,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; `start` itself when there is nothing to read."""
+        """Return the end of the next micro-batch; `start` itself when there is nothing to read."""
         before = Progress.from_json(start)
         latest = self._latest = self._target or self._ends()
         if self.options.fail_on_data_loss:
@@ -86,7 +86,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch; of the same one the same tasks."""
+        """Return the tasks of a micro-batch; the same micro-batch has the same tasks."""
         before, after = Progress.from_json(start), Progress.from_json(end)
         ranges = ranges_between(before, after, byte_positions=has_byte_positions(self.client))
         return [CutPartition(cut) for cut in offsets.cuts_for(ranges, self.options.min_partitions)]
@@ -99,7 +99,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
     def _ends(self) -> Progress:
-        """The topics subscribed to and their ends, now."""
+        """The subscribed topics and their present ends."""
         missing_ok = not self.options.fail_on_data_loss
         topics = offsets.subscribed(self.client, self.options.subscription, missing_ok=missing_ok)
         latest = {
@@ -110,9 +110,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Progress(latest, {name: topic.topic_id for name, topic in topics.items()})
 
     def _beginnings(self, before: Progress, ends: Progress, *, first: bool) -> dict[TopicPartition, int]:
-        """Where the partitions begin that were not read yet.
+        """Starts of the partitions that were not read yet.
 
-        Those a new query finds begin where its options say, at the end by default; later ones at their start.
+        A new query's partitions start where its options say, at the end by default; later partitions at their
+        start.
         """
         new: dict[str, list[int]] = {}
         for topic, partition in ends.offsets:
@@ -148,7 +149,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _behind_batches(self, before: Progress, after: Progress) -> Progress:
-        """Every end that moved behind the batch it lies in; the limit may be passed by that much."""
+        """Move every changed end to the end of its batch; this may exceed the limit by one batch."""
         moved: dict[str, dict[int, int]] = {}
         for key, end in after.offsets.items():
             if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):
@@ -164,7 +165,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _check_nothing_lost(before: Progress, ends: Progress) -> None:
-    """Refuse a topic that is gone or another one, or ends before it was read to."""
+    """Refuse a topic that is missing or recreated, or that ends before an offset that was read."""
     for topic, topic_id in before.topic_ids.items():
         id_now = ends.topic_ids.get(topic)
         if id_now is None:
