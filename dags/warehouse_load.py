@@ -1,19 +1,19 @@
-"""Every hour, for each topic by itself: bring it into the warehouse, wait for the proof, publish the hour.
+"""Every hour, for each topic separately: load it into the warehouse, wait for the proof, publish the hour.
 
-The topics stand in the file that MILLRACE_TOPICS_FILE names, or in topics.toml beside this one. A topic with
-`mirror` is mirrored here, by batch; the others are mirrored by the brokers all the time. The data interval
-names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and what it
-was too early for, the next run's load brings. So runs overlap: while one waits for a slow
-datacenter, the next ones go on loading.
+The topics are in the file that MILLRACE_TOPICS_FILE names, or in topics.toml beside this file. A topic with
+`mirror` is mirrored here, by batch; the brokers mirror the others all the time. The data interval names the
+hour to wait for and to publish. It selects no offsets: a load takes all new messages, and the next run's load
+brings those that arrive later. So runs overlap: while one run waits for a slow datacenter, the next runs go
+on loading.
 
-Each topic has an Iceberg table. Publishing an hour also publishes the late rows of the hours before, in the
-same commit. A topic that cannot be loaded, or whose hour is not complete, holds up its own table alone. Each
-load is a Spark application of its own; MILLRACE_LOADS (4) run at a time, over all runs.
+Each topic has an Iceberg table. Publishing an hour also publishes the late rows of earlier hours, in the same
+commit. A topic that cannot be loaded, or whose hour is not complete, holds up only its own table. Each load
+is a separate Spark application; MILLRACE_LOADS (4) run at a time, over all runs.
 
 Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
-connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
-long an hour may take to become complete; after half of that, one whose producers do not report is published
-as unknown.
+connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas. MILLRACE_WAIT_MINUTES is the
+time in which an hour must become complete; after half of it, an hour whose producers do not report is
+published as unknown.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
 
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 
-# A run that the command line triggers has no data interval: it is about the hour before.
+# A run that the command line triggers has no data interval: it is for the hour before.
 NOW = "dag_run.run_after.replace(minute=0, second=0, microsecond=0)"
 LAST = f"(data_interval_end if data_interval_end is defined else {NOW})"
 FIRST = f"(data_interval_start if data_interval_start is defined else {NOW} - macros.timedelta(hours=1))"
@@ -51,24 +51,25 @@ START = f"{{{{ params.start or {FIRST} }}}}"
 END = f"{{{{ params.end or {LAST} }}}}"
 TOPIC = "{{ task.topic }}"
 OF_A_LOAD = ("max_bytes", "max_rejected", "accept_rejected")
-# Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
+# Events take a moment to arrive: a load at the stroke of the hour would leave the last seconds to the next
+# run.
 SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 
 
 @task
 def origins(conn_id: str) -> list[str]:
-    """The datacenters to mirror from."""
+    """Return the datacenters to mirror from."""
     try:
         return sorted(MillraceHook(conn_id).get_conn().origins)
-    except ConfigError as error:  # a mistake in the connection, which no retry mends
+    except ConfigError as error:  # a mistake in the connection, which no retry corrects
         raise AirflowFailException(str(error)) from None
 
 
 @task_group
 def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool) -> None:
     """One topic: load, wait for the proof, publish."""
-    # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
-    # hours from being complete, and the load takes what is there. A load that hangs ends in time.
+    # An unreachable datacenter holds up only its own hours: without its messages they are not complete, and
+    # the load takes the messages that are there. A load that hangs is ended in time.
     load = LoadTopicOperator(
         task_id="load",
         topics=topic,
@@ -100,7 +101,7 @@ def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_re
 
 with DAG(
     dag_id="warehouse_load",
-    # "@hourly" would be a moment without a length in Airflow 3; the hour itself is needed here.
+    #     # "@hourly" has no data interval in Airflow 3; the hour itself is needed here.
     schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
     start_date=datetime(2025, 1, 1, tzinfo=UTC),
     catchup=False,

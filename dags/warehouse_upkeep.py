@@ -1,12 +1,12 @@
-"""A warehouse besides its loads: forgotten hours published, small files put together, old ones deleted.
+"""A warehouse besides its loads: forgotten hours published, small files put together, old files deleted.
 
 `warehouse_upkeep` publishes, every day, the hours that were loaded and that no run of `warehouse_load` has
-published: those the audit has proved, and those it cannot judge after MILLRACE_UNPROVEN_AFTER (1d; make it
-longer than MILLRACE_WAIT_MINUTES). Then it puts the small files of quiet hours together, and deletes the
-files of loads older than MILLRACE_KEEP (30d) that the table needs no more. `warehouse_reload` is triggered
-with `topic`, `start`, `end` and `reason` after a decoder or a schema was mended: the loads of these hours are
-read again from the log, while it has them, and the table gets their rows in place of the old ones. Addresses
-come from the connection `millrace_default`.
+published: those that the audit has proved, and those that it cannot judge after MILLRACE_UNPROVEN_AFTER (1d;
+make it longer than MILLRACE_WAIT_MINUTES). Then it puts the small files of quiet hours together, and deletes
+files of loads older than MILLRACE_KEEP (30d) that the table no longer needs. `warehouse_reload` is triggered
+with `topic`, `start`, `end` and `reason` after a decoder or a schema was corrected: the loads of these hours
+are read again from the log, while it has them, and the table gets their rows in place of the old ones.
+Addresses come from the connection `millrace_default`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def table(topic: str, conn_id: str) -> None:
         unproven_after=UNPROVEN_AFTER,
         map_index_template=TOPIC,
     )
-    # What could not be published or compacted is kept by the steps behind it.
+    # The following steps keep the files that could not be published or compacted.
     compact = CompactOperator(
         task_id="compact",
         topic=topic,

@@ -1,6 +1,6 @@
-"""Lets this folder serve as Airflow's plugins folder, without the package being installed.
+"""Lets this folder serve as Airflow's plugins folder, without installation of the package.
 
-Steps aside when the package is installed: Airflow's workers drop every plugin after one that comes twice.
+Does nothing when the package is installed: Airflow's workers drop every plugin after a duplicate.
 """
 
 from importlib.metadata import entry_points

@@ -1,7 +1,7 @@
 """The millrace commands that Airflow's tasks run, as words of a command line.
 
-The command line is the seam between Airflow and Spark: this package never imports what the commands do. An
-operator's parameter has the name of the option it becomes. Plain functions of plain values; nothing is run.
+The command line separates Airflow from Spark: this package never imports the commands' code. An operator's
+parameter has the name of the option that it becomes. Plain functions of plain values; nothing is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millrace.errors import ConfigError
 from millrace_airflow.settings import MillraceSettings
 
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
-"""What `interval` takes, for the forms of DAGs: Airflow checks a pattern, and of `date-time` nothing."""
+"""Pattern of the times that `interval` accepts, for DAG forms: Airflow checks patterns, not `date-time`."""
 COMMANDS = {
     "load": ("bootstrap", "warehouse", "run_id", "master"),
     "publish": ("warehouse", "catalog", "run_id"),
@@ -27,13 +27,13 @@ COMMANDS = {
     "expire": ("warehouse", "catalog"),
     "mirror-batch": ("bootstrap", "master"),
 }
-"""Command -> its options that connection and task have the values of."""
+"""Command -> its options whose values come from the connection and the task."""
 
 
 def environment(settings: MillraceSettings) -> dict[str, str]:
-    """What a command finds in its environment: URLs of services, which may hold passwords, and the like.
+    """Return a command's environment variables: URLs of services, which may hold passwords, and the like.
 
-    Every user reads command lines.
+    Every user can read command lines.
     """
     named = {
         "MILLRACE_REGISTRY": settings.registry,
@@ -47,7 +47,7 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
 def command_line(
     settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: object
 ) -> list[str]:
-    """`millrace COMMAND` for a task; an option that is None, empty or False is left to the command."""
+    """Return the words of `millrace COMMAND` for a task, without options that are None, empty or False."""
     values = {**dataclasses.asdict(settings), "run_id": run_id, "master": settings.spark_master}
     options = {name: values[name] for name in COMMANDS[command]} | options
     words: list[str] = []
@@ -55,18 +55,18 @@ def command_line(
         if value is not None and value is not False and value != "":
             words.append(f"--{name.replace('_', '-')}")
             words += [] if value is True else [str(value)]
-    # The interpreter of the worker, not whatever `millrace` is first on its path.
+    # The worker's own interpreter, not the first `millrace` on its path.
     return [sys.executable, "-m", "millrace.cli", command, *topics, *words, "--json"]
 
 
 def hour_options(start: str, end: str) -> dict[str, str]:
-    """The options that name the whole hours of [start, end); ConfigError as by `interval`."""
+    """Return the options that name the whole hours of [start, end); ConfigError as from `interval`."""
     first, last = interval(start, end)
     return {"from": _iso(first), "to": _iso(last)}
 
 
 def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:
-    """The name under which a load keeps its plan: the same for every try of a task, and after a clear.
+    """Return the name under which a load keeps its plan: the same for every try of a task, and after a clear.
 
     Legible for people, unique by its hash, and safe as a file name on any file system.
     """
@@ -76,9 +76,9 @@ def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) 
 
 
 def interval(start: str, end: str) -> tuple[datetime, datetime]:
-    """The interval [start, end) of whole hours in UTC; ConfigError when a text is no time, or it is none.
+    """Return the interval [start, end) of whole hours in UTC; ConfigError for a wrong time or interval.
 
-    What is proved is what is published: the audit could answer for half an hour, a publication cannot.
+    Hours are proved and published whole: the audit could answer for half an hour, a publication cannot.
     """
     first, last = parse_time(start, "start"), parse_time(end, "end")
     if first >= last:

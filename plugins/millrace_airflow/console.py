@@ -1,11 +1,12 @@
-"""The auditor's console and a warehouse's manifests as pages of Airflow, for those who may see plugins.
+"""The auditor's console and a warehouse's manifests as pages of Airflow, for users who may see plugins.
 
     GET /millrace/CONNECTION/console, console/{console.css,console.js,icon.svg}, v1/{topics,bad,strangers}
     GET /millrace/CONNECTION/manifest?path=TOPIC/loads/0000000001.json
 
-No open proxy: only a connection of type `millrace` says where a page comes from, and PAGES which there are.
-The auditor is asked by GET, without the reader's cookies. Time, size and number of such requests are bounded.
-Airflow protects no page of a plugin: every route here asks for its login. Only the API server imports it.
+This is no open proxy: only connections of type `millrace` name sources of pages, and PAGES lists the pages.
+The auditor is asked by GET, without the reader's cookies. Time, size and number of requests are bounded.
+Airflow protects no page of a plugin, so every route here requires its login. Only the API server imports this
+module.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ PAGES = {
     "v1/bad": "application/json",
     "v1/strangers": "application/json",
 }
-"""Path at the auditor -> the type that the browser is told, whatever the answer calls itself."""
+"""Path at the auditor -> media type for the browser, whatever type the answer states."""
 MANIFEST = re.compile(
     r"[A-Za-z0-9_][\w.-]*/(loads/[0-9]{10}|editions/[0-9]{10}\.[0-9]{4,}|publications/[0-9]{10}-\w+)\.json",
     re.ASCII,
 )
 MOST_BYTES = 16 << 20
-"""Bytes of an answer of the auditor, or of a manifest."""
+"""Most bytes of an answer of the auditor, or of a manifest."""
 MOST_QUERY = 2_000
 TIMEOUT_S = 20.0
 _turns = threading.BoundedSemaphore(4)
-"""Requests at a time: the other threads of the API server are Airflow's."""
+"""Most requests at a time: the other threads of the API server are Airflow's."""
 HEADERS = {
-    # The page lies beside Airflow's own, whose cookie it could use: it runs no script but from a file.
+    #     # The page lies beside Airflow's own, whose cookie it could use: it may run scripts only from files.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -59,7 +60,7 @@ HEADERS = {
 
 
 def create_app() -> FastAPI:
-    """The application that Airflow's API server mounts as /millrace."""
+    """Return the application that Airflow's API server mounts as /millrace."""
     logged_in = [Depends(requires_access_view(AccessView.PLUGINS))]
     app = FastAPI(dependencies=logged_in, openapi_url=None, docs_url=None, redoc_url=None)
     for path in PAGES:
@@ -67,7 +68,7 @@ def create_app() -> FastAPI:
 
     @app.get("/{conn_id}/manifest")
     def manifest(conn_id: str, path: str) -> Response:
-        """A load's, an edition's or a publication's manifest, as it lies in the warehouse."""
+        """Return the manifest of a load, an edition or a publication, as it lies in the warehouse."""
         if not MANIFEST.fullmatch(path):
             return _say(400, "path names no manifest: write TOPIC/loads/0000000001.json")
         return _in_turn(lambda: _read(_settings(conn_id).warehouse, path))
@@ -78,14 +79,14 @@ def create_app() -> FastAPI:
 def _add_page(app: FastAPI, path: str) -> None:
     @app.get(f"/{{conn_id}}/{path}", name=path)
     def page(conn_id: str, request: Request) -> Response:
-        """A page of the auditor."""
+        """Return a page of the auditor."""
         if len(request.url.query) > MOST_QUERY:
             return _say(414, f"the query has more than {MOST_QUERY} characters")
         return _in_turn(lambda: _fetch(_settings(conn_id).auditor, path, request.url.query))
 
 
 def _in_turn(answer: Callable[[], Response]) -> Response:
-    """The answer, or one sentence in its place; it does not wait for a turn."""
+    """Return the answer, or an error in one sentence; fail at once when all turns are taken."""
     if not _turns.acquire(blocking=False):
         return _say(503, "too many people look at once: try again in a moment")
     try:
@@ -111,7 +112,7 @@ def _settings(conn_id: str) -> MillraceSettings:
 def _fetch(auditor: str, path: str, query: str) -> Response:
     address, auth = address_and_auth(f"{auditor.rstrip('/')}/{path}")
     deadline = time.monotonic() + TIMEOUT_S
-    identity = {"Accept-Encoding": "identity"}  # else a few bytes could become very many
+    identity = {"Accept-Encoding": "identity"}  # else a few bytes could expand to very many
     body = bytearray()
     try:
         with httpx.stream(
@@ -128,14 +129,15 @@ def _fetch(auditor: str, path: str, query: str) -> Response:
         reason = str(error) or type(error).__name__
         raise MillraceError(f"no auditor answers at {without_secret(auditor)}: {reason}") from None
     if response.status_code not in (200, 400) or "content-encoding" in response.headers:
-        # Not passed on: a 401 of the auditor would look like one of Airflow, a redirect would lead away.
+        # Not passed on: the auditor's 401 would look like Airflow's own, and a redirect would lead
+        # elsewhere.
         raise MillraceError(f"the auditor at {without_secret(auditor)} answers {response.status_code}")
     kind = f"{PAGES[path]}; charset=utf-8"
     return Response(bytes(body), response.status_code, headers=HEADERS, media_type=kind)
 
 
 def _read(warehouse: str, path: str) -> Response:
-    from millrace_warehouse.storage import open_storage  # pyarrow with it
+    from millrace_warehouse.storage import open_storage  # imports pyarrow
 
     try:
         content = open_storage(warehouse).read(path, 0, MOST_BYTES)

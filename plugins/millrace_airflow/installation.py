@@ -10,18 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 class InstallationError(RuntimeError):
-    """What is installed cannot work together; no MillraceError, as millrace may be what is missing."""
+    """The installed packages cannot work together; no MillraceError, as millrace may be missing."""
 
 
 def check_installation() -> None:
-    """Raise InstallationError, one line that says what to do, when jobs could not run here."""
+    """Raise InstallationError, one line with advice, when jobs could not run here."""
     if importlib.util.find_spec("millrace") is None:
         raise InstallationError(
             "the plugins folder alone is not enough: package millrace is missing; put broker/ of the same"
             " checkout on PYTHONPATH, or install millrace-pipeline"
         )
-    # Both write the folder site-packages/pyspark: which release's files are there is a matter of luck,
-    # and uninstalling either one leaves holes in the other.
+    # Both packages write the folder site-packages/pyspark: chance decides whose files are there, and
+    # uninstalling either one leaves gaps in the other.
     spark, client = _version("pyspark"), _version("pyspark-client")
     if spark and client:
         raise InstallationError(

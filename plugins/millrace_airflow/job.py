@@ -1,13 +1,13 @@
-"""A millrace command as a process of its own, which outlives whoever started it.
+"""A millrace command as a separate process, which outlives the process that started it.
 
-Owns one folder per job and what is in it. Does not know what the command does. A job whose watcher died is
-taken over by the next one; a job that is lost is started again, because every command may be repeated.
+Owns one folder per job and its contents. Does not know what the command does. A job whose watcher died is
+taken over by the next try; a lost job is started again, because every command may be repeated.
 
-    command.json   what is run
-    lock           locked for as long as anything of the job runs; says "alive" without trusting a pid
-    watch          locked by the process that watches the job, for as long as that lives
-    deferred       there once a trigger watches the job instead
-    group          process group of the job, and the machine where this number means something
+    command.json   the command
+    lock           locked while anything of the job runs; shows "alive" without trusting a pid
+    watch          locked by the process that watches the job, while that process lives
+    deferred       exists once a trigger watches the job instead
+    group          process group of the job, and the machine where this number is valid
     log            the command's standard error, line by line
     result         its standard output
     secrets        client file and password, deleted when the command has ended
@@ -35,16 +35,16 @@ from millrace.errors import MillraceError
 from millrace.escaping import escaped
 
 KILL_AFTER_S = 2.0
-"""What a stopped job gets to end by itself: Airflow kills the task that stops it after five seconds."""
+"""Time that a stopped job has to end by itself: Airflow kills the task that stops it after five seconds."""
 CLEARED_S = 35.0
-"""How long after a deferred task was cleared its trigger may take to stop the job; Airflow gives it 30."""
+"""Time after a deferred task was cleared in which its trigger may stop the job; Airflow gives it 30 s."""
 RESULT_S = 3600.0
-"""How long the result of a job that nobody came back for is taken for that of the next try."""
+"""Time in which the result of a job without a watcher is used as the result of the next try."""
 WRONG_OPTION = 2
 """Exit code of a command whose options are wrong."""
 SECRETS = "secrets"
 KEEP_S = 7 * 24 * 3600.0
-"""How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
+"""Time for which a job's folder stays if no task comes back: its task was killed or its worker died."""
 
 
 class JobFailed(MillraceError):
@@ -71,11 +71,11 @@ class Job:
         environment: Mapping[str, str] | None = None,
         client_files: Mapping[str, str] | None = None,
     ) -> Job:
-        """Start `command` detached from this process, its folder a new one under `parent`.
+        """Start `command` detached from this process, in a new folder under `parent`.
 
-        `environment` is added to this process's own, of which Airflow's variables stay behind (they hold its
-        secrets and connections), and written nowhere. `client_files` are there for this user alone while the
-        command runs; the command finds the first in MILLRACE_CLIENT.
+        `environment` is added to this process's own, without Airflow's variables (they hold its secrets and
+        connections), and written nowhere. `client_files` exist, for this user alone, while the command runs;
+        the command finds the first in MILLRACE_CLIENT.
         """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
@@ -83,18 +83,18 @@ class Job:
         _sweep(parent)
         try:
             job._begin(command, dict(environment or {}), client_files or {})
-        except (OSError, JobFailed):  # nothing runs that would delete the client files at its end
+        except (OSError, JobFailed):  # no process runs that would delete the client files at its end
             job.remove()
             raise
         return job
 
     @classmethod
     def take_over(cls, command: Sequence[str], parent: Path, name: str) -> Job | None:
-        """The job of that name and command whose watcher died, if it runs or has ended well; else None.
+        """Return the job of that name and command whose watcher died, if it runs or has succeeded; else None.
 
-        A deferred job that runs is taken, too, once a trigger has had its time to stop it: while its task is
-        deferred there is no next try, so this one means that the task was cleared, or that the trigger is
-        gone. One that has ended well is taken for a while, as the task could not go on with it.
+        A running deferred job is taken, too, after a time in which its trigger could stop it: a deferred task
+        has no next try, so this try means that the task was cleared, or that the trigger is gone. A job that
+        has succeeded is taken for a while, as its task could not finish with it.
         """
         for directory in parent.glob(f"{name}-*"):
             job = cls(directory)
@@ -105,21 +105,21 @@ class Job:
                 if job._path("deferred").exists():
                     job._await_end(CLEARED_S)
                 alive = job.alive()
-                code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
+                code = job._exit_code()  # after `alive`: a job that ends meanwhile does not look dead
                 if (code == 0 and job._is_fresh()) or (alive and code is None):
                     return job
-                if not alive:  # whoever would have deleted them may have been killed
+                if not alive:  # the process that should have deleted them may have been killed
                     shutil.rmtree(job._path(SECRETS), ignore_errors=True)
                 job.let_go()
         return None
 
     def leave_to_trigger(self) -> None:
-        """Note that no worker need watch the job from now on."""
+        """Record that no worker need watch the job from now on."""
         self._path("deferred").touch()
         self.let_go()
 
     def let_go(self) -> None:
-        """Watch the job no longer, as if this process had ended."""
+        """Stop watching the job, as if this process had ended."""
         if self._watched is not None:
             os.close(self._watched)
         self._watched = None
@@ -159,7 +159,7 @@ class Job:
                 yield escaped(line.rstrip("\n"))
 
     def result(self) -> Any:
-        """What the ended command printed as JSON. JobFailed with its last line when it failed."""
+        """Return the ended command's output, parsed as JSON. JobFailed with its last line when it failed."""
         if not self.ended():
             raise JobFailed(f"{self._command()} has not ended")
         if (code := self._exit_code()) is None:
@@ -174,22 +174,22 @@ class Job:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
     def printed(self) -> Any:
-        """What the command printed as JSON, however it ended; None when that is none."""
+        """Return the command's output, parsed as JSON, however it ended; None when it is not JSON."""
         try:
             return json.loads(self._path("result").read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
-        """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone.
+        """End the whole process group: SIGTERM, then SIGKILL for the rest; return when it is gone.
 
-        JobFailed on another machine than the job's: the number of its group means something else here.
+        JobFailed on another machine than the job's: there the number of its group means another group.
         """
         if self.alive():
             group, host = self._path("group").read_text().split()
             if host != socket.gethostname():
                 raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
-            # Until nothing is left of the group, what its commands have started included.
+            # Until nothing is left of the group, including child processes of the command.
             with suppress(ProcessLookupError):
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     os.killpg(int(group), number)
@@ -215,7 +215,7 @@ class Job:
             environment["MILLRACE_CLIENT"] = str((secrets / next(iter(client_files))).absolute())
         self._path("command.json").write_text(json.dumps(list(command)))
         with self._path("lock").open("wb") as lock:
-            # Taken here and inherited: there is no moment at which the job exists and looks dead.
+            # Locked here and inherited: the job never exists without its lock, so it never looks dead.
             fcntl.flock(lock, fcntl.LOCK_EX)
             runner = [sys.executable, "-m", "millrace_airflow.job_runner", str(self.directory)]
             with self._path("log").open("wb") as log:
@@ -237,11 +237,11 @@ class Job:
             time.sleep(0.1)
 
     def _is_fresh(self) -> bool:
-        """True when the job ended not long ago: an older result says nothing of what a task would do now."""
+        """True when the job ended recently: an older result does not show what the task would do now."""
         return time.time() - self._path("status.json").stat().st_mtime < RESULT_S
 
     def _watch(self) -> bool:
-        """True once this process watches the job; False while another process does."""
+        """Return True once this process watches the job; False while another process does."""
         self._watched = os.open(self._path("watch"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._watched, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -267,7 +267,7 @@ class Job:
         for line in self.log_lines():
             last = line.strip() or last
             if line.startswith("millrace: "):
-                # The command's own summary of what went wrong; Spark may still talk after it.
+                # The command's own summary of its error; Spark may write more after it.
                 return line.removeprefix("millrace: ").strip()
         return last or "it left no word; see the log of the machine it ran on"
 
@@ -281,15 +281,15 @@ def _without_airflow(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sweep(parent: Path) -> None:
-    """Delete the folders of jobs that ended long ago; another starter may be doing the same."""
+    """Delete the folders of jobs that ended long ago; another starter may do the same at this moment."""
     for directory in parent.iterdir():
-        with suppress(OSError, JobFailed):  # it may be gone by now, or no job at all
+        with suppress(OSError, JobFailed):  # the folder may be deleted by now, or be no job's
             if time.time() - directory.stat().st_mtime > KEEP_S and not Job(directory).alive():
                 shutil.rmtree(directory, ignore_errors=True)
 
 
 def _printable(command: Sequence[str]) -> str:
-    # `python -m millrace.cli load PageView ...` is, for people, `millrace load PageView`.
+    # People know `python -m millrace.cli load PageView ...` as `millrace load PageView`.
     if list(command[1:3]) == ["-m", "millrace.cli"]:
         return f"`millrace {' '.join(command[3:5])}`"
     return f"`{Path(command[0]).name}`"

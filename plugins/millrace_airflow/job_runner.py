@@ -1,4 +1,4 @@
-"""The process between a job and whoever started it: runs the command, then writes down how it ended.
+"""The process between a job and its starter: runs the command, then records its exit code.
 
 Started as `python -m millrace_airflow.job_runner FOLDER LOCK_FD`; see job.py for the folder.
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Detach, so that the starter neither waits for the job nor takes it along when it ends."""
+    """Detach, so that the starter neither waits for the job nor ends it when the starter ends."""
     directory, lock_fd = Path(sys.argv[1]), int(sys.argv[2])
-    # SIGTERM goes to the whole group; the runner itself stays to write down the exit code. A handler, not
-    # SIG_IGN: what is ignored stays ignored in the command.
+    # SIGTERM goes to the whole group; the runner itself stays to record the exit code. A handler, not
+    # SIG_IGN: the command would inherit an ignored signal.
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
-    # Python forgets signals that reach a child in the middle of fork: let them wait until it is done.
+    # Python loses signals that reach a child in the middle of fork: block them until the fork is done.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.setsid()
     (directory / "group").write_text(f"{os.getpid()} {socket.gethostname()}")
@@ -33,12 +33,12 @@ def main() -> None:
 
 
 def run(directory: Path, lock_fd: int, stopped: list[int]) -> None:
-    """Run the folder's command to its end and record its exit code; `stopped` fills when it should end."""
+    """Run the folder's command to its end and record its exit code; `stopped` is filled by SIGTERM."""
     command = json.loads((directory / "command.json").read_text())
     with (directory / "result").open("wb") as result:
-        # The command keeps the lock too: should the runner be killed, the job still counts as alive.
+        # The command keeps the lock, too: if the runner is killed, the job still counts as alive.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=result, pass_fds=[lock_fd])
-        if stopped:  # while the command was not yet there to be told
+        if stopped:  # before the command existed to receive the signal
             process.terminate()
         exit_code = process.wait()
     shutil.rmtree(directory / "secrets", ignore_errors=True)

@@ -1,6 +1,7 @@
-"""What a task has read and written, for OpenLineage, where Airflow's provider of that name is installed.
+"""Inputs and outputs of a task for OpenLineage, if Airflow's provider for it is installed.
 
-Facts that the task knows anyway: nothing is asked for them, because Airflow wants them in another process.
+Only facts that the task knows already: it asks no service for them, because Airflow requests them in another
+process.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class Dataset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What went where."""
+    """Datasets that a task has read and written."""
 
     inputs: Sequence[Dataset] = ()
     outputs: Sequence[Dataset] = ()
     rows: int | None = None
-    """Rows of each output, where one number is true of them all."""
+    """Rows of each output, if one number applies to all of them."""
 
     def facets(self) -> Any:
-        """As the provider takes it; ImportError where that is not installed."""
+        """Return the lineage as the provider takes it; ImportError if the provider is not installed."""
         from airflow.providers.openlineage.extractors import OperatorLineage
         from openlineage.client import event_v2
         from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
@@ -44,12 +45,12 @@ class Lineage:
 
 
 def log_of(bootstrap: str, topic: str) -> Dataset:
-    """A topic, by the first of its cluster's brokers."""
+    """A topic's dataset, named by the first of its cluster's brokers."""
     return Dataset(f"kafka://{bootstrap.partition(',')[0]}", topic)
 
 
 def rows_of(warehouse: str, topic: str) -> Dataset:
-    """The files that loads of a topic have written."""
+    """Dataset of the files that loads of a topic have written."""
     parts = urlsplit(warehouse)
     if parts.scheme in ("", "file"):
         return Dataset("file", str(Path(parts.path).absolute() / topic / "rows"))

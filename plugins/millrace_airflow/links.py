@@ -1,6 +1,6 @@
-"""Links from a task to what it did: the audit's page of its hours, its manifest, Spark's own pages.
+"""Links from a task to its results: the audit's page of its hours, its manifest, Spark's own pages.
 
-Airflow asks for them in the worker when a task has ended, and keeps them.
+Airflow requests them in the worker when a task has ended, and stores them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AuditLink(BaseOperatorLink):
-    """The console's page of the task's topic, opened at its hour or at its first day."""
+    """Link to the console's page of the task's topic, opened at its hour or at its first day."""
 
     name = "Audit"
 
@@ -37,7 +37,7 @@ class AuditLink(BaseOperatorLink):
 
 
 class ManifestLink(BaseOperatorLink):
-    """What the task has written, as the warehouse keeps it; no link when it has written nothing."""
+    """Link to the manifest that the task has written in the warehouse; no link without a manifest."""
 
     name = "Manifest"
 
@@ -46,7 +46,7 @@ class ManifestLink(BaseOperatorLink):
 
 
 class SparkLink(BaseOperatorLink):
-    """The pages of the cluster that ran the job: the connection's `spark_ui`."""
+    """Link to the pages of the cluster that ran the job: the connection's `spark_ui`."""
 
     name = "Spark"
 
@@ -55,6 +55,6 @@ class SparkLink(BaseOperatorLink):
 
 
 def _page(conn_id: str, page: str, **query: str) -> str:
-    """A page of `console.py`, from the root of Airflow's own address."""
+    """Return the address of a page of `console.py`, from the root of Airflow's own address."""
     prefix = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
     return f"{prefix}/millrace/{quote(conn_id, safe='')}/{page}" + (f"?{urlencode(query)}" if query else "")

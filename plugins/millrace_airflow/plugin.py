@@ -1,6 +1,6 @@
 """The Airflow plugin: checks the installation when an Airflow process starts, and adds the audit's page.
 
-Its failure is an import error in Airflow's list of plugins, long before the first task would fail.
+A failed check is an import error in Airflow's list of plugins, long before the first task would fail.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 
 
 class _Apps:
-    """The pages, made when the API server asks: workers load the plugin, too, and need no FastAPI."""
+    """The pages, created when the API server asks: workers load the plugin, too, and need no FastAPI."""
 
     def __get__(self, plugin: object, kind: type) -> list[dict[str, Any]]:
         try:
             from millrace_airflow.console import create_app
 
             return [{"app": create_app(), "url_prefix": "/millrace", "name": "millrace"}]
-        except ImportError:  # an Airflow that guards its pages otherwise: better no page than an open one
+        except ImportError:  # an Airflow with other page protection: better no page than an open one
             log.exception("the audit's page is not served: this Airflow has other names for its login")
             return []
 
 
 class MillracePlugin(AirflowPlugin):
-    """Named once: Airflow loads only one plugin of a name."""
+    """Named once: Airflow loads only one plugin of each name."""
 
     name = "millrace"
     fastapi_apps: Any = _Apps()

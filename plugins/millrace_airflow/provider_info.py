@@ -1,4 +1,4 @@
-"""What this package offers to Airflow, for the entry point `apache_airflow_provider`.
+"""This package's metadata for Airflow, for the entry point `apache_airflow_provider`.
 
 Data only; Airflow imports the classes named here when it needs them.
 """
@@ -85,7 +85,7 @@ def _field(label: str, description: str) -> dict[str, Any]:
 
 
 def _required(label: str, description: str) -> dict[str, Any]:
-    """Without null: Airflow's form does not save a connection that lacks it."""
+    """Return a field that may not be null: Airflow's form does not save a connection without it."""
     return {"label": label, "description": description, "schema": {"type": "string"}}
 
 

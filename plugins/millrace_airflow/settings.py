@@ -1,4 +1,4 @@
-"""Where everything is, as one value read from an Airflow connection.
+"""Addresses and credentials of everything, as one value read from an Airflow connection.
 
 Knows the shape of connection type `millrace`; does not look connections up and reaches no service.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CLIENT_FILE, PASSWORD_FILE = "client.toml", "client.password"
 JOBS = "millrace-jobs"
-"""The folder of jobs, in Airflow's home, of a connection without `job_dir`."""
+"""The folder of jobs in Airflow's home, for a connection without `job_dir`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +38,27 @@ class MillraceSettings:
     warehouse: str
     """Path or URI of the folder that holds the tables."""
     subjects: str = ""
-    """How the registry's subjects are named: words of `--subject`, parted by spaces."""
+    """Naming of the registry's subjects: words of `--subject`, separated by spaces."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""
-    """Spark master the jobs are submitted to; empty takes the commands' own default."""
+    """Spark master to which jobs are submitted; empty for the commands' own default."""
     spark_ui: str = ""
     """URL of the pages of the Spark cluster or of its history, for people."""
     catalog: str = ""
     """Iceberg catalog by its name in pyiceberg's configuration; empty for a local warehouse's own."""
     protocol: str = ""
-    """What the brokers speak, if that is not PLAINTEXT; see `millrace.config.ClientSecurity`."""
+    """The brokers' protocol, if it is not PLAINTEXT; see `millrace.config.ClientSecurity`."""
     ca: str = ""
-    """PEM file on the workers: authorities of the brokers' certificates; empty: those of the machine."""
+    """PEM file on the workers: authorities of the brokers' certificates; empty for those of the machine."""
     mechanism: str = ""
     user: str = ""
-    """Who logs in to the brokers: the connection's login."""
+    """User at the brokers: the connection's login."""
     password: str = field(default="", repr=False)
     client_file: str = ""
-    """A client file on the workers, in place of these: where Spark's executors have one under that name."""
+    """Client file on the workers, instead of these; Spark's executors must have one under that name."""
     job_dir: str = ""
-    """Folder for the logs and results of running jobs, the same one for workers and triggerers."""
+    """Folder for the logs and results of running jobs, the same for workers and triggerers."""
 
     def origin(self, name: str) -> str:
         """Bootstrap address of an origin cluster; ConfigError lists the known ones."""
@@ -68,7 +68,7 @@ class MillraceSettings:
         return self.origins[name]
 
     def client_files(self) -> dict[str, str]:
-        """A client file and the file of its password, by their names; empty where the connection has none."""
+        """Return a client file and its password file, by their names; empty if the connection has none."""
         if not self.protocol:
             return {}
         named = {"protocol": self.protocol, "ca": self.ca, "mechanism": self.mechanism, "user": self.user}
@@ -87,16 +87,16 @@ class MillraceSettings:
 
 
 def settings_of(connection: Connection) -> MillraceSettings:
-    """The settings in a connection's fields; ConfigError names connection and field that is wrong."""
+    """Return the settings in a connection's fields; ConfigError names connection and field that is wrong."""
     where, host, port = f"connection {connection.conn_id}", connection.host, connection.port
     if not host:
         raise ConfigError(f"{where} has no host: set it to HOST:PORT of the aggregate cluster's brokers")
-    # Airflow parts the port of a single address from its host; a list of addresses stays in the host.
+    # Airflow separates the port of a single address from its host; a list of addresses stays in the host.
     values = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
     values["bootstrap"] = f"{host}:{port}" if port else host
     values |= {"user": connection.login or "", "password": connection.password or ""}
     for service in ("registry", "auditor"):
-        # Airflow hides a field of this name wherever it shows connections, and no password in a URL.
+        # Airflow hides a field of this name wherever it shows connections, but no password in a URL.
         if token := values.pop(f"{service}_token", ""):
             values[service] = _with_token(values.get(service, ""), token, f"{where}: {service}")
     if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only

@@ -1,4 +1,4 @@
-"""The topics that the shipped DAGs are about: those of the file of topics."""
+"""The topics of the shipped DAGs, from the file of topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Topic:
 
     @property
     def conn_id(self) -> str:
-        """Connection to its brokers, its auditor and its warehouse."""
+        """Connection for its brokers, its auditor and its warehouse."""
         return self.policy.conn_id or DEFAULT_CONN_ID
 
     @property
@@ -35,9 +35,9 @@ class Topic:
 
 
 def topics_of_environment(shipped: Path) -> Sequence[Topic]:
-    """The topics in the file that MILLRACE_TOPICS_FILE names, else those of a shipped file.
+    """Return the topics in the file that MILLRACE_TOPICS_FILE names, else those of a shipped file.
 
-    ConfigError names what is wrong in the file: Airflow shows it as the DAG's import error.
+    ConfigError names the mistake in the file: Airflow shows it as the DAG's import error.
     """
     policies = read_policies(os.environ.get(VARIABLE) or shipped)
     return [Topic(name, policy) for name, policy in policies.items()]

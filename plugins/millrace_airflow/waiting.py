@@ -1,6 +1,6 @@
-"""What to do about the audit's verdict on some hours, and how to say why.
+"""The step that follows from the audit's verdict on some hours, and its explanation.
 
-Plain functions, for the sensor and its trigger alike; none of them waits.
+Plain functions, for both the sensor and its trigger; none of them waits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from millrace_audit.client import completeness
 
 DUPLICATE = "duplicate"
 SHOWN = 5
-"""Findings and reasons spelled out in a message; the rest are counted."""
+"""Findings and reasons that are listed in a message; the rest are counted."""
 
 
 class Step(StrEnum):
-    """What follows from a verdict."""
+    """Steps that follow from a verdict."""
 
     GO_ON = "go on"
     WAIT = "wait"
@@ -32,7 +32,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The next step and one line that says why."""
+    """The next step and its reason in one line."""
 
     step: Step
     reason: str
@@ -41,7 +41,7 @@ class Judgement:
 def ask(
     auditor: str, topic: str, start: datetime, end: datetime, until: datetime, unknown_until: datetime | None
 ) -> Judgement:
-    """Ask the auditor once, and judge; one that does not answer is asked again until `until`."""
+    """Ask the auditor once, and judge; retry an auditor that does not answer until `until`."""
     now = datetime.now(UTC)
     try:
         answer = completeness(auditor, topic, start, end)
@@ -53,10 +53,10 @@ def ask(
 def judge(
     answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
 ) -> Judgement:
-    """The step at `now`, if the wait ends at `until`; from `unknown_until` on unknown or carried will do.
+    """Return the step at `now` of a wait that ends at `until`; unknown or carried passes from `unknown_until`.
 
     Missing messages can still arrive and an unknown producer can still report: both are waited for. A
-    duplicate can not go away again, in a log or in a load: it ends the wait at once.
+    duplicate cannot go away, in a log or in a load: it ends the wait at once.
     """
     reason = describe(answer)
     if answer.proven:
@@ -69,13 +69,13 @@ def judge(
 
 
 def describe(answer: Completeness) -> str:
-    """One line: the verdict and, when it is not `complete`, tier, server, instance, sequences and reasons."""
+    """One line: the verdict and, unless it is `complete`, tier, server, instance, sequences and reasons."""
     start, end = answer.start.isoformat(), answer.end.isoformat()
     line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
     if rejected := sum(window.rejected for window in answer.windows):
         line = f"{line}, {rejected:,} messages rejected by loads"
     findings = [(window, finding) for window in answer.windows for finding in window.findings]
-    findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
+    findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # the finding that ends the wait comes first
     details = [_finding(window, finding) for window, finding in findings]
     details += _reasons(answer.windows)
     if not details and not answer.proven:
@@ -98,6 +98,6 @@ def _finding(window: Window, finding: Finding) -> str:
 
 
 def _reasons(windows: Sequence[Window]) -> list[str]:
-    """The distinct reasons, each with the number of windows it holds for."""
+    """The distinct reasons, each with its number of windows."""
     counts = Counter(reason for window in windows for reason in window.reasons)
     return [reason if count == 1 else f"{reason} ({count} windows)" for reason, count in counts.items()]

@@ -1,6 +1,6 @@
-"""How Spark finds the data source `millrace` by itself: it looks for modules named pyspark_* at its start.
+"""Lets Spark find the data source `millrace`: at its start it looks for modules named pyspark_*.
 
-Owns nothing but the name that Spark asks for.
+Contains only the name that Spark looks up.
 """
 
 from millrace_spark.source.data_source import MillraceDataSource as DefaultSource

@@ -1,4 +1,4 @@
-"""MillraceHook: one connection as a frozen value, and whether the services it names answer."""
+"""MillraceHook: one connection as a frozen value, and a test of the services that it names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 DEFAULT_CONN_ID = "millrace_default"
 TEST_TIMEOUT_S = 5.0
-"""What each service gets to answer when a connection is tested."""
+"""Time that each service has to answer when a connection is tested."""
 
 
 class MillraceHook(BaseHook):
-    """Looks a connection of type `millrace` up; the settings in it are all there is to know."""
+    """Looks up a connection of type `millrace`; its settings are all that the hook knows."""
 
     conn_name_attr = "conn_id"
     default_conn_name = DEFAULT_CONN_ID
@@ -41,7 +41,7 @@ class MillraceHook(BaseHook):
             return settings_of(self.get_connection(self.conn_id))
 
     async def aget_conn(self) -> MillraceSettings:
-        """As `get_conn`, for triggers: never blocks the triggerer's loop."""
+        """Return the settings like `get_conn`, for triggers: never blocks the triggerer's loop."""
         with self._refusing():
             return settings_of(await self.aget_connection(self.conn_id))
 
@@ -56,7 +56,7 @@ class MillraceHook(BaseHook):
             ) from None
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask brokers, registry and auditor; (True, what answered) or (False, the first that did not)."""
+        """Ask brokers, registry and auditor; return (True, a summary) or (False, the first error)."""
         try:
             return True, _check_services(self.get_conn())
         except MillraceError as error:
@@ -78,10 +78,10 @@ def _check_services(settings: MillraceSettings) -> str:
 
 @contextmanager
 def _security(settings: MillraceSettings) -> Iterator[ClientSecurity | None]:
-    """How brokers are reached; the files that say so are there meanwhile."""
+    """Return settings for reaching the brokers; the files that they name exist until the exit."""
     from millrace.security.client import load_client
 
-    with TemporaryDirectory(prefix="millrace-") as folder:  # which nobody else may look into
+    with TemporaryDirectory(prefix="millrace-") as folder:  # readable by this user only
         for name, text in settings.client_files().items():
             Path(folder, name).touch(mode=0o600)
             Path(folder, name).write_text(text)

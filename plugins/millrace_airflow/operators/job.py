@@ -1,4 +1,4 @@
-"""What the operators that run a millrace command have in common: start it, wait for it, stop it."""
+"""Base class of the operators that run a millrace command: starts it, waits for it, stops it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 class MillraceJobOperator(BaseOperator):
-    """Runs one millrace command as a process of its own and returns what it printed as JSON.
+    """Runs one millrace command as a separate process and returns its output, parsed as JSON.
 
-    Repeating a task is always safe: that every record counts once is decided in the warehouse and in the
-    brokers, never here. Deferred, the task gives its worker slot back and a trigger watches the process.
+    Repeating a task is always safe: the warehouse and the brokers make every record count once, never this
+    class. A deferred task frees its worker slot, and a trigger watches the process.
     """
 
     ui_color = "#d9e8f5"
     operator_extra_links: tuple[BaseOperatorLink, ...] = (AuditLink(), ManifestLink())
     manifest = ""
-    """Where the warehouse keeps what the task has written, once that is known."""
+    """Path in the warehouse of the manifest that the task has written, once it is known."""
     lineage = Lineage()
-    """What the task has read and written, once that is known."""
+    """Datasets that the task has read and written, once they are known."""
     verb: str
-    """Name of the command, which is about `topic`."""
+    """Name of the command; its argument is `topic`."""
     topic: str
 
     def __init__(
@@ -60,26 +60,26 @@ class MillraceJobOperator(BaseOperator):
         self._is_stopped = False
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        """The command's options that the parameters stand for; ConfigError for a mistake in one."""
+        """Return the command's options from the parameters; ConfigError for a mistake in one."""
         return {}
 
     def named_topics(self) -> Sequence[str]:
         return [self.topic]
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """The words of the command line to run."""
+        """Return the words of the command line to run."""
         return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
-        """What the command finds in its environment."""
+        """Return the command's environment variables."""
         return environment(settings)
 
     def finish(self, result: Any, context: Context) -> Any:
-        """What the task returns, from what the command printed."""
+        """Return the task's result, given the command's output."""
         return result
 
     def is_final(self, printed: Any) -> bool:
-        """Whether a command that failed, and printed this, would fail again however often it is run."""
+        """True if a command that failed with this output would fail again, however often it is run."""
         return False
 
     def execute(self, context: Context) -> Any:
@@ -87,7 +87,7 @@ class MillraceJobOperator(BaseOperator):
         check_installation()
         try:
             job = self._start(MillraceHook(self.conn_id).get_conn(), context)
-        except ConfigError as error:  # somebody's mistake, which no retry mends
+        except ConfigError as error:  # a user's mistake, which no retry corrects
             raise AirflowFailException(str(error)) from None
         if self.deferrable:
             job.leave_to_trigger()
@@ -104,7 +104,7 @@ class MillraceJobOperator(BaseOperator):
         return self._complete(job, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on after the trigger: repeat the job's log here, then its result or its error."""
+        """Continue after the trigger: repeat the job's log here, then return its result or raise an error."""
         job = Job(Path(event["directory"]))
         if event.get("lost"):
             raise AirflowFailException(f"the triggerer cannot see {_given_up(job)}")
@@ -133,9 +133,9 @@ class MillraceJobOperator(BaseOperator):
         else:
             variables, files = self.variables(settings), settings.client_files()
             self._job = Job.start(command, settings.job_directory, run_id, variables, files)
-        if self._is_stopped:  # before there was a job
+        if self._is_stopped:  # before the job existed
             self._job.kill()
-        # Airflow hides the passwords of a connection's own fields only.
+        # Airflow hides only the passwords in a connection's own fields.
         self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
         return self._job
@@ -144,7 +144,7 @@ class MillraceJobOperator(BaseOperator):
         try:
             result = job.result()
         except JobFailed as error:
-            # Somebody's mistake, which no retry mends, or what is there for good.
+            # A user's mistake, which no retry corrects, or a result that stays.
             if isinstance(error, JobRefused) or self.is_final(job.printed()):
                 raise AirflowFailException(str(error)) from None
             raise
@@ -153,14 +153,14 @@ class MillraceJobOperator(BaseOperator):
         return self.finish(result, context)
 
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Any:
-        """What Airflow's provider for OpenLineage asks an operator for."""
+        """Return the lineage, which Airflow's provider for OpenLineage requests from an operator."""
         return self.lineage.facets()
 
 
 def _given_up(job: Job) -> str:
-    """What is to be said of a job whose trigger cannot see its folder, which is stopped if it runs here.
+    """Return the error for a job whose trigger cannot see its folder; stop the job if it runs here.
 
-    Another try would start another command beside it.
+    A retry would otherwise start a second command beside it.
     """
     what = f"{job.directory}: workers and triggerers need one job_dir"
     try:
@@ -172,17 +172,17 @@ def _given_up(job: Job) -> str:
 
 
 class SparkJobOperator(MillraceJobOperator):
-    """Runs a millrace command that submits a Spark job: one that reads a log."""
+    """Runs a millrace command that submits a Spark job and reads a log."""
 
     operator_extra_links = (AuditLink(), ManifestLink(), SparkLink())
 
     def __init__(self, *, spark_conf: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """`spark_conf` is the command's `--conf`, which comes before `spark-defaults.conf`."""
+        """`spark_conf` is the command's `--conf`, which overrides `spark-defaults.conf`."""
         super().__init__(**kwargs)
         self.spark_conf = dict(spark_conf or {})
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
-        """With the settings for Spark, of which the log shows the names."""
+        """Return the variables with Spark's settings added; the log shows only their names."""
         if not self.spark_conf:
             return super().variables(settings)
         self.log.info("spark_conf: %s", ", ".join(self.spark_conf))

@@ -1,4 +1,4 @@
-"""The steps of a warehouse load that run on Spark: mirror by batch, load, read past hours again."""
+"""The steps of a warehouse load that run on Spark: batch mirror, load, and re-load of past hours."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LOAD_OPTIONS = ("topics_matching", "max_bytes", "until", "max_rejected")
 class MirrorTopicOperator(SparkJobOperator):
     """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once.
 
-    With `max_bytes` (`2GiB`) about so much in one run; the next one goes on there. The brokers keep the
-    position that was reached. `origin_client` is a client file on the workers for an origin that is reached
-    otherwise than the aggregate cluster.
+    `max_bytes` (`2GiB`) limits the size of one run, approximately; the next run continues there. The brokers
+    keep the position that was reached. `origin_client` is a client file on the workers, for an origin that
+    needs other settings than the aggregate cluster.
     """
 
     verb = "mirror-batch"
@@ -51,11 +51,11 @@ class MirrorTopicOperator(SparkJobOperator):
 
 
 class LoadTopicOperator(SparkJobOperator):
-    """Loads what is new in topics into the warehouse: those named, and those whose whole name matches.
+    """Loads new messages of topics into the warehouse: named topics, and those whose whole name matches.
 
-    Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
-    finishes the load it began; the data interval plays no part. A load that has set records aside is there
-    and fails the task all the same, without a retry, unless `accept_rejected` is set.
+    The load's end is frozen in the warehouse under the task's run id, so a retried or cleared task finishes
+    the load that it began; the data interval plays no part. A load that has set records aside exists, but it
+    fails the task without a retry, unless `accept_rejected` is set.
     """
 
     verb = "load"
@@ -88,19 +88,19 @@ class LoadTopicOperator(SparkJobOperator):
         return {**bounds, "accept_rejected": self._accepts_rejected()}
 
     def _accepts_rejected(self) -> bool:
-        word = str(self.accept_rejected or False).lower()  # a template makes a text of it
+        word = str(self.accept_rejected or False).lower()  # a template turns it into text
         if word not in ("true", "false"):
             raise ConfigError(f"accept_rejected {self.accept_rejected!r} is neither true nor false")
         return word == "true"
 
     def is_final(self, printed: Any) -> bool:
-        """True when all that is wrong are records set aside: their load is there, a retry finds it again."""
+        """True when records set aside are the only failure: their load exists, and a retry would find it."""
         if self._accepts_rejected() or not isinstance(printed, list):
             return False
         return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)
 
     def finish(self, result: Any, context: Context) -> Any:
-        """Note what was loaded, and where the manifest of a topic that is alone lies."""
+        """Record the datasets, and the path of the manifest if only one topic was loaded."""
         settings = MillraceHook(self.conn_id).get_conn()
         loads = [one for one in result if one.get("load")]
         if len(loads) == 1:
@@ -114,10 +114,10 @@ class LoadTopicOperator(SparkJobOperator):
 
 
 class ReloadHoursOperator(SparkJobOperator):
-    """Reads the loads of the hours in [start, end) again from the log, after a decoder or schema was mended.
+    """Re-loads the hours in [start, end) from the log, after a decoder or schema was corrected.
 
-    A retried task does not read again what it has read already. `PublishOperator` brings the table
-    up to date afterwards.
+    A retried task does not read again what it has read already. `PublishOperator` brings the table up to date
+    afterwards.
     """
 
     verb = "reload"

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from millrace_airflow.settings import MillraceSettings
 
 PUBLISHED = AssetAlias("millrace.published", group="millrace")
-"""Stands for every published table: which one an event is of is known when a publication was made."""
+"""Stands for every published table: an event names its table once a publication was made."""
 EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows")
-"""What an event says of a publication, besides its hours."""
+"""Fields of a publication in an event, besides its hours."""
 
 HOUR = timedelta(hours=1)
 UNFILED = "none"
-"""The hour of rows without a time, in what `millrace publish` says."""
+"""The hour of rows without a time, in the output of `millrace publish`."""
 MOST_KEYS = 1_000
-"""Events with a partition key that one task sends at most: Airflow stores all in the task's last request."""
+"""Most events with a partition key that one task sends: Airflow stores all in the task's last request."""
 WAITING_SHOWN = 24
-"""Hours that wait, named in the task's log; the rest are counted."""
+"""Waiting hours that are listed in the task's log; the rest are counted."""
 
 
 def table_asset(topic: str, catalog: str = DEFAULT_CONN_ID) -> Asset:
-    """The asset of a topic's published table, for the DAGs that read it.
+    """Return the asset of a topic's published table, for the DAGs that read it.
 
-    `catalog` is the connection's `catalog`, or the connection's own name where it has none: a local warehouse
-    keeps a catalog of its own.
+    `catalog` is the connection's `catalog`, or the connection's own name if it has none: a local warehouse
+    has its own catalog.
     """
     table = topic.replace(".", "_").replace("-", "_")
     return Asset(uri=f"iceberg://{catalog}/millrace/{table}", group="millrace")
@@ -46,14 +46,14 @@ def table_asset(topic: str, catalog: str = DEFAULT_CONN_ID) -> Asset:
 class PublishOperator(MillraceJobOperator):
     """Brings a topic's Iceberg table up to date with its loads, in one commit.
 
-    Late rows of published hours, and what was read again, are always part of it. The hours of [start, end)
-    are published whatever the audit says of them: a `CompletenessSensor` before it decides. With None for
-    both no hour is named. With `proven` every hour that waits and that the audit calls complete is published
-    too, with `unproven_after` ("3d") those it cannot judge after that time.
+    Late rows of published hours, and re-loaded rows, are always part of it. The hours of [start, end) are
+    published whatever the audit's verdict: use a `CompletenessSensor` before this operator. With None for
+    both no hour is named. `proven` also publishes every waiting hour that the audit calls complete,
+    `unproven_after` ("3d") those that it cannot judge after that time.
 
-    An event of the table's asset follows only when a publication was made. The event, and what the task
-    returns, stay below 1 kB whatever was published. For DAGs with a `PartitionedAssetTimetable` an event with
-    the hour as partition key follows for each of the newest 1,000 hours that were changed.
+    An event of the table's asset follows only when a publication was made. The event, and the task's result,
+    stay below 1 kB whatever was published. For DAGs with a `PartitionedAssetTimetable`, an event with the
+    hour as partition key follows for each of the newest 1,000 changed hours.
     """
 
     verb = "publish"
@@ -83,7 +83,7 @@ class PublishOperator(MillraceJobOperator):
         return {"proven": self.proven, "unproven_after": self.unproven_after, **hours}
 
     def finish(self, result: Any, context: Context) -> Any:
-        """Hand what was published on to the DAGs that wait for the asset."""
+        """Send events of the publication to the DAGs that wait for the asset; return its summary."""
         (answer,) = result
         for hour in answer["waiting"][:WAITING_SHOWN]:
             self.log.info("waits: %s, %s rows", hour["hour"], hour["rows"])
@@ -97,8 +97,8 @@ class PublishOperator(MillraceJobOperator):
             self.lineage = Lineage([rows_of(settings.warehouse, self.topic)], [output], answer["rows"])
             context["outlet_events"][PUBLISHED].add(table, extra=summary)
             if hours := _hours(answer)[-MOST_KEYS:]:
-                # An alias's event has no partition key, and a DAG without partitions runs for no event that
-                # has one: so the table itself is an outlet, too, with an event for each hour.
+                # An alias's event has no partition key, and a DAG without partitions does not run for an
+                # event with a key: so the table itself is an outlet, too, with an event for each hour.
                 self.outlets = [*self.outlets, table]
                 keyed = context["outlet_events"][table]
                 keyed.extra = {"publication": answer["publication"]}
@@ -116,7 +116,7 @@ def _hours(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a publication was, in a bounded number of bytes."""
+    """Return a publication's summary, in a bounded number of bytes."""
     hours = _hours(answer)
     return {
         **{name: answer[name] for name in EVENT},

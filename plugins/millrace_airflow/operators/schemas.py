@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class RegisterSchemasOperator(BaseOperator):
     """Registers every `*.avsc` file of a folder under its topic's subject; returns {subject: schema id}.
 
-    A schema that is registered already keeps its id. One that readers of the old data could not live with
-    is refused by the registry, and the task fails with its reason.
+    A schema that is registered already keeps its id. The registry refuses a schema that breaks readers of the
+    old data, and the task fails with its reason.
     """
 
     template_fields = ("schemas_dir", "conn_id")
@@ -32,7 +32,7 @@ class RegisterSchemasOperator(BaseOperator):
         self.conn_id = conn_id
 
     def execute(self, context: Context) -> dict[str, int | None]:
-        """Register them all or, when one cannot be registered, none."""
+        """Register all schemas or, when one cannot be registered, none."""
         from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient
         from millrace_registry.directory import apply
         from millrace_registry.subjects import Subjects
@@ -44,7 +44,7 @@ class RegisterSchemasOperator(BaseOperator):
                 changes = apply(Path(self.schemas_dir), client, subjects=subjects)
         except RegistryUnavailable:
             raise
-        except MillraceError as error:  # somebody's mistake in a schema, which no retry mends
+        except MillraceError as error:  # a user's mistake in a schema, which no retry corrects
             raise AirflowFailException(escaped(str(error))) from None
         for change in changes:
             self.log.info("%s: %s, id %s", change.subject, change.state, change.id)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CompactOperator(MillraceJobOperator):
-    """Puts the small files of quiet, published hours together; the rows stay what they are."""
+    """Puts the small files of quiet, published hours together; the rows stay the same."""
 
     verb = "compact"
     template_fields = ("topic", "conn_id")
@@ -22,10 +22,10 @@ class CompactOperator(MillraceJobOperator):
 
 
 class ExpireOperator(MillraceJobOperator):
-    """Deletes what is older than `older_than` and what the table needs no more.
+    """Deletes files older than `older_than` that the table no longer needs.
 
-    Data files of loads that are published and that no snapshot names, strays, plans and old metadata;
-    manifests and rejected records stay. A run that was cut off is finished by the next one.
+    These are data files of published loads that no snapshot names, strays, plans and old metadata; manifests
+    and rejected records stay. The next run finishes a run that was interrupted.
     """
 
     verb = "expire"

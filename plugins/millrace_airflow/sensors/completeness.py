@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CompletenessSensor(BaseSensorOperator):
-    """Succeeds when [start, end) is proven as its topic needs it, by the auditor; returns the audit's line.
+    """Succeeds when the auditor proves [start, end) as its topic requires; returns the audit's line.
 
-    Incomplete and unknown are waited for until `timeout`; duplicates, which nothing can repair, fail at
+    Incomplete and unknown hours are waited for until `timeout`; duplicates, which nothing can repair, fail at
     once. A failure names tier, server, instance, sequences and reasons, and is not retried. With
-    `accept_unknown_after`, an hour that is still unknown after that time (its producers do not report) is
-    let through; an incomplete one never is.
+    `accept_unknown_after`, an hour that is still unknown after that time (its producers do not report)
+    passes; an incomplete hour never does.
     """
 
     template_fields = ("topic", "start", "end", "conn_id")
@@ -54,14 +54,14 @@ class CompletenessSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Ask once; then, deferrable, leave the rest to a trigger, otherwise ask again and again."""
-        # A sensor that is rescheduled is executed anew for each question.
+        """Ask once; then, if deferrable, leave the rest to a trigger, otherwise ask repeatedly."""
+        # A rescheduled sensor is executed again for each question.
         first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
         began = self._began = first or datetime.now(UTC)
         if not self.deferrable:
             return self._poke_until_timeout(context)
         if (judgement := self._ask(began)).step is not Step.WAIT:
-            # As after a trigger: the base class makes a skip of a failure there, where that is wanted.
+            # As after a trigger: there the base class turns a failure into a skip, where that is wanted.
             event = {"step": judgement.step.value, "reason": judgement.reason}
             return self.resume_execution("execute_complete", {"event": event}, context)
         self.log.info("waiting: %s", judgement.reason)
@@ -95,14 +95,14 @@ class CompletenessSensor(BaseSensorOperator):
         return PokeReturnValue(is_done=True, xcom_value=self._conclude(judgement))
 
     def execute_complete(self, context: Context, event: dict[str, str]) -> str:
-        """Go on after the trigger with the step it found."""
+        """Continue after the trigger, with the step in its event."""
         return self._conclude(Judgement(Step(event["step"]), event["reason"]))
 
     def _ask(self, began: datetime) -> Judgement:
         try:
             auditor = MillraceHook(self.conn_id).get_conn().auditor
             hours = interval(self.start, self.end)
-        except ConfigError as error:  # somebody's mistake, which no retry mends
+        except ConfigError as error:  # a user's mistake, which no retry corrects
             raise AirflowFailException(str(error)) from None
         until, unknown_until = self._deadlines(began)
         return ask(auditor, self.topic, *hours, until, unknown_until)
@@ -116,7 +116,7 @@ class CompletenessSensor(BaseSensorOperator):
         return judgement.reason
 
     def _timed_out(self, reason: str) -> AirflowSensorTimeout:
-        """What was missing when the time was up, and what can be done."""
+        """Return the timeout error: what was missing, and how to go on."""
         start, end = (time.strftime("%Y-%m-%dT%H:%MZ") for time in interval(self.start, self.end))
         return AirflowSensorTimeout(
             f"timed out after {timedelta(seconds=self.timeout)}: {reason}; clear this task to wait again, or"

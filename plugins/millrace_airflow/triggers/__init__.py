@@ -1,1 +1,1 @@
-"""What deferred tasks wait for."""
+"""Triggers of deferred tasks."""

@@ -1,4 +1,4 @@
-"""Waits for the audit's verdict on a topic's hours, without a worker: for a task, or to start a DAG."""
+"""Wait for the audit's verdict on a topic's hours, without a worker: for a task, or to start a DAG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace_airflow.waiting import Judgement, Step, ask
 
 HOUR = timedelta(hours=1)
 ASKING = ThreadPoolExecutor(8, "ask the auditor")
-"""Threads of their own: those that all triggers share are not to wait for an auditor that hangs."""
+"""Separate threads: the threads that all triggers share must not wait for an auditor that hangs."""
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
 
 
@@ -25,10 +25,10 @@ async def _asked(*question: Any) -> Judgement:
 
 
 class CompletenessTrigger(BaseTrigger):
-    """Fires when there is no more to wait for: complete, beyond repair, or out of time.
+    """Fires when the wait is over: complete, beyond repair, or out of time.
 
-    All times are ISO 8601 with an offset. The deadlines are times, not durations: a triggerer that is
-    restarted does not begin to wait anew.
+    All times are ISO 8601 with an offset. The deadlines are times, not durations: a restarted triggerer does
+    not begin the wait again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CompletenessTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event: the step to take and the reason for it."""
+        """Yield one event: the step to take and its reason."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         start, end = datetime.fromisoformat(self.start), datetime.fromisoformat(self.end)
         until = datetime.fromisoformat(self.until)
@@ -75,7 +75,7 @@ class CompletenessTrigger(BaseTrigger):
 
 
 def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: float = 60.0) -> Asset:
-    """The asset that has an event for each hour of a topic once the audit has proved it: a DAG's schedule."""
+    """Return the asset with an event for each hour of a topic that the audit has proved: a DAG's schedule."""
     trigger = ProvedHoursTrigger(conn_id=conn_id, topic=topic, poke_interval=poke_interval)
     uri = f"millrace://{conn_id}/proved/{topic}"
     return Asset(
@@ -84,9 +84,9 @@ def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: floa
 
 
 class ProvedHoursTrigger(BaseEventTrigger):
-    """Fires for each of the last 48 hours when the audit has proved it; in Airflow's state it notes which.
+    """Fires for each of the last 48 hours once the audit has proved it; records those in Airflow's state.
 
-    An hour is noted one pause after its event, when Airflow has stored the event. So a triggerer that is
+    An hour is recorded one pause after its event, when Airflow has stored the event. So a triggerer that is
     killed sends an event twice rather than never.
     """
 
@@ -103,7 +103,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """An event for each proved hour, with topic, start, end and the audit's line; never ends."""
+        """Yield an event for each proved hour, with topic, start, end and the audit's line; never end."""
         state = self.asset_state_store
         assert state is not None, "only Airflow's triggerer runs it: give it to an AssetWatcher"
         stored: Any = await state.aget("proved", [])
@@ -121,7 +121,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """The audit's line on an hour that it has proved; empty while it has not, or does not answer."""
+        """Return the audit's line on an hour that it has proved; empty while it has not, or is silent."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         judgement = await _asked(auditor, self.topic, start, start + HOUR, never, None)

@@ -1,4 +1,4 @@
-"""Waits for a job that runs as a process of its own, without a worker."""
+"""Wait for a job that runs as a separate process, without a worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from millrace_airflow.job import Job, JobFailed
 
 LOST_S = 60.0
-"""How long the folder of a job may be away: after that the triggerer is taken to be on another machine."""
+"""Time for which a job's folder may be invisible; after that the triggerer must be on another machine."""
 ASK_S, KILL_S = 10.0, 8.0
-"""To ask once and to kill twice takes less than the 30 seconds that Airflow gives `on_kill`."""
+"""Asking once and killing twice takes less than the 30 seconds that Airflow gives `on_kill`."""
 DEFERRED = "deferred"
 
 
@@ -38,8 +38,9 @@ class JobTrigger(BaseTrigger):
         return "millrace_airflow.triggers.job.JobTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event: the folder, whether the deadline (seconds since the epoch) ended the wait, and whether
-        the folder cannot be seen here."""
+        """Yield one event: the folder, `timed_out` (the deadline, in seconds since the epoch, ended the
+        wait), and `lost` (this machine cannot see the folder).
+        """
         job, seen = Job(Path(self.directory)), time.monotonic()
         said = {"directory": self.directory, "timed_out": False, "lost": False}
         while not (said["timed_out"] or said["lost"]):
@@ -47,20 +48,21 @@ class JobTrigger(BaseTrigger):
                 if await asyncio.to_thread(job.ended):
                     break
                 seen = time.monotonic()
-            except (JobFailed, OSError) as error:  # a mount that is away for a moment
+            except (JobFailed, OSError) as error:  # a mount may be missing for a moment
                 self.log.warning("cannot see the job: %s", error)
                 said["lost"] = time.monotonic() - seen > LOST_S
             if self.deadline is not None and time.time() > self.deadline:
                 said["timed_out"] = True
-                with suppress(JobFailed, OSError):  # else the task stops it, or says that it cannot
+                with suppress(JobFailed, OSError):  # else the task stops it, or reports that it cannot
                     await asyncio.to_thread(job.kill, KILL_S)
             await asyncio.sleep(self.poll_s)
         yield TriggerEvent(said)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Stop the job of a task that somebody cleared, or gave a state by hand.
+        """Stop the job of a task that a user cleared, or gave a state by hand.
 
-        Airflow also calls this in a triggerer that stood still, when another one has the trigger by now.
+        Airflow also calls this in a triggerer that stood still, when another triggerer has the trigger by
+        now.
         """
         if not await self._is_deferred():
             await asyncio.to_thread(Job(Path(self.directory)).kill, KILL_S)
