@@ -1,7 +1,7 @@
-"""What a decoding step leaves behind: values or positions of one column, turned into Arrow at the end.
+"""Results of decoding steps: values or positions of one column, turned into Arrow at the end.
 
-A column knows for which rows it has values (`at`, None for all of them) and becomes an array over every row,
-null where it has none. Strings stay where they lie until then; their UTF-8 is checked when they are copied.
+A column knows the rows for which it has values (`at`, None for all rows) and becomes an array over every row,
+null in the other rows. Strings stay in the buffer until then; their UTF-8 is checked when they are copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Column(Protocol):
     """One column of some rows."""
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """The column over all `rows`; what only shows now, such as broken UTF-8, goes to `faults`."""
+        """Return the column over all `rows`; add errors found only now, such as broken UTF-8, to `faults`."""
 
 
 def _validity(rows: int, at: Longs | None) -> pa.Buffer | None:
@@ -36,7 +36,7 @@ def _validity(rows: int, at: Longs | None) -> pa.Buffer | None:
 
 @dataclass(frozen=True, slots=True)
 class FixedWidth:
-    """Values that Arrow stores as they are, one element (or row of elements) each; booleans as bits."""
+    """Values that Arrow stores unchanged, one element (or row of elements) each; booleans as bits."""
 
     type: pa.DataType
     values: npt.NDArray[Any]
@@ -59,14 +59,15 @@ def _even(count: int) -> pa.Array:
 
 
 def _copied(buffer: PaddedBuffer, start: Longs, end: Longs) -> pa.Array:
-    """The bytes from each start to its end, copied together as a binary array."""
+    """Copy the bytes from each start to its end, all together, into a binary array."""
     rows, size = len(start), len(buffer.data)
-    # An array of the values and of what lies between them, of which every other element is wanted.
+    # An array of the values and of the bytes between them; every other element is wanted.
     offsets = np.empty(2 * rows + 2, np.int32)
     offsets[0:-2:2], offsets[1:-1:2], offsets[-2] = start, end, size
-    # Arrow sets memory aside for as many elements of the average size, which it takes from the first and the
-    # last offset. The last is made up so that this is the size of the values, or every column would get room
-    # for half of all messages (measured: copies of 0.3 us a PageView, 0.1 now). It is never looked at.
+    # Arrow reserves memory for the elements by their average size, which it takes from the first and the
+    # last offset. The last offset is chosen so that this is the size of the values; else every column would
+    # get room for half of all messages (measured: copies of 0.3 us a PageView, 0.1 now). Its element is
+    # never read.
     first = int(offsets[0])
     offsets[-1] = min(size, first + 2 * int((end - start).sum()) + rows)
     both = pa.Array.from_buffers(
@@ -77,7 +78,7 @@ def _copied(buffer: PaddedBuffer, start: Longs, end: Longs) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Strings or bytes, by where they start and end in the buffer."""
+    """Strings or bytes, by their start and end in the buffer."""
 
     type: pa.DataType
     buffer: PaddedBuffer
@@ -99,7 +100,7 @@ class Slices:
 
     def _as_text(self, data: pa.Array, faults: Faults) -> pa.Array:
         characters = np.frombuffer(data.buffers()[2] or b"", np.uint8)
-        if characters.max(initial=0) < 0x80:  # plain ASCII needs no second look: measured 20 times faster
+        if characters.max(initial=0) < 0x80:  # plain ASCII needs no check: measured 20 times faster
             return pa.Array.from_buffers(pa.string(), len(data), data.buffers(), data.null_count)
         try:
             return data.cast(pa.string())
@@ -142,7 +143,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """A record's columns side by side; a member that is None is null in every row."""
+    """A record's columns side by side; a column that is None is null in every row."""
 
     type: pa.DataType
     columns: Sequence[Column | None]

@@ -1,7 +1,8 @@
-"""How a value written with one schema becomes one of another: Avro's rules, for single types.
+"""Avro's rules for reading a value of one schema as a value of another, for single types.
 
 Shared by the two decoders. A difference that no value can bridge raises SchemaError when the schemas are
-compared; one that only some values cannot bridge (an unknown symbol, a null) is left to the decoders.
+compared; a difference that only some values cannot bridge (an unknown symbol, a null) is left to the
+decoders.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers a logical type takes, and what one of its units is in Arrow's."""
+    """The range of a logical type's numbers, and the factor from its unit to Arrow's."""
 
     smallest: int
     largest: int
@@ -36,7 +37,7 @@ class Scale:
 
 
 _DAYS = (-719_162, 2_932_896)
-"""0001-01-01 and 9999-12-31, the years that Python, Spark and folder names have."""
+"""0001-01-01 and 9999-12-31, the range of years in Python, Spark and folder names."""
 _DAY_MS = 86_400_000
 _MS = (_DAYS[0] * _DAY_MS, (_DAYS[1] + 1) * _DAY_MS - 1)
 SCALES = {
@@ -52,7 +53,7 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
-    """The range and the unit of its numbers; None where a value is taken as it is."""
+    """The range and the factor of a type's numbers; None for values that are used unchanged."""
     scale = SCALES.get(leaf.logical or "")
     if leaf.kind != "int":
         return scale
@@ -62,7 +63,7 @@ def scale_of(leaf: avro.Plain) -> Scale | None:
 
 
 def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
-    """The error for two types that do not fit each other."""
+    """Return the error for two types that do not fit each other."""
     return SchemaError(f"{path.rstrip('.') or 'message'}: {_describe(writer)} is no {_describe(table)}")
 
 
@@ -77,13 +78,13 @@ def _describe(node: avro.Node) -> str:
 def field_pairs(
     writer: avro.Record, table: avro.Record, path: str
 ) -> tuple[list[tuple[avro.Field, avro.Node, int | None]], dict[int, Any]]:
-    """How a writer's fields become a table's; SchemaError when a field of the table stays without a value.
+    """Match a writer's fields to a table's; SchemaError when a field of the table has no value.
 
-    For each of the writer's fields the type it is read as and its number in the table (None: it is dropped),
-    and number -> default of the table's fields that the writer does not have.
+    Returns, for each of the writer's fields, the type it is read as and its number in the table (None: it is
+    dropped); and number -> default of the table's fields that the writer lacks.
     """
     names = {field.name for field in writer.fields}
-    taken = names & {field.name for field in table.fields}  # whoever has the name itself goes first
+    taken = names & {field.name for field in table.fields}  # a field's own name precedes aliases
     numbers: dict[str, int] = {}
     defaults: dict[int, Any] = {}
     for number, field in enumerate(table.fields):
@@ -105,7 +106,7 @@ def field_pairs(
 def resolved_branches(
     writer: avro.Union, table: avro.Node, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
 ) -> list[T | None]:
-    """What `resolve` makes of each branch, None where it does not fit; SchemaError when none does."""
+    """Resolve each branch, to None where it does not fit; SchemaError when no branch fits."""
     resolved: list[T | None] = []
     for branch in writer.branches:
         try:
@@ -118,7 +119,7 @@ def resolved_branches(
 
 
 def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plain:
-    """How to read the writer's bytes into the table's column: which of the two logical types holds."""
+    """Return the type that reads the writer's bytes into the table's column: one of the two logical types."""
     same_kind = (
         isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
     ) or (isinstance(writer, avro.Fixed) and isinstance(table, avro.Fixed) and writer.size == table.size)
@@ -128,7 +129,7 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
     if writer.logical is None or table.logical is None:
         return writer if alike else table
     if writer.logical == table.logical:
-        if writer.scale == table.scale:  # of decimals, whose precision each value is held against
+        if writer.scale == table.scale:  # decimals; each value is checked against the precision
             return table
     elif alike and writer.logical in _TIMESTAMPS and table.logical in _TIMESTAMPS:
         return writer
@@ -136,9 +137,9 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """True if the values of the writer's type are read as the table's, which is another.
+    """True if values of the writer's type are read as the table's type, which is different.
 
-    Either as plain numbers and bytes, or with the table's logical type where the writer has none.
+    They are read as plain numbers and bytes, or with the table's logical type if the writer has none.
     """
     return (
         isinstance(writer, avro.Leaf)
@@ -160,7 +161,7 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 
 def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
-    """True if the table's type has the writer's name or an alias of it; types without names are alike."""
+    """True if the table's type has the writer's name, or an alias of that name; or if neither has a name."""
     if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
         return name(writer.name) in map(name, (table.name, *table.aliases))
     return True
@@ -169,10 +170,10 @@ def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]
 def pick_branch(
     writer: avro.Node, table: avro.Union, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
 ) -> tuple[int, T]:
-    """The branch of the table's union that takes values of the writer's type, and what `resolve` makes of it.
+    """Return the branch of the table's union that takes values of the writer's type, and its resolution.
 
-    The first that resolves is taken: full names go before aliases, these before names without namespaces.
-    SchemaError when none does.
+    The first branch that resolves is taken: full names go before aliases, and aliases before names without
+    namespaces. SchemaError when no branch resolves.
     """
     same = (writer, avro.as_column(writer))
     full_name = writer.name if isinstance(writer, avro.Named) else None
@@ -182,7 +183,7 @@ def pick_branch(
         lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, str),
         lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, _short),
         lambda branch: promotes(writer, branch),
-        # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
+        # With only one branch nothing can be confused: names do not matter, as outside of unions.
         lambda branch: table.is_optional and not isinstance(writer, avro.Leaf) and _same_type(writer, branch),
     )
     indexes = (index for fits in ways for index, branch in enumerate(table.branches) if fits(branch))
@@ -196,7 +197,7 @@ def pick_branch(
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
-    """For each of the writer's symbols its number in the table's, -1 when it is unknown there."""
+    """The table's number for each of the writer's symbols, -1 for a symbol that the table lacks."""
     fallback = table.symbols.index(table.default) if table.default in table.symbols else -1
     numbers = {symbol: number for number, symbol in enumerate(table.symbols)}
     return [numbers.get(symbol, fallback) for symbol in writer.symbols]
@@ -206,7 +207,7 @@ _EXACT = Context(prec=MAX_PRECISION + 1)
 
 
 def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
-    """A value as Avro holds it, as what pyarrow takes for its column; ValueError when it is out of range."""
+    """Convert an Avro value to pyarrow's for its column; ValueError when it is out of range."""
     if leaf.logical == "decimal":
         unscaled = int.from_bytes(raw, "big", signed=True)
         if abs(unscaled) >= 10**leaf.precision:
@@ -221,7 +222,7 @@ def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """A value as pyarrow takes it, as a line of JSON: bytes as in Avro's own JSON, decimals as text."""
+    """Return a pyarrow value as a line of JSON: bytes as in Avro's own JSON, decimals as text."""
     return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_as_json)
 
 
@@ -230,7 +231,7 @@ def _as_json(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: these become text."""
+    """Replace NaN and infinities, which JSON lacks, by text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
@@ -244,7 +245,7 @@ _NO_DEFAULT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
 def _default_of(field: avro.Field, path: str) -> Any:
-    """A field's default as what pyarrow takes; SchemaError when it does not fit the field's type."""
+    """Return a field's default as pyarrow takes it; SchemaError when it does not fit the field's type."""
     try:
         return _default(field.type, field.default)
     except _NO_DEFAULT as error:
@@ -306,7 +307,7 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
 
 
 def _union_default(node: avro.Union, value: Any) -> Any:
-    """By the first branch that it fits, as Avro says since 1.12; before, by the first of all."""
+    """Default for the first branch that it fits, by Avro since 1.12; before, only for the first branch."""
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)

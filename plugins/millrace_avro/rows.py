@@ -1,9 +1,9 @@
 """The slower decoder, message by message, for schemas that have arrays, maps or records inside themselves.
 
-A writer's and a table's schema are compiled into one reader for each field, which gives values as pyarrow
-takes them. As strict as the vectorised decoder, and nothing a message says makes it crash or hang: not
-fastavro, which takes a negative index for one from the end, numbers of any length and a boolean 7, and ends
-the process on records nested 10,000 deep.
+A writer's and a table's schema are compiled into one reader for each field, which returns values as pyarrow
+takes them. It is as strict as the vectorised decoder, and no message can make it crash or hang. It does not
+use fastavro, which takes a negative index for one from the end, accepts numbers of any length and a boolean
+7, and ends the process on records nested 10,000 deep.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from millrace_avro import schema as avro
 from millrace_avro.schema import NULL
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-"""Takes a whole body and a position; gives the value and the position behind it.
+"""Takes a whole body and a position; returns the value and the position after it.
 
-IndexError and struct.error say that the body ends too early, ValueError what else is wrong.
+Raises IndexError or struct.error if the body ends too early, ValueError for any other error.
 """
 Row: TypeAlias = "list[Any]"
 MAX_DEPTH = 100
-"""Levels of records inside themselves in one message; Python's stack does not take many more."""
+"""Most levels of records inside themselves in one message; Python's stack does not take many more."""
 MAX_VALUES = 10_000_000
 """Most values of one message: the items of arrays and maps with all their fields, 20 to 140 bytes each."""
 _STRUCT_VALUES = 3
-"""What a record, a union's member or a map's entry counts beside what is in it: a dict takes 200 bytes."""
+"""Count for a record, a union's member or a map's entry, besides its contents: a dict takes 200 bytes."""
 SLICE_VALUES = 1_000_000
 """Values of whole messages that are held before they become columns, which take a tenth of the memory."""
 _INT_LIMIT = 1 << 31
@@ -96,7 +96,7 @@ class RowDecoder:
 
 
 class _Compiler:
-    """Readers for pairs of types; knows the records it is in, which a record in itself refers to."""
+    """Compiles readers for pairs of types; knows the enclosing records, to which a recursion refers."""
 
     def __init__(self) -> None:
         self._records: dict[str, avro.Record] = {}
@@ -104,12 +104,12 @@ class _Compiler:
         self._as_text = True
         self._depth = 0
         self.values = 0
-        """How many the message has so far; who reads one begins with none."""
+        """Number of values that the message has so far; reset for each message."""
 
     def record(
         self, writer: avro.Record, table: avro.Record, path: str
     ) -> Callable[[bytes, int], tuple[Row, int]]:
-        """Reads a record into a list of the table's fields; SchemaError when the two do not fit."""
+        """Return a reader of a record into a list of the table's fields; SchemaError if they do not fit."""
         pairs, missing = resolution.field_pairs(writer, table, path)
         defaults: Row = [missing.get(number) for number in range(len(table.fields))]
         self._records[writer.name] = writer
@@ -126,7 +126,7 @@ class _Compiler:
         return read
 
     def value(self, writer: avro.Node, table: avro.Node, path: str) -> Read:
-        """Reads a value of the writer's type as the table's; SchemaError when the two do not fit."""
+        """Return a reader of the writer's type as the table's; SchemaError when the two do not fit."""
         if isinstance(writer, avro.Union):
             return self._from_union(writer, table, path)
         if isinstance(table, avro.Union):
@@ -154,7 +154,7 @@ class _Compiler:
         raise resolution.no_way(writer, table, path)
 
     def _counting(self, values: int, path: str) -> Callable[[int], None]:
-        """Counts items of so many values; ValueError when the message has too many, before they are read."""
+        """Return a counter of items with `values` values each; ValueError for too many, before reading."""
 
         def count(items: int) -> None:
             self.values += items * values
@@ -202,9 +202,9 @@ class _Compiler:
         return read
 
     def _recursion(self, name: str, path: str) -> Read:
-        """Reads a record inside itself: as JSON text, all that is in it together."""
+        """Return a reader of a record inside itself: as JSON text, with everything inside it."""
         if name not in self._again:
-            self._again[name] = _leaf_reader(NULL)  # known from here on: it will meet itself
+            self._again[name] = _leaf_reader(NULL)  # registered first: the record refers to itself
             as_text, self._as_text = self._as_text, False
             self._again[name] = self._struct(self._records[name], self._records[name], path)
             self._as_text = as_text
@@ -228,7 +228,7 @@ class _Compiler:
 
 
 def _read_long(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag number of 1 to 10 bytes, 64 bits at most."""
+    """Read a zigzag number of 1 to 10 bytes, 64 bits at most."""
     byte = data[position]
     position += 1
     if byte < 0x80:
@@ -249,7 +249,7 @@ def _read_long(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
-    """A length and that many bytes."""
+    """Read a length and that number of bytes."""
     size, position = _read_long(data, position)
     end = position + size
     if not position <= end <= len(data):
@@ -258,12 +258,12 @@ def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
 
 
 def _read_string(data: bytes, position: int) -> tuple[str, int]:
-    """A length and that many bytes of UTF-8."""
+    """Read a length and that number of bytes of UTF-8."""
     value, position = _read_bytes(data, position)
     try:
         return value.decode(), position
     except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None  # what Python says of it quotes a byte
+        raise ValueError("not UTF-8") from None  # Python's own message quotes a byte
 
 
 def _read_int(data: bytes, position: int) -> tuple[int, int]:
@@ -300,7 +300,7 @@ _READERS: dict[str, Read] = {
 
 
 def _leaf_reader(leaf: avro.Plain) -> Read:
-    """The reader of a primitive type or of so many bytes, without its logical type."""
+    """Return the reader of a primitive type or of a fixed, without its logical type."""
     if isinstance(leaf, avro.Leaf):
         return _READERS[leaf.kind]
     size = leaf.size
@@ -348,7 +348,7 @@ def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
 
 
 def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int]:
-    """How many items a block has; no more than the bytes that are left can hold."""
+    """Read a block's number of items; ValueError if the remaining bytes cannot hold that many."""
     count, position = _read_long(data, position)
     if count < 0:
         count = -count
@@ -359,7 +359,7 @@ def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int
 
 
 def _values(node: avro.Node) -> int:
-    """The values in one of a type, without the items of arrays and maps and records inside themselves."""
+    """Count the values in a value of a type, without items of arrays and maps and recursive records."""
     if isinstance(node, avro.Record):
         return _STRUCT_VALUES + sum(_values(field.type) for field in node.fields)
     if isinstance(node, avro.Union):

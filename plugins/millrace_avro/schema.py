@@ -1,7 +1,8 @@
-"""Avro schemas as a tree of frozen values, and the Arrow type each stands for.
+"""Avro schemas as a tree of frozen values, and the Arrow type of each.
 
-Names are resolved: a tree holds no references, except where a record is inside itself. Logical types are
-the leaf's own business; those that are unknown or do not fit are ignored, as Avro says. Refuses arrays whose
+Names are resolved: a tree holds no references, except where a record is inside itself. A leaf handles its own
+logical type; logical types that are unknown or do not fit are ignored, as Avro requires. Refuses arrays whose
+items take no bytes (a few bytes would stand for billions of items) and schemas of more than MAX_NODES types.
 items take no bytes (a few bytes would stand for billions of them) and schemas of more than MAX_NODES types.
 
     Avro                              Arrow
@@ -40,18 +41,18 @@ MISSING = object()
 MAX_PRECISION = 38
 """Digits that fit into 128 bits."""
 MAX_NODES = 10_000
-"""Types in a schema, each named one counted wherever it is used: a few lines can stand for billions."""
+"""Most types in a schema, a named type counted wherever it is used: a few lines can stand for billions."""
 MAX_DEPTH = 100
-"""Levels of types in types."""
+"""Most levels of types inside types."""
 
 
 class SchemaError(MillraceError):
-    """An Avro schema that cannot become a table, or a pair of them that do not fit each other."""
+    """An Avro schema cannot become a table, or two schemas do not fit each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A primitive type, perhaps with a logical one; `kind` is Avro's name for it."""
+    """A primitive type, perhaps with a logical type; `kind` is Avro's name for it."""
 
     kind: str
     logical: str | None = None
@@ -61,9 +62,9 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """`size` bytes."""
+    """A fixed number of bytes, `size`."""
 
-    kind: ClassVar[str] = "bytes"  # what a column of it holds
+    kind: ClassVar[str] = "bytes"  # the type of its values in a column
     name: str
     size: int
     logical: str | None = None
@@ -74,7 +75,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
-    """One of the symbols; `default` stands for symbols that a reader does not know."""
+    """An enum with its symbols; `default` stands for symbols that a reader does not know."""
 
     name: str
     symbols: tuple[str, ...]
@@ -94,7 +95,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Fields in order."""
+    """A record with its fields in order."""
 
     name: str
     fields: tuple[Field, ...]
@@ -103,7 +104,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recursion:
-    """One of the records that it is in, once more."""
+    """A reference to an enclosing record, which contains itself."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -111,21 +112,21 @@ class Recursion:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Blocks of items."""
+    """An array, stored in blocks of items."""
 
     items: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Blocks of strings and values."""
+    """A map, stored in blocks of strings and values."""
 
     values: Node
 
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """One of the branches."""
+    """A union of branches."""
 
     branches: tuple[Node, ...]
 
@@ -140,11 +141,11 @@ class Union:
 
     @property
     def named_members(self) -> list[tuple[str, Node]]:
-        """The members by the names that they have in a struct."""
+        """The members with their names in a struct."""
         return [(f"member{number}", member) for number, member in enumerate(self.members)]
 
     def member(self, branch: int) -> int:
-        """Which member a branch is, by the branch's number; its struct field is `member<number>`."""
+        """Return the member's number for a branch's number; its struct field is `member<number>`."""
         return sum(other != NULL for other in self.branches[:branch])
 
 
@@ -182,9 +183,9 @@ _LOGICAL = {
 
 
 def parse(schema: Any) -> Node:
-    """The tree of an Avro schema given as parsed JSON; SchemaError when it is wrong or fits no table."""
+    """Return the tree of an Avro schema, parsed JSON; SchemaError when it is wrong or fits no table."""
     try:
-        # fastavro checks it and spells out every name; it would write into what it is given.
+        # fastavro checks it and completes every name; it would change its argument.
         full = _without_wrong_decimals(copy.deepcopy(schema))
         return _Parser().node(fastavro.schema.parse_schema(full, _write_hint=False), ())
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
@@ -194,7 +195,7 @@ def parse(schema: Any) -> Node:
 
 
 def _without_wrong_decimals(schema: Any) -> Any:
-    """The schema, in which decimals that cannot be are the bytes they are made of; fastavro refuses those."""
+    """Return the schema with impossible decimals as plain bytes: fastavro refuses such decimals."""
     if isinstance(schema, list):
         return [_without_wrong_decimals(branch) for branch in schema]
     if not isinstance(schema, dict):
@@ -277,11 +278,11 @@ def _logical(schema: Mapping[str, Any], kind: Any) -> tuple[str | None, int, int
         stored = f"fixed of {schema['size']}" if kind == "fixed" else kind
         if stored in _LOGICAL[logical][0]:
             return logical, 0, 0
-    return None, 0, 0  # one that is unknown or does not fit is to be ignored, says Avro
+    return None, 0, 0  # Avro requires that an unknown or wrong logical type is ignored
 
 
 def min_bytes(node: Node) -> int:
-    """The fewest bytes a value of this type takes."""
+    """Return the fewest bytes that a value of this type takes."""
     if isinstance(node, Leaf):
         return {"null": 0, "float": 4, "double": 8}.get(node.kind, 1)
     if isinstance(node, Fixed):
@@ -292,7 +293,7 @@ def min_bytes(node: Node) -> int:
 
 
 def varies_in_shape(node: Node) -> bool:
-    """True if an array, a map or a record inside itself is anywhere in it."""
+    """True if the type contains an array, a map or a record inside itself."""
     if isinstance(node, Record):
         return any(varies_in_shape(field.type) for field in node.fields)
     if isinstance(node, Union):
@@ -301,13 +302,13 @@ def varies_in_shape(node: Node) -> bool:
 
 
 def without_nulls(record: Record) -> Record:
-    """The record as a table has it: no fields that can only be null, at any depth."""
+    """Return the record as a table has it: without fields that can only be null, at any depth."""
     fields = (replace(field, type=as_column(field.type)) for field in record.fields)
     return replace(record, fields=tuple(field for field in fields if not _is_null(field.type)))
 
 
 def as_column(node: Node) -> Node:
-    """The type as a table has it: see `without_nulls`."""
+    """Return the type as a table has it: see `without_nulls`."""
     if isinstance(node, Record):
         return without_nulls(node)
     if isinstance(node, Array):
@@ -322,7 +323,7 @@ def _is_null(node: Node) -> bool:
 
 
 def arrow_type(node: Node) -> pa.DataType:
-    """The Arrow type of a column of this Avro type; everything in it is nullable except map keys."""
+    """Return the Arrow type of a column of this Avro type; everything in it is nullable except map keys."""
     if isinstance(node, Plain):
         return _plain_type(node)
     if isinstance(node, Enum | Recursion):

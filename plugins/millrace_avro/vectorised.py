@@ -1,6 +1,6 @@
 """A writer's schema and a table's, compiled into steps that decode one field of many messages at a time.
 
-Follows Avro's schema resolution: fields by name or alias, defaults for those a writer does not have,
+Follows Avro's schema resolution: fields by name or alias, defaults for fields that a writer lacks,
 promotions, unions on either side. Arrays and maps have no step here; `rows.py` decodes schemas with them.
 """
 
@@ -30,14 +30,14 @@ class ColumnDecoder:
         self._step = _compile_record(writer, table, "")
 
     def decode(self, buffer: PaddedBuffer, start: Longs, end: Longs) -> tuple[list[pa.Array], Faults]:
-        """The table's columns for the good rows, and the faults of the others by row.
+        """Return the table's columns for the good rows, and the faults of the other rows by their numbers.
 
-        The bytes from each start to its end are an Avro body, which follows the schema's id.
+        From each start to its end lies an Avro body, without the schema id before it.
         """
         faults = Faults(len(start))
         while True:
-            # A row's fault may show at any step, when columns hold its garbage already: so the rows without
-            # a fault are decoded once more. There is a second pass only where something is wrong.
+            # A row's fault may appear at any step, when columns already hold its garbage: so the rows
+            # without a fault are decoded again. A second pass happens only after an error.
             good = np.flatnonzero(~faults.bad)
             new_faults = Faults(len(good))
             rows = RowCursor(buffer, start[good], end[good], new_faults)
@@ -54,7 +54,7 @@ class ColumnDecoder:
 def _compile_record(
     writer: avro.Record, table: avro.Record, path: str
 ) -> Callable[[RowCursor], list[Column]]:
-    """The step that decodes a record into the table's columns; SchemaError when the two do not fit."""
+    """Return the step that decodes a record into the table's columns; SchemaError if they do not fit."""
     pairs, missing = resolution.field_pairs(writer, table, path)
     steps = [(_compile(field.type, wanted, path + field.name), to) for field, wanted, to in pairs]
     defaults: list[Column] = [columns.Constant(pa.scalar(None))] * len(table.fields)
@@ -73,7 +73,7 @@ def _compile_record(
 
 
 def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
-    """The step that decodes one value per row; SchemaError when the types do not fit each other."""
+    """Return the step that decodes one value per row; SchemaError when the types do not fit each other."""
     if isinstance(writer, avro.Union):
         return _writer_union(writer, table, path)
     if isinstance(table, avro.Union):
@@ -108,10 +108,10 @@ def _record(writer: avro.Record, table: avro.Record, path: str) -> Step:
 
 
 def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
-    """Each branch decodes the rows that have it; a branch without a place in the table faults its rows."""
+    """Decode the rows of each branch; a branch without a place in the table faults its rows."""
     steps = resolution.resolved_branches(writer, table, path, _compile)
     nothing = columns.Constant(pa.scalar(None, arrow_type(table)))
-    # A null branch reads nothing and stays null: no step, where the table takes nulls.
+    # A null branch reads nothing and stays null: it needs no step if the table takes nulls.
     nulls = {index for index, type_ in enumerate(writer.branches) if type_ == NULL and steps[index]}
 
     def step(rows: RowCursor) -> Column:
@@ -135,7 +135,7 @@ def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
 
 
 def _decode_where(rows: RowCursor, mine: Mask, read: Step) -> list[Column]:
-    """The column of the rows that are `mine`; none when no row is."""
+    """Return the column of the rows that are `mine`; empty when no row is."""
     if mine.all():
         return [read(rows)]
     index = np.flatnonzero(mine)
@@ -186,7 +186,7 @@ def _enum(writer: avro.Enum, table: avro.Enum, path: str) -> Step:
 
 
 def _leaf(leaf: avro.Leaf, kind: str, path: str) -> Step:
-    """A primitive type, its values as `kind` in the table."""
+    """Return the step for a primitive type whose values are `kind` in the table."""
     if leaf.kind in ("int", "long"):
         return _integer(leaf, kind, path)
     if leaf.kind in ("bytes", "string"):

@@ -11,15 +11,15 @@ _MOST = (1 << 128) - 1
 
 
 def decimal_words(buffer: PaddedBuffer, start: Longs, end: Longs) -> Words:
-    """Big-endian two's complement numbers of any length as rows (low, high), which is Arrow's decimal128.
+    """Convert big-endian two's complement numbers of any length to rows (low, high), Arrow's decimal128.
 
-    A number of more than 128 bits becomes the largest there is, which no precision takes.
+    A number of more than 128 bits becomes the largest possible number, which no precision allows.
     """
     size = end - start
     low = _tail(buffer, end, np.minimum(size, 8))
     high = np.where(size > 8, _tail(buffer, end - 8, np.clip(size - 8, 1, 8)), low >> (_WORD_BITS - 1))
     words = np.stack([low, high], axis=1).view(np.uint64)
-    for row in np.flatnonzero(size > 16).tolist():  # nobody pads a decimal that far, but it is allowed
+    for row in np.flatnonzero(size > 16).tolist():  # unusual padding, but allowed
         value = int.from_bytes(buffer.bytes[start[row] : end[row]].tobytes(), "big", signed=True)
         if not -(1 << 127) <= value < 1 << 127:
             value = (1 << 127) - 1
@@ -28,7 +28,7 @@ def decimal_words(buffer: PaddedBuffer, start: Longs, end: Longs) -> Words:
 
 
 def _tail(buffer: PaddedBuffer, end: Longs, size: Longs) -> Longs:
-    """The last `size` (0 to 8) bytes before `end` as a signed number."""
+    """Return the last `size` (0 to 8) bytes before `end` as a signed number."""
     word: Longs = buffer.words8[end - 8].byteswap().view(np.int64)
     shift = _WORD_BITS - 8 * np.maximum(size, 1)
     return np.where(size > 0, (word << shift) >> shift, 0)
