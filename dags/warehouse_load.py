@@ -101,7 +101,7 @@ def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_re
 
 with DAG(
     dag_id="warehouse_load",
-    #     # "@hourly" has no data interval in Airflow 3; the hour itself is needed here.
+    # "@hourly" has no data interval in Airflow 3; the hour itself is needed here.
     schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
     start_date=datetime(2025, 1, 1, tzinfo=UTC),
     catchup=False,

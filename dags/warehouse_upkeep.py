@@ -96,7 +96,7 @@ with DAG(
         ),
         "start": Param(type="string", **HOUR, description="First hour, ISO 8601."),
         "end": Param(type="string", **HOUR, description="End of the last hour."),
-        "reason": Param(type="string", minLength=1, description="Why; it is kept with the loads."),
+        "reason": Param(type="string", minLength=1, description="Reason; it is kept with the loads."),
     },
     tags=["millrace"],
     doc_md=__doc__,

@@ -48,7 +48,7 @@ TIMEOUT_S = 20.0
 _turns = threading.BoundedSemaphore(4)
 """Most requests at a time: the other threads of the API server are Airflow's."""
 HEADERS = {
-    #     # The page lies beside Airflow's own, whose cookie it could use: it may run scripts only from files.
+    # The page lies beside Airflow's own, whose cookie it could use: it may run scripts only from files.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"

@@ -269,7 +269,7 @@ class Job:
             if line.startswith("millrace: "):
                 # The command's own summary of its error; Spark may write more after it.
                 return line.removeprefix("millrace: ").strip()
-        return last or "it left no word; see the log of the machine it ran on"
+        return last or "it wrote nothing; see the log of its machine"
 
 
 def _shown(line: bytes) -> str:

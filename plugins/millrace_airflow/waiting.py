@@ -53,7 +53,7 @@ def ask(
 def judge(
     answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
 ) -> Judgement:
-    """Return the step at `now` of a wait that ends at `until`; unknown or carried passes from `unknown_until`.
+    """Return the step at `now` of a wait until `until`; unknown or carried passes from `unknown_until` on.
 
     Missing messages can still arrive and an unknown producer can still report: both are waited for. A
     duplicate cannot go away, in a log or in a load: it ends the wait at once.

@@ -78,8 +78,8 @@ def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Recor
         return check_table_schema(schema)
     except SchemaError as error:
         raise MillraceError(
-            f"{topic} cannot be loaded with schema {schema_id}: {error}; mend the schema, register it,"
-            " then load again"
+            f"{topic} cannot be loaded with schema {schema_id}: {error}; correct the schema, register"
+            " it, then load again"
         ) from None
 
 

@@ -89,7 +89,7 @@ WAREHOUSE = (
 REGISTRY = "--registry URL", "The schema registry."
 TOPICS_FILE = (
     "--topics-file FILE",
-    "What each topic asks for, in TOML (docs/configuration.md).",
+    "Settings of each topic, in TOML (docs/configuration.md).",
     words.policies,
 )
 SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, words.checked_subjects
@@ -136,7 +136,7 @@ class Load:
     """Names the plan: the same for every try of one run."""
     max_bytes: int | None = option(
         "--max-bytes SIZE",
-        "Take at most so much of each topic's log (500MB, 2GiB); the next run takes the next part.",
+        "Take at most this much of each topic's log (500MB, 2GiB); the next run takes the next part.",
         words.optional(words.parse_bytes),
         default=None,
     )
@@ -159,7 +159,7 @@ class Load:
     """Applied by the command; the load is published either way."""
     accept_new_topic: bool = option(
         "--accept-new-topic",
-        "Go on with a topic that was deleted and created anew, or whose cluster was.",
+        "Go on with a topic that was deleted and created anew, or is in a new cluster.",
         default=False,
     )
     accept_gaps: bool = option(
@@ -195,7 +195,7 @@ class Publish:
     )
     unproven_after_s: float | None = option(
         "--unproven-after AGE",
-        "Also publish what the auditor cannot judge and has ended that long ago; never an incomplete hour.",
+        "Also publish hours that the auditor cannot judge and that ended this long ago; no incomplete hour.",
         words.optional(words.parse_age),
         default=None,
     )
@@ -258,7 +258,7 @@ class Reload:
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
-    reason: str = option("--reason TEXT", "Why; it is kept in the manifest.", words.checked_reason)
+    reason: str = option("--reason TEXT", "Reason; it is kept in the manifest.", words.checked_reason)
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
     """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
     start: str = option("--from TIME", "Every hour from this time on ...", default="")
@@ -281,11 +281,11 @@ class Expire:
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     older_than_s: float = option(
-        "--older-than AGE", "Leave what is younger, like 30d or 12h.", words.parse_age
+        "--older-than AGE", "Leave files of younger loads, like 30d or 12h.", words.parse_age
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
-        "Keep what no snapshot names any more at least that long: for queries that run.",
+        "Keep files that no snapshot names any more at least this long, for running queries.",
         words.parse_age,
         default="3d",
     )
@@ -301,10 +301,10 @@ class Erase:
     warehouse: str = option(*WAREHOUSE)
     where: str = option(
         "--where CONDITION",
-        "Which rows, like \"memberId = 42\" or \"header.server IN ('a', 'b')\".",
+        "Condition on the rows, like \"memberId = 42\" or \"header.server IN ('a', 'b')\".",
         default="",
     )
-    reason: str = option("--reason TEXT", "Why; it is kept with the erasure.", default="")
+    reason: str = option("--reason TEXT", "Reason; it is kept with the erasure.", default="")
     by: str = option("--by NAME", "Who asked for it.  [default: user@machine]", default_factory=words.who)
     id: str = option(
         "--id NAME",
@@ -316,12 +316,12 @@ class Erase:
     rejected: bool = option(
         "--rejected",
         "Also take out the bytes and keys of all records that could not be decoded, and the keys of"
-        " tombstones: no condition fits them.",
+        " tombstones: conditions do not apply to them.",
         default=False,
     )
     logs: Sequence[str] = option(
         "--log HOST:PORT...",
-        "A cluster that has the topic, to say what its log holds until when; one for each.",
+        "A cluster that has the topic, to show what its log holds, and for how long; may be repeated.",
         words.each_checked_address,
         default=(),
     )
@@ -349,8 +349,10 @@ class Promote:
     schema_id: int | None = option(
         "--schema-id", "A registered schema of the topic; the newest without it.", default=None, type=int
     )
-    reason: str = option("--reason TEXT", "Why, for those who read the history.", default="")
-    history: bool = option("--list", "Show which schemas the table has had, change nothing.", default=False)
+    reason: str = option("--reason TEXT", "Reason, for readers of the history.", default="")
+    history: bool = option(
+        "--list", "Show the schemas that the table has had, change nothing.", default=False
+    )
 
 
 @verb
@@ -388,7 +390,7 @@ class AuditWarehouse:
         "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
     )
     zookeeper: str = option(
-        "--zookeeper HOST:PORT", "The aggregate cluster's: whose turn it is.", envvar="MILLRACE_ZOOKEEPER"
+        "--zookeeper HOST:PORT", "The aggregate cluster's; it keeps the turn.", envvar="MILLRACE_ZOOKEEPER"
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     interval_ms: int = option(
@@ -398,14 +400,16 @@ class AuditWarehouse:
         "--metrics-listen HOST:PORT", "Serve /metrics for Prometheus there, and /healthz.", default=""
     )
     access: str = option(
-        "--access FILE", "Show metrics only to who has a token of this file (`millrace access`).", default=""
+        "--access FILE",
+        "Show metrics only to users with a token in this file (`millrace access`).",
+        default="",
     )
-    certificate: str = option("--certificate FILE", "Metrics speak HTTPS with this PEM file.", default="")
+    certificate: str = option("--certificate FILE", "Serve metrics by HTTPS with this PEM file.", default="")
     key: str = option("--key FILE", "Its key, if that is another file; mode 0600.", default="")
     catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",
-        "The warehouse was moved here: without it another one than the last is refused.",
+        "The warehouse was moved here; without this option only the last warehouse is accepted.",
         default=False,
     )
 
@@ -431,7 +435,7 @@ class Mirror:
     )
     max_bytes: int | None = option(
         "--max-bytes SIZE",
-        "Copy about so much of all topics (500MB, 2GiB); the next run goes on there.",
+        "Copy about this much of all topics (500MB, 2GiB); the next run continues there.",
         words.optional(words.parse_bytes),
         default=None,
     )

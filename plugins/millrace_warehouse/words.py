@@ -84,7 +84,7 @@ def check_writable(folder: Path, what: str) -> None:
             f"{what} cannot be made ({error.strerror}): name a folder that can be written"
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{what} cannot be written: name another folder, or mend its rights")
+        raise ConfigError(f"{what} cannot be written: name another folder, or correct its permissions")
 
 
 def checked_pattern(text: str, option: str) -> str:

@@ -169,7 +169,7 @@ class _Run:
         self._storage.delete(self._folder)
         if answer is None:
             raise MillraceError(
-                f"{place} ended as {state.word} without a word: see its output on that worker's page"
+                f"{place} ended as {state.word} without an answer: see its output on that worker's page"
             )
         if "error" in answer:
             raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])

@@ -225,7 +225,7 @@ def _last_words(lines: Sequence[str]) -> str:
     """Return the last cause in a Java stack trace, else the last line."""
     said = [line.strip() for line in lines if line.strip()]
     causes = [line for line in said if line.startswith("Caused by: ")]
-    words = (causes or said or ["it left no word"])[-1]
+    words = (causes or said or ["it wrote nothing"])[-1]
     if "UnknownHostException" in words:
         words += "; Spark must find this machine's name: add it to /etc/hosts, or set SPARK_LOCAL_HOSTNAME"
     return words

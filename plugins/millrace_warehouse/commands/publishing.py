@@ -33,7 +33,7 @@ def publish(request: Publish, output: Output) -> None:
         request = replace(request, hours=parse_hours(request.hours, request.start, request.end))
     if not (request.auditor or request.unasked):
         raise ConfigError(
-            "who judges the hours? give --auditor URL, or --unasked to publish without a verdict"
+            "no auditor is named: give --auditor URL, or --unasked to publish without a verdict"
         )
     if request.unasked and (request.proven or request.unproven_after_s is not None):
         raise ConfigError("--proven and --unproven-after go by the auditor's verdict: leave out --unasked")
@@ -130,7 +130,7 @@ def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
 
 def _why(verdict: Mapping[str, Any] | None) -> str:
     if verdict is None:
-        return "nobody was asked: give --proven, or name it by --hour"
+        return "the auditor was not asked: give --proven, or name the hour with --hour"
     reasons = f": {verdict['reasons'][0]}" if verdict["reasons"] else ""
     return f"{verdict['verdict']}{reasons}"
 

@@ -139,7 +139,7 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
         try:
             findings.note(run.storage, report.topic, looked_at, problems)
         except MillraceError as error:
-            report.notes.append(f"the auditor does not hear of it: {error}")
+            report.notes.append(f"the findings were not kept for the auditor: {error}")
     for report in reports if request.auditor else ():  # last: the auditor has counted these loads itself
         counted = newest_counted(request.auditor, report.topic)
         try:

@@ -192,8 +192,8 @@ def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadM
     manifest = read_checked(storage, LoadManifest, path)
     if edition > 1 and manifest.previous != read_edition(storage, topic, load, edition - 1).sha256:
         raise MillraceError(
-            f"{path} replaces another load than {edition_path(topic, load, edition - 1)}, which was made"
-            f" anew: restore that one from a copy, or move this edition away with {ledger_path(path)}"
+            f"{path} replaces another load than {edition_path(topic, load, edition - 1)}, which was"
+            f" recreated: restore the old one from a copy, or move this edition away with {ledger_path(path)}"
         )
     return manifest
 

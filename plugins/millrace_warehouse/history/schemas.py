@@ -281,7 +281,9 @@ def check_promotion(
     try:
         table = check_table_schema(new[1])
     except SchemaError as error:
-        raise MillraceError(f"{where}: {error}; mend the schema, register it, then promote again") from None
+        raise MillraceError(
+            f"{where}: {error}; correct the schema, register it, then promote again"
+        ) from None
     try:
         body_decoder(before, table)
     except SchemaError as error:

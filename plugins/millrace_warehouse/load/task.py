@@ -202,7 +202,7 @@ class _Erased:
     def __init__(self, task: CutTask) -> None:
         self._eraser: Eraser | None = None
         if task.erasing:
-            #             # Imported only here: pyiceberg's import would cost every new worker 0.3 s.
+            # Imported only here: pyiceberg's import would cost every new worker 0.3 s.
             from pyiceberg.schema import Schema
 
             from millrace_warehouse.load.erased import Eraser

@@ -116,7 +116,7 @@ def _check_topic(client: ClusterClient, cut: Cut) -> None:
     if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
         raise UnknownTopicId(
             f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
-            "plan a load anew, start a query with a new checkpoint or set its failOnDataLoss=false"
+            "load with a new run id, start a query with a new checkpoint or set its failOnDataLoss=false"
         )
 
 
@@ -216,8 +216,8 @@ class _CutReader:
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return MillraceError(
                 f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "
-                "that were there are lost: restore the log, or plan a load anew from its end, start a query"
-                " with a new checkpoint or set its failOnDataLoss=false"
+                "that were there are lost: restore the log, or load to its end with a new run id, start a"
+                " query with a new checkpoint or set its failOnDataLoss=false"
             )
         if fetched.error == ErrorCode.CORRUPT_MESSAGE:
             return MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")

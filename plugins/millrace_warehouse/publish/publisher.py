@@ -271,8 +271,8 @@ class _Attempts:
         if after and layout.read_load(storage, topic, after).sha256 != state.through.sha256:
             path = layout.load_path(topic, after)
             raise MillraceError(
-                f"{path} is not the load whose rows were published, it was made anew: restore that one from a"
-                " copy"
+                f"{path} is not the load whose rows were published, it was recreated: restore the published"
+                " one from a copy"
             )
         # In this order: an edition belongs to a load that exists.
         editions = layout.newest_editions(storage, topic)

@@ -209,8 +209,8 @@ def check_table(table: Table, publication: Publication | None) -> None:
     else:
         return
     raise TableChanged(
-        f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See with `millrace"
-        f" verify` which ones; then undo the change, or run `millrace publish {topic} --rebuild`"
+        f"the table of {topic} {what}: another program has rolled it back, or changed its rows. See with"
+        f" `millrace verify` which ones; then undo the change, or run `millrace publish {topic} --rebuild`"
     )
 
 
@@ -232,13 +232,13 @@ def check_columns(table: Table, columns: Schema) -> None:
     topic = table.properties[TOPIC]
     if not is_partitioned_as_made(table):
         raise TableChanged(
-            f"somebody has changed the partitions of the table of {topic} to {table.spec()}: run `millrace"
-            f" publish {topic} --rebuild`, which drops the table and makes it again"
+            f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
+            f" `millrace publish {topic} --rebuild`, which drops the table and makes it again"
         )
     if not has_columns(table, columns):
         raise TableChanged(
-            f"somebody has changed the columns of the table of {topic}: undo that, or run `millrace publish"
-            f" {topic} --rebuild`; `millrace promote` is what changes them"
+            f"another program has changed the columns of the table of {topic}: undo that, or run `millrace"
+            f" publish {topic} --rebuild`; `millrace promote` is what changes them"
         )
 
 

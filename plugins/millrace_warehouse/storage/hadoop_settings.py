@@ -49,7 +49,7 @@ def read_settings() -> dict[str, str]:
         except FileNotFoundError:
             continue
         except (OSError, ElementTree.ParseError) as error:
-            raise ConfigError(f"{path}: {error}: mend it, or point HADOOP_CONF_DIR elsewhere") from None
+            raise ConfigError(f"{path}: {error}: correct it, or point HADOOP_CONF_DIR elsewhere") from None
         for each in properties:
             settings[each.findtext("name", "").strip()] = each.findtext("value", "").strip()
     return settings

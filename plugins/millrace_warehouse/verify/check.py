@@ -88,7 +88,7 @@ class Check:
             return str(error)
         if entry is None or entry.sha256 == manifest.sha256:
             return None
-        return f"made was one with sha256 {entry.sha256[:12]}…, here is one with {manifest.sha256[:12]}…"
+        return f"its sha256 is {manifest.sha256[:12]}…, the ledger has {entry.sha256[:12]}…: restore a copy"
 
     def unrecorded(self, path: str, *, newest: bool) -> None:
         """Report a manifest without an entry in the ledger; a crash can explain only the newest one."""
@@ -98,6 +98,6 @@ class Check:
         except MillraceError:
             return  # reported when the manifest is compared with its entry
         if newest:
-            self.note(f"{path} is not in the ledger yet: the run that made it was cut off there")
+            self.note(f"{path} is not in the ledger yet: the run that made it was interrupted")
         else:
             self.problem(f"{path} is not in the ledger: the ledger was edited")

@@ -112,7 +112,7 @@ def test_hours_that_are_named_are_published_and_the_others_are_listed(loaded: Pa
     assert "publication 1 of millrace.PageView changed 1 hour(s)" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if HOURS[0] in line]
     assert line.split()[-2:] == ["unasked", "first"]
-    assert f"waits: {TOPIC} {HOURS[2]}: 55 rows, nobody was asked" in done.stderr
+    assert f"waits: {TOPIC} {HOURS[2]}: 55 rows, the auditor was not asked" in done.stderr
 
 
 def test_a_repeated_run_changes_nothing_and_says_so(loaded: Path) -> None:
@@ -280,7 +280,7 @@ def test_the_options_reach_the_publisher(asked: list[Publish], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "who judges the hours? give --auditor URL, or --unasked"),
+        ([], "no auditor is named: give --auditor URL, or --unasked"),
         (["--proven", "--unasked"], "--proven and --unproven-after go by the auditor's verdict"),
         (["--unproven-after", "1d", "--unasked"], "go by the auditor's verdict"),
         (["--unasked", "--from", "2015-05-17T10"], "give either --hour"),

@@ -613,7 +613,9 @@ def test_the_first_load_refuses_a_schema_with_a_name_that_no_column_may_have(
 ) -> None:
     log.schemas = {20: with_field(name, "string", "")}
     log.append_events(0, [START], schema=20)
-    with pytest.raises(MillraceError, match=rf"^{TOPIC} cannot be loaded with schema 20: .*{name}.*; mend "):
+    with pytest.raises(
+        MillraceError, match=rf"^{TOPIC} cannot be loaded with schema 20: .*{name}.*; correct "
+    ):
         run(log, storage, "one")
     assert storage.names(TOPIC + "/loads") == storage.names(TOPIC + "/schema") == []
 
@@ -625,5 +627,5 @@ def test_a_promotion_to_a_schema_with_a_name_that_no_column_may_have_is_refused(
     log.append_events(0, [START], schema=COUNTED)
     run(log, storage, "one")
     log.schemas[20] = with_field(name, ["null", "string"], None, log.schemas[COUNTED])
-    with pytest.raises(MillraceError, match=rf"promoted from schema {COUNTED} to 20: .*{name}.*; mend "):
+    with pytest.raises(MillraceError, match=rf"promoted from schema {COUNTED} to 20: .*{name}.*; correct "):
         promote_to(log, storage, 20)

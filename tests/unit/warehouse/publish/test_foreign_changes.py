@@ -54,7 +54,9 @@ def test_a_rollback_is_named_and_rebuilt(storage: Storage, catalog: Catalog, pub
     table = table_of(catalog)
     parent = table.metadata.snapshots[-2].snapshot_id
     table.manage_snapshots().rollback_to_snapshot(parent).commit()
-    with pytest.raises(TableChanged, match="has 6 rows, publication 3 left 8: somebody has rolled it back"):
+    with pytest.raises(
+        TableChanged, match="has 6 rows, publication 3 left 8: another program has rolled it back"
+    ):
         publish()
     assert publish(rebuild=True).published
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
@@ -74,7 +76,7 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     assert any("was rolled back" in problem for problem in problems)
     assert any("rows of edition 1 of load 2, published was edition 2" in problem for problem in problems)
     with pytest.raises(
-        TableChanged, match="of publication 4 in its main branch: somebody has rolled it back"
+        TableChanged, match="of publication 4 in its main branch: another program has rolled it back"
     ):
         publish()
     publish(rebuild=True)

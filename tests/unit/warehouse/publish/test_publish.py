@@ -338,7 +338,7 @@ def test_a_load_that_was_made_anew_behind_the_table_is_refused(
     storage.delete(ledger_path(load_path(TOPIC, 1)))
     load(storage, TOPIC, {H10: 2})
     load(storage, TOPIC, {H10: 1})
-    with pytest.raises(MillraceError, match="made anew: restore that one from a copy"):
+    with pytest.raises(MillraceError, match="recreated: restore the published one from a copy"):
         publish()
 
 

@@ -386,5 +386,5 @@ def test_a_broken_configuration_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert read_settings() == {}
     (tmp_path / "core-site.xml").write_text("<configuration>")
-    with pytest.raises(ConfigError, match=r"core-site.xml: .*: mend it"):
+    with pytest.raises(ConfigError, match=r"core-site.xml: .*: correct it"):
         read_settings()

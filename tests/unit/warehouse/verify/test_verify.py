@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "a manifest is edited and sealed anew": (
         lambda w: edit(load_path(w, 1), LoadManifest, lambda m: dataclasses.replace(m, run_id="run")),
-        r"loads/0000000001\.json: made was one with sha256",
+        r"loads/0000000001\.json: its sha256 is",
     ),
     "a manifest is edited, and the ledger is gone": (
         lambda w: each(
@@ -237,15 +237,15 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "rows of no load are put in": (lambda w: put_in(w, None), r"2 rows of no load in 2015-05-17T11"),
     "a column is dropped": (
         lambda w: change_columns(w, lambda update: update.delete_column("url")),
-        r"somebody has changed the columns of the table of PageView",
+        r"another program has changed the columns of the table of PageView",
     ),
     "a column is renamed": (
         lambda w: change_columns(w, lambda update: update.rename_column("url", "address")),
-        r"somebody has changed the columns of the table of PageView",
+        r"another program has changed the columns of the table of PageView",
     ),
     "the table is partitioned otherwise": (
         lambda w: partition_otherwise(w),
-        r"somebody has changed the partitions of the table of PageView",
+        r"another program has changed the partitions of the table of PageView",
     ),
     "rows that wait are put in": (lambda w: put_in(w, 4), r"2 rows of load 4 in 2015-05-17T11, published w"),
     "a property is set": (
