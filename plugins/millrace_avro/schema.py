@@ -3,7 +3,6 @@
 Names are resolved: a tree holds no references, except where a record is inside itself. A leaf handles its own
 logical type; logical types that are unknown or do not fit are ignored, as Avro requires. Refuses arrays whose
 items take no bytes (a few bytes would stand for billions of items) and schemas of more than MAX_NODES types.
-items take no bytes (a few bytes would stand for billions of them) and schemas of more than MAX_NODES types.
 
     Avro                              Arrow
     int, long, float, double, boolean the same

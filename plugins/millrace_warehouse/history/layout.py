@@ -3,10 +3,10 @@
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
     <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
     <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
-    <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
-    <topic>/editions/<10 digits>.<4 digits>.json             the same offsets read again
+                 /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             a re-load: the same offsets read again
     <topic>/rows/<10 digits>-<attempt>/                      files of one attempt, under final names
+                 <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
                  tombstones-<task>-<8 hex>.parquet           its messages without a value
                  entries.avro, sequences.json.gz             for the table, and for `verify`
