@@ -62,13 +62,13 @@ class Invocation(Output):
     )
     conf: Mapping[str, str] = option(
         "--conf KEY=VALUE...",
-        "A Spark setting; may be repeated, comes before ours.",
+        "A Spark setting; may be repeated, overrides our own.",
         _parse_conf,
         default_factory=_conf_of_environment,
     )
     archives: Sequence[str] = option(
         "--archives FILE#NAME...",
-        "A packed environment whose Python the executors run; may be repeated, the first one is it.",
+        "A packed environment; may be repeated. The executors run the Python of the first.",
         default=(),
     )
 

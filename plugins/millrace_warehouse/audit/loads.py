@@ -62,7 +62,7 @@ class Loads:
     def news(self) -> Iterator[LoadManifest]:
         """Yield what must be reported, in order; ask for the next manifest once one is reported.
 
-        Raises MillraceError for a manifest that is gone or edited, or does not follow the one before.
+        Raises MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
         storage, topic = self._storage, self._topic
         self._forget_lost()
@@ -223,7 +223,7 @@ class Loads:
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             raise MillraceError(
                 f"{path} is gone or was edited: restore it from a copy; the editions of load {load} cannot be"
-                " told of without it"
+                " reported without it"
             ) from None
         return note
 

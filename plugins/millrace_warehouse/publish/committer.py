@@ -276,7 +276,7 @@ class _Commit:
             gone.setdefault(manifest.partition_spec_id, []).extend(deleted)
         found = {entry.data_file.file_path for entries in gone.values() for entry in entries}
         if missing := sorted(removed - found):
-            raise Conflict(f"the table has {len(missing)} files no more, {missing[0]} for one")
+            raise Conflict(f"the table no longer has {len(missing)} of the files, such as {missing[0]}")
         return new + [self._write(table.specs()[spec_id], gone[spec_id]) for spec_id in gone], kept
 
     def _entry(

@@ -156,7 +156,7 @@ class _Published:
         paths = {contents.path_in_topic(uri, self.topic) for uri in files}
         if gone := sorted(path for path in paths if path is not None and path not in present):
             raise MillraceError(
-                f"the table of {self.topic} names {len(gone)} files that are gone, {gone[0]} for one: its"
+                f"the table of {self.topic} names {len(gone)} files that are gone, such as {gone[0]}: its"
                 " catalog is older than the warehouse, or a disk has lost them. Nothing was deleted; restore"
                 f" them from a copy, or run `millrace publish {self.topic} --rebuild`"
             )

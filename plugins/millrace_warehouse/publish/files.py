@@ -65,9 +65,7 @@ def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str])
     for entry in entries:
         file = files[entry.file_path]
         if (entry.record_count, entry.file_size_in_bytes) != (file.rows, file.bytes):
-            raise MillraceError(
-                f"{path} does not say of {file.path} what its load says: run `millrace verify`"
-            )
+            raise MillraceError(f"{path} differs from its load on {file.path}: run `millrace verify`")
         entry[1] = storage.uri(f"{topic}/{entry.file_path}")
     if len(entries) != len(files):
         raise MillraceError(f"{path} lacks entries of files that its load names: run `millrace verify`")

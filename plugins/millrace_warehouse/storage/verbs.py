@@ -1,6 +1,6 @@
 """The six verbs that a warehouse needs of a storage. Drivers and tasks use the same storage.
 
-Everything depends on `create`: exactly one of those who try takes a name, whole and on disk, or none does.
+Everything depends on `create`: at most one of several callers takes a name, with a file whole and on disk.
 Nothing is ever renamed, moved or written twice. Knows paths and bytes; no manifests, no Parquet.
 """
 

@@ -97,7 +97,9 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
         return None
     check.progress(path)
     if size != file.bytes:
-        check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed", hour=hour)
+        check.problem(
+            f"{path} has {size} bytes, not the {file.bytes} written: it was cut or changed", hour=hour
+        )
         return False
     try:
         if measure(check.storage, path).sha256 == file.sha256:

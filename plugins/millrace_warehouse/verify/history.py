@@ -93,7 +93,7 @@ def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[
     problems = check_law(manifest)
     if (manifest.topic, manifest.load, manifest.edition) != (check.topic, load, edition):
         problems.insert(
-            0, f"it is that of {manifest.topic}, load {manifest.load}, edition {manifest.edition}"
+            0, f"it is the manifest of {manifest.topic}, load {manifest.load}, edition {manifest.edition}"
         )
     return problems
 
@@ -195,7 +195,7 @@ def _check_erasures(check: Check, history: History) -> None:
             named = {manifest.erases, *(rows.erasure for rows in manifest.erased)} - {None}
             if unknown := sorted(str(name) for name in named - known.keys()):
                 path = layout.manifest_path(manifest)
-                check.problem(f"{path}: erasure {unknown[0]} took rows out, and nobody has recorded it")
+                check.problem(f"{path}: erasure {unknown[0]} took rows out, but is not recorded")
         for load in history.editions:
             newest = history.newest_of(load)
             if newest is not None and (why := not_held(check.storage, topic, newest)):

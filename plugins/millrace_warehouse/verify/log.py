@@ -24,7 +24,7 @@ def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None
     for part in newest.partitions:
         where, end = f"{topic}-{part.partition}", last.get(part.partition, 0)
         if part.partition not in last or end < part.end:
-            check.problem(f"{where} ends at offset {end}, loaded was up to {part.end}: messages are lost")
+            check.problem(f"{where} ends at offset {end}, but was loaded up to {part.end}: messages are lost")
         elif first[part.partition] > part.end and first[part.partition] != part.end_base:
             check.problem(f"{where} offsets [{part.end}, {first[part.partition]}) expired before a load")
         elif end > part.end:

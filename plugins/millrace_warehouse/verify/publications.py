@@ -107,7 +107,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
         if record is None:
             break
         if sha256 and record.sha256 != sha256:
-            check.problem(f"{path} is not the publication that the one after it follows")
+            check.problem(f"{path} is not the publication that its successor names")
         # Numbers may be skipped: a rebuild continues from the newest record that can be read.
         if record.topic != check.topic or (records and record.number >= records[-1][1].number):
             check.problem(f"{path} is publication {record.number} of {record.topic}")
@@ -136,10 +136,10 @@ def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publi
 def _play(replay: Replay, history: History, record: Publication) -> list[str]:
     """Replay one publication; return every way in which its record differs."""
     if record.loads.load < replay.through:
-        return [f"it follows the loads to {record.loads.load}, the one before did to {replay.through}"]
+        return [f"it follows the loads to {record.loads.load}, the publication before to {replay.through}"]
     editions = {int(load): edition for load, edition in record.loads.editions.items()}
     if any(editions.get(load, 1) < edition for load, edition in replay.editions.items()):
-        return ["it goes back behind an edition that the one before follows"]
+        return ["it follows an older edition than the publication before it"]
     changes: dict[str, _Change] = defaultdict(_Change)
     for load, edition in sorted(editions.items()):
         if load <= replay.through and edition != replay.edition(load):
@@ -213,7 +213,9 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
         mine, its = changes.get(hour, _Change()), by_hour.get(hour)
         if its is None:
             if mine.added or mine.removed:
-                problems.append(f"it does not say that {mine.added} rows came to {hour}, {mine.removed} went")
+                problems.append(
+                    f"it lacks a change of {hour}: {mine.added} rows added, {mine.removed} removed"
+                )
             continue
         if (its.added, its.removed) != (mine.added, mine.removed):
             problems.append(
@@ -221,7 +223,7 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
                 f" {mine.added} and {mine.removed}"
             )
         if sorted(its.loads, key=attrgetter("load")) != sorted(mine.loads.values(), key=attrgetter("load")):
-            problems.append(f"{hour}: it states other loads than those whose rows came")
+            problems.append(f"{hour}: it states other loads than those of the added rows")
     return problems
 
 
@@ -232,7 +234,7 @@ def _compare_states(replay: Replay, record: Publication) -> list[str]:
     if _ranges(hours) != [list(pair) for pair in record.published]:
         problems.append("it states other published hours than its changes and those before it give")
     if (UNFILED in replay.published) != record.unfiled_published:
-        problems.append("it states another thing of the rows without an hour than the changes before it")
+        problems.append("it and the changes differ on whether rows without an hour are published")
     if _ranges(replay.incomplete) != [list(pair) for pair in record.incomplete]:
         problems.append("it states other incomplete hours than the verdicts give")
     stated = {hour: {part.load: part for part in loads} for hour, loads in record.unpublished.items()}

@@ -249,5 +249,5 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
                 where = f"{name} in {hour}: load {load}, {check.topic}-{partition}"
                 check.problem(*_check_offsets(where, parts[partition], np.concatenate(chunks)), hour=hour)
             elif manifest is not None:
-                foreign = f"{name} in {hour}: load {load} has no partition {partition}, and rows of it"
+                foreign = f"{name} in {hour}: rows of partition {partition} of load {load}, which lacks it"
                 check.problem(foreign, hour=hour)

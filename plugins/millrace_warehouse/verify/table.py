@@ -87,7 +87,7 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
         wrote = edition_in(file.file_path, check.topic)
         if wrote is not None and wrote[1] != replay.edition(wrote[0]):
             check.problem(
-                f"{file.file_path}: rows of edition {wrote[1]} of load {wrote[0]}, published was"
+                f"{file.file_path}: rows of edition {wrote[1]} of load {wrote[0]}, but published was"
                 f" edition {replay.edition(wrote[0])}: run `millrace publish {check.topic} --rebuild`"
             )
     for hour, parts in sorted(replay.lost.items()):
@@ -185,7 +185,12 @@ def _differences(counted: _Counted, replay: Replay) -> Iterator[tuple[str, str]]
                 whose = f"load {load}" if load is not None else "no load"
                 yield (
                     hour,
-                    f"{rows} rows of {whose} in {hour}, published were {expected}: foreign rows in {where}",
+                    f"{rows} rows of {whose} in {hour} instead of the {expected} published: foreign rows"
+                    f" in {where}",
                 )
             elif rows < expected and counted.sound:
-                yield hour, f"{rows} rows of load {load} in {hour}, published were {expected}: rows are gone"
+                yield (
+                    hour,
+                    f"{rows} rows of load {load} in {hour} instead of the {expected} published: rows"
+                    " are gone",
+                )

@@ -74,7 +74,7 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     table_of(catalog).manage_snapshots().rollback_to_snapshot(before).commit()
     problems = problems_of(storage, catalog)
     assert any("was rolled back" in problem for problem in problems)
-    assert any("rows of edition 1 of load 2, published was edition 2" in problem for problem in problems)
+    assert any("rows of edition 1 of load 2, but published was edition 2" in problem for problem in problems)
     with pytest.raises(
         TableChanged, match="of publication 4 in its main branch: another program has rolled it back"
     ):

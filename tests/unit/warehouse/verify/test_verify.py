@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "a file is cut": (
         lambda w: file_of(w, 4, ELEVEN).write_bytes(file_of(w, 4, ELEVEN).read_bytes()[:-1]),
-        r"rows/0000000004-\S+ has \d+ bytes, written were \d+",
+        r"rows/0000000004-\S+ has \d+ bytes, not the \d+ written",
     ),
     "a file is changed by one bit": (
         lambda w: flip(file_of(w, 4, ELEVEN)),
@@ -222,7 +222,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "the table is rolled back and forgets": (
         lambda w: each(w.table.manage_snapshots().rollback_to_snapshot(parent(w)).commit, w.forget_snapshots),
-        r"rows of load 2 in 2015-05-17T10, published were 4",
+        r"rows of load 2 in 2015-05-17T10 instead of the 4 published",
     ),
     "the table is dropped": (
         lambda w: w.catalog.drop_table(("millrace", TOPIC)),
@@ -231,9 +231,12 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "the catalog is gone": (lambda w: forget_catalog(w), r"has no table of PageView"),
     "rows are deleted": (
         lambda w: commit(w.table, TableChange(removed=head_files(w.table, [TEN])[TEN][:1])),
-        r"0 rows of load \d in 2015-05-17T10, published were \d: rows are gone",
+        r"0 rows of load \d in 2015-05-17T10 instead of the \d published: rows are gone",
     ),
-    "rows are put in": (lambda w: put_in(w, 99), r"2 rows of load 99 in 2015-05-17T11, published were 0"),
+    "rows are put in": (
+        lambda w: put_in(w, 99),
+        r"2 rows of load 99 in 2015-05-17T11 instead of the 0 published",
+    ),
     "rows of no load are put in": (lambda w: put_in(w, None), r"2 rows of no load in 2015-05-17T11"),
     "a column is dropped": (
         lambda w: change_columns(w, lambda update: update.delete_column("url")),
@@ -247,7 +250,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         lambda w: partition_otherwise(w),
         r"another program has changed the partitions of the table of PageView",
     ),
-    "rows that wait are put in": (lambda w: put_in(w, 4), r"2 rows of load 4 in 2015-05-17T11, published w"),
+    "rows that wait are put in": (
+        lambda w: put_in(w, 4),
+        r"2 rows of load 4 in 2015-05-17T11 instead of the",
+    ),
     "a property is set": (
         lambda w: set_property(w, "millrace.complete-until", "2015-05-18T00"),
         r"has '2015-05-18T00' as its property millrace\.complete-until, its publication states '2015-05-17T",
@@ -432,7 +438,7 @@ def test_rows_that_only_the_table_has_are_read_as_well(w: Warehouse, fault: str)
     change, said = {
         **ROWS,
         "an offset outside": (ROWS["an offset outside"][0], "1001)"),
-        "another partition": (ROWS["another partition"][0], "has no partition 7"),
+        "another partition": (ROWS["another partition"][0], "of partition 7 of load 3, which lacks it"),
     }[fault]
     compact_as_others_do(w.storage, w.table, TOPIC, TEN)
     uri = head_files(w.table, [TEN])[TEN][0].file_path
@@ -444,7 +450,7 @@ def test_rows_that_only_the_table_has_are_read_as_well(w: Warehouse, fault: str)
     pq.write_table(change(rows).cast(schema), path)
     problems = w.problems(rows=True)
     assert any(said in problem or "is there 4 times" in problem for problem in problems), problems
-    assert [problem for problem in w.problems() if "published were" in problem] == []
+    assert [problem for problem in w.problems() if "published: " in problem] == []
 
 
 def test_the_newest_load_and_record_without_a_ledger_entry_are_notes(w: Warehouse) -> None:

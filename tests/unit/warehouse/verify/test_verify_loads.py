@@ -64,7 +64,7 @@ def test_a_file_of_rejected_records_that_is_gone_or_changed_is_named(w: Warehous
     (path,) = w.topic.glob("rows/0000000003-*/rejected-*.parquet")
     content = path.read_bytes()
     path.write_bytes(content + b"x")
-    assert any(path.name in problem and "bytes, written were" in problem for problem in w.problems())
+    assert any(path.name in problem and "bytes, not the" in problem for problem in w.problems())
     path.unlink()
     assert any(f"{path.name} is missing" in problem for problem in w.problems(rows=True))
 
