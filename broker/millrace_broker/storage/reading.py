@@ -93,7 +93,7 @@ class Reader:
                 raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
             return None
         if offset < files.start_offset:
-            raise OffsetOutOfRange(f"offset {offset} is before the start, {files.segments[0].base}")
+            raise OffsetOutOfRange(f"offset {offset} is before the start, {files.start_offset}")
         try:
             return self._slice(visible, files, offset, max_bytes)
         except CorruptMessage as error:
