@@ -169,7 +169,7 @@ def test_every_setting_of_a_broker_is_told_with_its_documentation(running: Setup
         "log.segment_bytes": "Roll to a new segment",
         "listeners.inside.listen": "HOST:PORT where clients of this listener",
         "mirror.dc1.security.ca": "PEM file of the authorities",
-        "advertised.listeners": "HOST:PORT at which clients of this listener find the broker",
+        "advertised.listeners": "HOST:PORT at which clients of this listener reach the broker",
         "log.cleanup.policy": "There is no other value",
         "compression.type": "Without effect",
     }.items():
