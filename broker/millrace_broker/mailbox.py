@@ -14,11 +14,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from types import coroutine
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+Steps: TypeAlias = Coroutine[Future[Any], None, object]
+"""A coroutine for the loop. It awaits `outcome`, `Mailbox.sleep` and other such coroutines, nothing else."""
 log = logging.getLogger("millrace.mailbox")
 MIN_SWEEP = 1024
 """Number of timers below which no sweep removes the cancelled ones."""
@@ -39,6 +42,13 @@ def started_threads(count: int, name: str) -> ThreadPoolExecutor:
         pool.shutdown()
         raise
     return pool
+
+
+@coroutine
+def outcome(future: Future[T]) -> Generator[Future[T], None, T]:
+    """Wait for `future`, then return its result or raise its exception. For a coroutine of the loop."""
+    yield future
+    return future.result()
 
 
 class Timer:
@@ -111,6 +121,25 @@ class Mailbox:
             function()
 
         self.after(seconds, again)
+
+    def begin(self, steps: Steps) -> None:
+        """Run a coroutine on the loop: its first step now, each further step after the future it awaits.
+
+        If a step raises, the exception is logged and the coroutine ends; no caller hears of it. A coroutine
+        that still waits when the loop ends takes no further step.
+        """
+
+        def step() -> None:
+            with contextlib.suppress(StopIteration):
+                steps.send(None).add_done_callback(lambda _: self.post(step))
+
+        self._run(step)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`. For a coroutine of the loop."""
+        over: Future[None] = Future()
+        self.after(seconds, lambda: over.set_result(None))
+        await outcome(over)
 
     def seconds_to_next(self) -> float | None:
         """Return the seconds that the loop may sleep; None for any time."""

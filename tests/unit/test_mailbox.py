@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import select
 import threading
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from millrace_broker.mailbox import MIN_SWEEP, Mailbox, started_threads
+from millrace_broker.mailbox import MIN_SWEEP, Mailbox, outcome, started_threads
 from tests.support import Clock
 
 
@@ -92,6 +93,151 @@ def test_periodic_work_goes_on_after_it_has_failed(
             mailbox.run()
     assert len(runs) == 4
     assert caplog.text.count("a bug, once") >= 1
+
+
+def test_a_coroutine_takes_its_first_step_at_once_and_each_other_one_after_an_outcome(
+    mailbox: Mailbox,
+) -> None:
+    first, second = Future[int](), Future[int]()
+    done: list[int] = []
+
+    async def inner() -> int:
+        return 10 * await outcome(second)
+
+    async def steps() -> None:
+        done.append(0)
+        done.append(await outcome(first))
+        done.append(await inner())
+
+    mailbox.begin(steps())
+    assert done == [0]
+    first.set_result(1)
+    assert done == [0], "the next step waits for the loop"
+    mailbox.run()
+    assert done == [0, 1]
+    mailbox.run()
+    assert done == [0, 1]
+    second.set_result(2)
+    mailbox.run()
+    assert done == [0, 1, 20]
+
+
+def test_an_outcome_from_a_thread_wakes_the_loop_which_takes_the_step(mailbox: Mailbox) -> None:
+    pool = started_threads(1, "working")
+    steps_in: list[str] = []
+
+    async def steps() -> None:
+        steps_in.append(await outcome(pool.submit(lambda: threading.current_thread().name)))
+        steps_in.append(threading.current_thread().name)
+
+    mailbox.begin(steps())
+    assert select.select([mailbox.wake_fd], [], [], 10)[0]
+    mailbox.run()
+    assert steps_in == ["working_0", threading.current_thread().name]
+    pool.shutdown()
+
+
+def test_an_outcome_that_is_there_already_is_taken_in_a_later_step(mailbox: Mailbox) -> None:
+    there, done = Future[int](), list[int]()
+    there.set_result(1)
+
+    async def steps() -> None:
+        done.append(await outcome(there))
+
+    mailbox.begin(steps())
+    assert done == []
+    mailbox.run()
+    assert done == [1]
+
+
+def test_an_outcome_that_failed_is_raised_in_the_coroutine(mailbox: Mailbox) -> None:
+    failing, cancelled = Future[int](), Future[int]()
+    caught: list[Exception] = []
+
+    async def steps() -> None:
+        for future in (failing, cancelled):
+            try:
+                await outcome(future)
+            except Exception as error:
+                caught.append(error)
+
+    mailbox.begin(steps())
+    failing.set_exception(ZeroDivisionError())
+    cancelled.cancel()
+    mailbox.run()
+    mailbox.run()
+    assert [type(error) for error in caught] == [ZeroDivisionError, CancelledError]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_coroutine_that_fails_is_logged_with_its_traceback_and_stops_no_other(
+    mailbox: Mailbox, caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
+    awaited, done = Future[None](), list[str]()
+
+    async def with_a_bug() -> None:
+        if not at_once:
+            await outcome(awaited)
+        raise RuntimeError("a bug")
+
+    async def good() -> None:
+        await outcome(awaited)
+        done.append("good")
+
+    with caplog.at_level(logging.ERROR):
+        mailbox.begin(with_a_bug())
+        mailbox.begin(good())
+        awaited.set_result(None)
+        mailbox.run()
+        mailbox.run()
+    assert done == ["good"]
+    assert caplog.text.count("RuntimeError: a bug") == 1
+    assert "in with_a_bug" in caplog.text
+
+
+def test_coroutines_that_sleep_go_on_in_the_order_of_their_times(mailbox: Mailbox, clock: Clock) -> None:
+    done: list[float] = []
+
+    async def steps(seconds: float) -> None:
+        await mailbox.sleep(seconds)
+        done.append(seconds)
+
+    for seconds in (3, 1, 2):
+        mailbox.begin(steps(seconds))
+    assert mailbox.seconds_to_next() == 1
+    mailbox.run()
+    assert done == []
+    clock.now += 2
+    mailbox.run()  # the times have come
+    mailbox.run()
+    assert done == [1, 2]
+    clock.now += 1
+    mailbox.run()
+    mailbox.run()
+    assert done == [1, 2, 3]
+
+
+def test_a_coroutine_that_waits_when_the_loop_ends_takes_no_further_step(
+    mailbox: Mailbox, clock: Clock
+) -> None:
+    before, after, done = Future[None](), Future[None](), list[str]()
+
+    async def steps(future: Future[None], name: str) -> None:
+        await outcome(future)
+        done.append(name)
+
+    async def asleep() -> None:
+        await mailbox.sleep(1)
+        done.append("asleep")
+
+    mailbox.begin(steps(before, "before"))
+    mailbox.begin(steps(after, "after"))
+    mailbox.begin(asleep())
+    before.set_result(None)
+    mailbox.stop()
+    clock.now += 2
+    after.set_result(None)
+    assert done == ["before"]
 
 
 def test_work_posted_by_work_waits_for_the_next_run(mailbox: Mailbox) -> None:
