@@ -12,10 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from concurrent.futures import Future
+from typing import TypeAlias, TypeVar, cast
 
 from millrace_broker.histogram import Histogram
-from millrace_broker.mailbox import Mailbox
+from millrace_broker.mailbox import Mailbox, outcome
 
 log = logging.getLogger("millrace.broker.flush")
 
@@ -27,6 +28,8 @@ PAUSE_S = 0.001
 """Seconds from the beginning of one piece of work that may wait to that of the next. Each costs the broker
 0.2 ms of CPU and takes whatever came meanwhile, and no message waits longer for it than a client notices."""
 
+Outcome: TypeAlias = Callable[[T | None, BaseException | None], None]
+"""A function that takes the result of some work, or its exception."""
 _Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
@@ -59,25 +62,32 @@ class FlushThreads:
             return min(self._began.values(), default=None)
 
     def submit(
-        self,
-        work: Callable[[], T],
-        outcome: Callable[[T | None, BaseException | None], None],
-        after: Callable[[], None] | None = None,
+        self, work: Callable[[], T], then: Outcome[T], after: Callable[[], None] | None = None
     ) -> None:
-        """Run `work` in a thread, then `outcome` on the loop with its result or its exception.
+        """Run `work` in a thread, then `then` on the loop with its result or its exception.
 
         `after` follows in the thread; no outcome waits for it.
         """
-        self._work.put(lambda: self._flush(work, outcome, after))
+        self._work.put(lambda: self._flush(work, self._on_loop(then), after))
+
+    async def flush(self, work: Callable[[], T], after: Callable[[], None] | None = None) -> T:
+        """Run `work`, then `after`, as `submit` does; return the result or raise the exception of `work`."""
+        done: Future[T] = Future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(cast(T, result))
+
+        self._work.put(lambda: self._flush(work, tell, after))
+        return await outcome(done)
 
     def submit_soon(
-        self,
-        work: Callable[[], T],
-        outcome: Callable[[T | None, BaseException | None], None],
-        after: Callable[[], None] | None = None,
+        self, work: Callable[[], T], then: Outcome[T], after: Callable[[], None] | None = None
     ) -> None:
         """Run as `submit` does, when the disk is free: one piece after the other, with pauses."""
-        self._may_wait.put(lambda: self._flush(work, outcome, after))
+        self._may_wait.put(lambda: self._flush(work, self._on_loop(then), after))
 
     def close(self) -> None:
         """Finish the work handed over and end the threads."""
@@ -101,12 +111,10 @@ class FlushThreads:
             began = time.monotonic()
             flush()
 
-    def _flush(
-        self,
-        work: Callable[[], T],
-        outcome: Callable[[T | None, BaseException | None], None],
-        after: Callable[[], None] | None,
-    ) -> None:
+    def _on_loop(self, then: Outcome[T]) -> Outcome[T]:
+        return lambda result, error: self._mailbox.post(lambda: then(result, error))
+
+    def _flush(self, work: Callable[[], T], tell: Outcome[T], after: Callable[[], None] | None) -> None:
         thread, began = threading.get_ident(), time.monotonic()
         with self._lock:
             self._began[thread] = began
@@ -116,7 +124,7 @@ class FlushThreads:
             result = work()
         except BaseException as error:
             failure = error
-        self._mailbox.post(lambda: outcome(result, failure))
+        tell(result, failure)
         with self._lock:
             del self._began[thread]
             self.done += 1

@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from millrace import errors
@@ -27,7 +26,7 @@ from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, Replic
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.allowance import Allowance
 from millrace_broker.coordination.cluster import Cluster
-from millrace_broker.mailbox import Mailbox, started_threads
+from millrace_broker.mailbox import Mailbox, outcome, started_threads
 from millrace_broker.partitions.flush import FlushThreads
 from millrace_broker.partitions.followers import Answer, Connected, Followers
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
@@ -39,10 +38,8 @@ from millrace_broker.replication.replica import Replica
 from millrace_broker.replication.session import Led, check_epoch
 from millrace_broker.replication.state import Directories, depose, elect, resign
 from millrace_broker.storage.partition_log import PartitionLog
-from millrace_broker.storage.state import LogState
 
 log = logging.getLogger("millrace.replication")
-T = TypeVar("T")
 
 CAMPAIGN_TICK_S = 0.1
 """How often replicas without a leader see whether it is their turn."""
@@ -61,13 +58,16 @@ HAND_OVER_S = 0.5
 """The longest that who is about to lead no more waits for the followers to have everything."""
 RESIGN_S = 3.0
 """The longest that it then waits for ZooKeeper."""
+LOOK_S = 0.01
+"""How often it looks whether it may go on, while it waits."""
 
 EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
 
 Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
 """What becomes of the newest state; None where nothing is to be written (any more)."""
-Then: TypeAlias = Callable[[Snapshot | None, bool], None]
-"""Hears the newest state and whether this change is in it; None: nobody knows."""
+Written: TypeAlias = tuple[Snapshot | None, bool]
+"""The newest state, and True if the change is in it. (None, False) if the outcome is unknown."""
+UNKNOWN: Written = (None, False)
 
 
 class Owner(Protocol):
@@ -99,7 +99,7 @@ class ReplicaNumbers:
 class _Change(NamedTuple):
     number: int
     apply: Apply
-    then: Then
+    written: Future[Written]
 
 
 @dataclass(slots=True, eq=False)
@@ -334,7 +334,8 @@ class Replicas:
         if may_act and replica.following is not None and one.copying is None:
             self._copy(one, replica.following)
         if may_act and replica.owes_report:
-            self._report(one)
+            if not one.is_reporting:
+                self._mailbox.begin(self._report(one))
         elif may_act and replica.is_leaderless:
             self._leaderless[one] = None
             if not self._is_campaigning:
@@ -396,9 +397,9 @@ class Replicas:
             one.stopped = one.log.refusal or "its log takes nothing any more"
             log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
             self._stop_copying(one)
-            self._resign_stopped(one)
+            self._mailbox.begin(self._resign_stopped(one))
 
-    def _yield_for_room(self, one: StoredReplica) -> None:
+    async def _yield_for_room(self, one: StoredReplica) -> None:
         """Resign for another in-sync replica, as this disk has no room for the log.
 
         If no other in-sync replica is alive, this one keeps the lead: it serves readers, and room may return.
@@ -411,22 +412,19 @@ class Replicas:
             return
         log.warning("%s: the disk has no room, so that another replica is to lead", one.name)
         one.gives_way = True
+        await self._when_followed([one])
+        await self._resign(one, is_whole=True)
+        one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
+        self._settle(one)
 
-        def resigned() -> None:
-            one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
-            self._settle(one)
+    async def _resign_stopped(self, one: StoredReplica) -> None:
+        """Resign, and try again until that is written: no other replica campaigns while this broker is named.
 
-        self._when_followed([one], lambda: self._resign(one, is_whole=True, then=resigned))
-
-    def _resign_stopped(self, one: StoredReplica) -> None:
-        """Until it is written: nobody else campaigns while this broker is named. What was flushed is there,
-        unless a flush failed: after that nobody can tell."""
-
-        def resigned() -> None:
-            if one.replica.leading is not None and self._is_stored(one):
-                self._mailbox.after(WRITE_AGAIN_S, lambda: self._resign_stopped(one))
-
-        self._resign(one, is_whole=one.log.flush_refusal is None, then=resigned)
+        The disk has what was flushed, unless a flush failed: after that nobody can tell.
+        """
+        while one.replica.leading is not None and self._is_stored(one):
+            await self._resign(one, is_whole=one.log.flush_refusal is None)
+            await self._mailbox.sleep(WRITE_AGAIN_S)
 
     def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
         """Give up the lead of a partition whose log cannot be opened, if others may have it: they do not
@@ -438,7 +436,7 @@ class Replicas:
             def apply(newest: Snapshot) -> PartitionState | None:
                 return resign(newest.state, broker, epoch, newest.minimum, is_whole=is_whole)
 
-            self._write(key, topic.topic_id, apply, lambda newest, wrote: None)
+            self._mailbox.begin(self._write(key, topic.topic_id, apply))
 
     # Time
 
@@ -453,7 +451,7 @@ class Replicas:
             if one.log.refusal is not None:
                 self._settle(one)
             elif one.log.lacks_room:
-                self._yield_for_room(one)
+                self._mailbox.begin(self._yield_for_room(one))
 
     def _campaign_who_is_due(self) -> None:
         self._is_campaigning = bool(self._leaderless)
@@ -470,9 +468,9 @@ class Replicas:
             isr = one.topic.partitions[one.key[1]].isr
             # When all brokers start, another one may have more, and may find that ZooKeeper was put back.
             if now >= self._alone_from or isr.items() <= self._live.items():
-                self._campaign(one)
+                self._mailbox.begin(self._campaign(one))
 
-    def _campaign(self, one: StoredReplica) -> None:
+    async def _campaign(self, one: StoredReplica) -> None:
         """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
         replica = one.replica
         assert replica.snapshot is not None, "it is due by a state"
@@ -486,26 +484,15 @@ class Replicas:
                 return None  # another replica was faster, or ZooKeeper was restored
             return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
 
-        def elected(newest: Snapshot | None, wrote: bool) -> None:
-            self._elected(one, newest, wrote)
-
-        def cut(error: BaseException | None) -> None:
-            if error is None and self._is_stored(one):
-                self._write(one.key, one.id.topic_id, apply, elected)
-            else:
-                one.campaign_from = self._mailbox.now() + CAMPAIGN_AGAIN_S
-                replica.not_won(self._mailbox.now())
-                self._log_failed(one, error)
-                self._settle(one)
-
-        if one.log.end == one.log.whole_end:
-            cut(None)  # nothing is to be cut, of nearly every log
-        else:
-            self._change_log(one, lambda: one.log.cut(one.log.whole_end), cut)
-
-    def _elected(self, one: StoredReplica, newest: Snapshot | None, wrote: bool) -> None:
-        replica, now = one.replica, self._mailbox.now()
-        if wrote and newest is not None and self._is_stored(one):
+        newest, wrote = UNKNOWN
+        error = None
+        if one.log.end != one.log.whole_end:  # nearly every log is whole
+            error = await self._change_log(one, lambda: one.log.cut(one.log.whole_end))
+            self._log_failed(one, error)
+        if error is None and self._is_stored(one):
+            newest, wrote = await self._write(one.key, one.id.topic_id, apply)
+        now = self._mailbox.now()
+        if newest is not None and wrote and self._is_stored(one):
             leading = replica.won(newest, now)
             if leading is not None:
                 self._lead(one, leading)
@@ -513,7 +500,7 @@ class Replicas:
             if newest is not None:
                 replica.observe(newest, now)
             else:
-                one.campaign_from = now + WRITE_AGAIN_S
+                one.campaign_from = now + (WRITE_AGAIN_S if error is None else CAMPAIGN_AGAIN_S)
             replica.not_won(now)
         self._settle(one)
 
@@ -525,51 +512,44 @@ class Replicas:
                 proposal = leading.propose(self._live, self._mailbox.now())
                 if proposal is not None:
                     log.info("%s: %s", one.name, _words(proposal))
-                    if proposal.preferred:
-                        one.gives_way = True
-                        self._when_followed([one], partial(self._write_proposal, one, leading))
-                    else:
-                        self._write_proposal(one, leading)
+                    self._mailbox.begin(self._carry_out(one, leading, proposal))
 
-    def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
-        """Until it is certain what became of it: who may be in already counts till then."""
-        proposal = leading.proposal
-        if proposal is None or one.replica.leading is not leading or not self._is_stored(one):
-            return
+    async def _carry_out(self, one: StoredReplica, leading: Leadership, proposal: Proposal) -> None:
+        """Write a proposal, again and again until its outcome is known: joining replicas count till then."""
         broker, epoch = self._config.broker_id, leading.epoch
-
-        def written(newest: Snapshot | None, _: bool) -> None:
+        if proposal.preferred:
+            one.gives_way = True
+            await self._when_followed([one])
+        while one.replica.leading is leading and self._is_stored(one):
+            newest, _ = await self._write(
+                one.key, one.id.topic_id, lambda state: proposal.apply(state, broker, epoch)
+            )
             if one.replica.leading is not leading:
                 return
             one.gives_way = False
-            if newest is None:
-                self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
-                self._settle(one)  # it is served until ZooKeeper answers
+            if newest is not None:
+                leading.decided(newest)
+                self._events["in_sync"] += len(proposal.joining)
+                self._events["out_of_sync"] += len(proposal.leaving)
+                one.replica.observe(newest, self._mailbox.now())
+                self._settle(one)
                 return
-            leading.decided(newest)
-            self._events["in_sync"] += len(proposal.joining)
-            self._events["out_of_sync"] += len(proposal.leaving)
-            one.replica.observe(newest, self._mailbox.now())
-            self._settle(one)
+            self._settle(one)  # it is served until ZooKeeper answers
+            await self._mailbox.sleep(WRITE_AGAIN_S)
 
-        self._write(one.key, one.id.topic_id, lambda newest: proposal.apply(newest, broker, epoch), written)
-
-    def _resign(self, one: StoredReplica, *, is_whole: bool, then: Callable[[], None]) -> None:
+    async def _resign(self, one: StoredReplica, *, is_whole: bool) -> None:
+        """Try once to write that this broker no longer leads."""
         leading = one.replica.leading
         if leading is None:
-            then()
             return
 
         def apply(newest: Snapshot) -> PartitionState | None:
             return resign(newest.state, leading.broker, leading.epoch, newest.minimum, is_whole=is_whole)
 
-        def written(newest: Snapshot | None, _: bool) -> None:
-            if newest is not None:
-                one.replica.observe(newest, self._mailbox.now())
-                self._settle(one)
-            then()
-
-        self._write(one.key, one.id.topic_id, apply, written)
+        newest, _ = await self._write(one.key, one.id.topic_id, apply)
+        if newest is not None:
+            one.replica.observe(newest, self._mailbox.now())
+            self._settle(one)
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
@@ -577,80 +557,63 @@ class Replicas:
         ZooKeeper may not answer: the broker stops all the same, and its registration says so.
         """
         self.is_stopping = True
+        self._mailbox.begin(self._hand_over(then))
+
+    async def _hand_over(self, then: Callable[[], None]) -> None:
         led = [one for one in self._stored.values() if one.partition is not None]
         missing = set(led)
-        ended = False
 
-        def end() -> None:
-            nonlocal ended
-            if not ended:
-                ended = True
-                then()
-
-        def resigned(one: StoredReplica) -> None:
+        async def resign_one(one: StoredReplica) -> None:
+            await self._resign(one, is_whole=True)
             missing.discard(one)
-            if not missing:
-                end()
 
-        def resign_all() -> None:
-            self._mailbox.after(RESIGN_S, end)
-            for one in led:
-                self._resign(one, is_whole=True, then=partial(resigned, one))
+        try:
+            await self._when_followed(led)
+        except Exception:
+            log.exception("followers may lack what was written last")
+        deadline = self._mailbox.now() + RESIGN_S
+        for one in led:
+            self._mailbox.begin(resign_one(one))
+        while missing and self._mailbox.now() < deadline:
+            await self._mailbox.sleep(LOOK_S)
+        then()
 
-        if led:
-            self._when_followed(led, resign_all)
-        else:
-            end()
-
-    def _when_followed(self, led: Sequence[StoredReplica], then: Callable[[], None]) -> None:
-        """Take no writes any more; call `then` once the followers have everything, or have had their time."""
+    async def _when_followed(self, led: Sequence[StoredReplica]) -> None:
+        """Take no more writes, and wait until the followers have everything, or have had their time."""
         deadline = self._mailbox.now() + HAND_OVER_S
         for one in led:
             if one.partition is not None:
                 one.partition.write()  # what came in this turn: its bytes do not stay
                 self._serve_no_more(one, one.partition)
                 one.partition.flush()
-
-        def look() -> None:
-            behind = [one for one in led if one.partition and one.partition.leading.committed < one.log.end]
-            if behind and self._mailbox.now() < deadline:
-                self._mailbox.after(0.01, look)
-            else:
-                then()
-
-        look()
+        while self._mailbox.now() < deadline and any(
+            one.partition is not None and one.partition.leading.committed < one.log.end for one in led
+        ):
+            await self._mailbox.sleep(LOOK_S)
 
     # After ZooKeeper was restored
 
-    def _report(self, one: StoredReplica) -> None:
+    async def _report(self, one: StoredReplica) -> None:
         """Flush the log and report its end in ZooKeeper. From then on the partition has no leader."""
-        if one.is_reporting:
-            return
         one.is_reporting = True
         replica, log_ = one.replica, one.log
-
-        def begin() -> None:
-            if one.is_busy:
-                self._mailbox.after(ASK_AGAIN_S, begin)
-            elif self._is_stored(one):
-                self._change_log(one, bring_to_disk, on_disk)
 
         def bring_to_disk() -> None:
             if log_.end > log_.whole_end:
                 log_.cut(log_.whole_end)
             log_.flush()
 
-        def on_disk(error: BaseException | None) -> None:
-            self._log_failed(one, error)
-            if error is None and self._is_stored(one):
-                self._write(one.key, one.id.topic_id, apply, written)
-            else:
-                self._mailbox.after(CAMPAIGN_AGAIN_S, again)
-
         def apply(newest: Snapshot) -> PartitionState | None:
             return replica.with_report(newest.state) if log_.flushed == log_.end else None
 
-        def written(newest: Snapshot | None, wrote: bool) -> None:
+        while one.is_busy:
+            await self._mailbox.sleep(ASK_AGAIN_S)
+        if not self._is_stored(one):
+            return
+        error = await self._change_log(one, bring_to_disk)
+        self._log_failed(one, error)
+        if error is None and self._is_stored(one):
+            newest, wrote = await self._write(one.key, one.id.topic_id, apply)
             if newest is not None and wrote:
                 missing = sorted(set(newest.state.replicas).difference(newest.state.reports))
                 log.warning(
@@ -662,46 +625,34 @@ class Replicas:
             if newest is not None:
                 replica.observe(newest, self._mailbox.now())
                 self._settle(one)
-            self._mailbox.after(WRITE_AGAIN_S, again)
-
-        def again() -> None:
-            one.is_reporting = False
-            if self._is_stored(one):
-                self._settle(one)
-
-        begin()
+        await self._mailbox.sleep(CAMPAIGN_AGAIN_S if error is not None else WRITE_AGAIN_S)
+        one.is_reporting = False
+        if self._is_stored(one):
+            self._settle(one)
 
     # Compare-and-set
 
-    def _write(self, key: TopicPartition, topic_id: UUID, apply: Apply, then: Then) -> None:
-        """Have a change written with others of its topic; `then` hears of it on the loop."""
+    async def _write(self, key: TopicPartition, topic_id: UUID, apply: Apply) -> Written:
+        """Write a change, together with other changes of its topic."""
         topic = (key[0], topic_id)
         if topic not in self._changes and topic not in self._writing:
-            self._mailbox.after(GATHER_S, lambda: self._write_topic(topic))
-        self._changes.setdefault(topic, []).append(_Change(key[1], apply, then))
+            self._mailbox.after(GATHER_S, lambda: self._mailbox.begin(self._write_topic(topic)))
+        change = _Change(key[1], apply, Future())
+        self._changes.setdefault(topic, []).append(change)
+        return await outcome(change.written)
 
-    def _write_topic(self, topic: tuple[str, UUID]) -> None:
-        changes = self._changes.pop(topic)
+    async def _write_topic(self, topic: tuple[str, UUID]) -> None:
+        """Write the changes of a topic that wait, and those that come meanwhile."""
         self._writing.add(topic)
-
-        def done(future: Future[tuple[TopicState, set[int]]]) -> None:
-            self._writing.discard(topic)
-            if topic in self._changes:
-                self._write_topic(topic)
-            error = future.exception()
-            if error is not None:
-                log.warning("cannot change who leads %s: %s", topic[0], error)
-            written, made = (None, set[int]()) if error is not None else future.result()
-            for index, change in enumerate(changes):
-                known = written is not None and change.number in written.partitions
-                newest = _snapshot(written, change.number) if known and written is not None else None
-                change.then(newest, index in made)
-
-        self._in_thread(lambda: _write(self._cluster, topic, changes), done)
-
-    def _in_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        future = self._pool.submit(work)
-        future.add_done_callback(lambda done: self._mailbox.post(lambda: then(done)))
+        while changes := self._changes.pop(topic, []):
+            written = [UNKNOWN] * len(changes)
+            try:
+                written = await outcome(self._pool.submit(_write, self._cluster, topic, changes))
+            except Exception as error:
+                log.warning("cannot change who leads %s: %s", topic[0], error, exc_info=_is_bug(error))
+            for change, its_outcome in zip(changes, written, strict=True):
+                change.written.set_result(its_outcome)
+        self._writing.discard(topic)
 
     # Following
 
@@ -756,9 +707,7 @@ class Replicas:
         finally:
             thread.taken()
 
-    def _take_one(
-        self, thread: LeaderThread, wanted: Wanted, outcome: Checked | errors.MillraceError
-    ) -> None:
+    def _take_one(self, thread: LeaderThread, wanted: Wanted, answer: Checked | errors.MillraceError) -> None:
         one = self._stored.get(wanted.partition)
         if one is None or one.copying is None or one.thread is not thread or one.is_changing:
             return
@@ -767,35 +716,33 @@ class Replicas:
             thread.want(copying)
             return
         try:
-            if isinstance(outcome, errors.MillraceError):
-                raise outcome
-            work = copying.take(outcome)
+            if isinstance(answer, errors.MillraceError):
+                raise answer
+            work = copying.take(answer)
         except errors.MillraceError as error:
             self._failed(one, copying, error)
             return
         if work is not None:
-            self._change_log(one, work, lambda error: self._cut(one, copying, error))
+            self._mailbox.begin(self._cut(one, copying, work))
         else:
             thread.want(copying)
-            self._flush(one)
-            self._delete_records(one, copying)
+            self._mailbox.begin(self._flush(one))
+            if (before := copying.to_delete) is not None and not one.is_deleting:
+                self._mailbox.begin(self._delete_records(one, before))
 
-    def _delete_records(self, one: StoredReplica, copying: Copying) -> None:
+    async def _delete_records(self, one: StoredReplica, before: int) -> None:
         """Give up what the leader has given up, so that it stays so when this replica leads."""
-        before = copying.to_delete
-        if before is None or one.is_deleting:
-            return
         one.is_deleting = True
+        try:
+            await outcome(self._pool.submit(one.log.delete_records, before))
+        except Exception as error:  # the leader says it again, some time
+            log.warning("%s still begins where it did: %s", one.name, error, exc_info=_is_bug(error))
+        one.is_deleting = False
+        self._maybe_free(one)
 
-        def deleted(future: Future[int]) -> None:
-            one.is_deleting = False
-            if future.exception() is not None:  # the leader says it again, some time
-                log.warning("%s still begins where it did: %s", one.name, future.exception())
-            self._maybe_free(one)
-
-        self._in_thread(partial(one.log.delete_records, before), deleted)
-
-    def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
+    async def _cut(self, one: StoredReplica, copying: Copying, work: Callable[[], None]) -> None:
+        """Cut the log where it leaves the leader's, then copy on."""
+        error = await self._change_log(one, work)
         if one.copying is copying and isinstance(error, errors.MillraceError):
             self._failed(one, copying, error)
         elif one.copying is copying and error is None:
@@ -813,7 +760,7 @@ class Replicas:
             error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
         )
         if isinstance(error, ReplicaDiverged) and not error.leader_serves:
-            self._depose(one, copying, error)
+            self._mailbox.begin(self._depose(one, copying, error))
             return
         if not isinstance(error, errors.BrokerError):  # only an operator can help
             self._stop_diverged(one, error)
@@ -824,82 +771,86 @@ class Replicas:
         if not leader_says:
             log.warning("copying %s: %s; trying again", one.name, error)
 
-        def again() -> None:
-            if one.copying is copying and one.thread is not None:
-                one.thread.want(copying)
-
         if one.log.lacks_room and one.thread is not None:
             # Commits wait until the leader drops this replica, so tell the leader at once.
             one.thread.forget(one.id)
-            self._mailbox.after(FULL_DISK_AGAIN_S, again)
+            again_s = FULL_DISK_AGAIN_S
         else:
-            self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
+            again_s = ASK_AGAIN_S if leader_says else COPY_AGAIN_S
+        self._mailbox.begin(self._copy_on(one, copying, again_s))
+
+    async def _copy_on(self, one: StoredReplica, copying: Copying, in_s: float) -> None:
+        """Ask the leader for more, after a pause."""
+        await self._mailbox.sleep(in_s)
+        if one.copying is copying and one.thread is not None:
+            one.thread.want(copying)
 
     def _stop_diverged(self, one: StoredReplica, error: errors.MillraceError) -> None:
         one.stopped = str(error)
         self._stop_copying(one)
         log.error("%s takes no part in replication until a restart: %s", one.name, error)
 
-    def _depose(self, one: StoredReplica, copying: Copying, error: ReplicaDiverged) -> None:
+    async def _depose(self, one: StoredReplica, copying: Copying, error: ReplicaDiverged) -> None:
         """Have another replica lead, as this leader lacks committed messages and has not served yet."""
         leader, epoch = copying.following.leader, copying.following.epoch
-
-        def written(newest: Snapshot | None, wrote: bool) -> None:
-            if newest is not None:
-                one.replica.observe(newest, self._mailbox.now())
-            if wrote:
-                log.error("%s: broker %s leads no more: %s", one.name, leader, error)
-            elif newest is not None and one.copying is copying:
-                self._stop_diverged(one, error)  # no other replica may lead
-            elif one.copying is copying and one.thread is not None:
-                one.thread.want(copying)
-            self._settle(one)
-
-        self._write(
-            one.key, one.id.topic_id, lambda new: depose(new.state, leader, epoch, new.minimum), written
+        newest, wrote = await self._write(
+            one.key, one.id.topic_id, lambda new: depose(new.state, leader, epoch, new.minimum)
         )
+        if newest is not None:
+            one.replica.observe(newest, self._mailbox.now())
+        if wrote:
+            log.error("%s: broker %s leads no more: %s", one.name, leader, error)
+        elif newest is not None and one.copying is copying:
+            self._stop_diverged(one, error)  # no other replica may lead
+        elif one.copying is copying and one.thread is not None:
+            one.thread.want(copying)
+        self._settle(one)
 
-    def _flush(self, one: StoredReplica) -> None:
-        """Bring what was copied to the disk and tell the leader; what comes meanwhile is the next flush's."""
-        if one.is_flushing or one.is_changing or one.copying is None or one.log.end == one.log.flushed:
-            return
-        copying = one.copying
-        one.is_flushing = True
-
-        def flushed(_: LogState | None, error: BaseException | None) -> None:
+    async def _flush(self, one: StoredReplica) -> None:
+        """Bring what was copied to the disk and tell the leader, until nothing is left to flush."""
+        while one.copying is not None and not (
+            one.is_flushing or one.is_changing or one.log.end == one.log.flushed
+        ):
+            copying, has_failed, one.is_flushing = one.copying, False, True
+            try:
+                await self._flushes.flush(one.log.flush, one.log.write_due_checkpoint)
+            except Exception as error:
+                has_failed = True
+                log.error("flush of %s failed: %s", one.name, error, exc_info=_is_bug(error))
             one.is_flushing = False
-            if error is not None:
-                log.error("flush of %s failed: %s", one.name, error)
-                if one.log.flush_refusal is not None:
-                    self._settle(one)
-                else:
-                    self._mailbox.after(COPY_AGAIN_S, lambda: self._flush(one))
-            elif one.copying is copying and one.thread is not None and not one.is_changing:
-                if (acked := copying.acked) is not None:
-                    one.thread.ack(acked)
-                self._flush(one)
-            elif one.copying is not None:
-                self._flush(one)
             self._maybe_free(one)
+            if one.log.flush_refusal is not None:
+                self._settle(one)
+                return
+            if has_failed:
+                await self._mailbox.sleep(COPY_AGAIN_S)
+                continue
+            acked = copying.acked
+            if (
+                acked is not None
+                and one.copying is copying
+                and one.thread is not None
+                and not one.is_changing
+            ):
+                one.thread.ack(acked)
 
-        self._flushes.submit(one.log.flush, flushed, one.log.write_due_checkpoint)
+    async def _change_log(self, one: StoredReplica, work: Callable[[], None]) -> Exception | None:
+        """Cut the log, or begin it anew, in a thread; return the exception that this ended with.
 
-    def _change_log(
-        self, one: StoredReplica, work: Callable[[], None], then: Callable[[BaseException | None], None]
-    ) -> None:
-        """Cut the log, or begin it anew, in a thread; nobody uses it meanwhile."""
-        one.is_changing = True
+        Meanwhile nothing else uses the log.
+        """
+        one.is_changing, failure = True, None
+        try:
+            await outcome(self._pool.submit(work))
+        except Exception as error:
+            failure = error
+        one.is_changing = False
+        self._maybe_free(one)
+        return failure
 
-        def done(future: Future[None]) -> None:
-            one.is_changing = False
-            then(future.exception())
-            self._maybe_free(one)
-
-        self._in_thread(work, done)
-
-    def _log_failed(self, one: StoredReplica, error: BaseException | None) -> None:
+    def _log_failed(self, one: StoredReplica, error: Exception | None) -> None:
         if error is not None:
-            log.error("the log of %s: %s", one.name, error)
+            log.error("the log of %s: %s", one.name, error, exc_info=error if _is_bug(error) else None)
 
     def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
         """What retention is applied to: a leader's own, a follower's as its leader says."""
@@ -976,10 +927,8 @@ def _says(known: Snapshot | None, topic: TopicState, number: int) -> bool:
     return known is not None and known[1:] == (topic.partitions[number], topic.minimum(number))
 
 
-def _write(
-    cluster: Cluster, topic: tuple[str, UUID], changes: Iterable[_Change]
-) -> tuple[TopicState, set[int]]:
-    """One compare-and-set of several changes: the newest state, and which of them are in it. For a thread."""
+def _write(cluster: Cluster, topic: tuple[str, UUID], changes: Sequence[_Change]) -> list[Written]:
+    """Make several changes in one compare-and-set; return the outcome of each. For a thread."""
     name, topic_id = topic
     made: set[int] = set()
 
@@ -998,7 +947,16 @@ def _write(
                     made.add(index)
         return dataclasses.replace(newest, partitions=partitions)
 
-    return cluster.change_topic(name, change), made
+    written = cluster.change_topic(name, change)
+    return [
+        (_snapshot(written, one.number), index in made) if one.number in written.partitions else UNKNOWN
+        for index, one in enumerate(changes)
+    ]
+
+
+def _is_bug(error: Exception) -> bool:
+    """True for an exception that no cluster, network or disk causes: its traceback belongs in the log."""
+    return not isinstance(error, (errors.MillraceError, OSError))
 
 
 def _words(proposal: Proposal) -> str:
