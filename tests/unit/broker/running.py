@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import BrokerError
 from millrace.records import Message, build_batch
@@ -33,6 +35,17 @@ def topic(
 ) -> TopicState:
     states = {n: PartitionState(at, (at,), {at: ""}, 0, origin) for n, at in enumerate(leaders)}
     return TopicState(name, uuid.uuid4(), settings or {}, states)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception | None = None) -> None:
+    """The next call of a method raises; those behind it are as ever."""
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        raise error or MemoryError
+
+    monkeypatch.setattr(owner, name, failing)
 
 
 class FakeCluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,9 @@ from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import ProducerStates
 from millrace_broker.storage.segment import Segment
 from millrace_broker.storage.staging import Staging
-from tests.unit.broker.running import Outcome, Running, Start, topic
+from tests.unit.broker.running import Outcome, Running, Start, fail_once, topic
 
 BATCH = build_batch([Message(1, None, b"x")])
-
-
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception | None = None) -> None:
-    """The next call of a method raises; those behind it are as ever."""
-    real: Callable[..., Any] = getattr(owner, name)
-
-    def failing(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(owner, name, real)
-        raise error or MemoryError
-
-    monkeypatch.setattr(owner, name, failing)
 
 
 def served(running: Running, name: str = "t", partition: int = 0) -> bool:

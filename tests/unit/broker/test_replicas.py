@@ -40,12 +40,16 @@ from millrace.wire.replica import (
 from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionState, TopicState
 from millrace_broker.partitions import broker, replicas
 from millrace_broker.partitions.fetch import Reads
+from millrace_broker.partitions.replicated_partition import ReplicatedPartition
+from millrace_broker.replication.copying import checked
+from millrace_broker.replication.leader_thread import LeaderThread, Received
 from millrace_broker.replication.leadership import Snapshot
 from millrace_broker.replication.replica import Replica
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.segment import CutFailed, Segment
+from tests.support import WAIT_S
 from tests.unit.broker.asking import ask
-from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running
+from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, fail_once
 from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
 
 OURS, THEIRS = "a" * 16, "b" * 16
@@ -203,6 +207,23 @@ def test_a_replica_is_elected_though_a_look_whether_it_is_its_turn_has_failed(
     finally:
         running.stop()
     assert len(looks) > 3
+
+
+def test_a_mistake_after_one_election_loses_no_other_outcome_of_the_same_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Registries(1)
+    topic = cluster.topics["t"]
+    cluster.set(dataclasses.replace(topic, partitions=dict.fromkeys(range(3), cluster.state)))
+    fail_once(monkeypatch, Replica, "won")
+    running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
+    try:
+        running.until("both lead", lambda: running.broker.replicas.numbers().roles["leading"] == 2)
+    finally:
+        running.stop()
+    assert cluster.writes == 1
+    assert "Traceback" in caplog.text
+    assert "MemoryError" in caplog.text
 
 
 def test_a_replica_whose_turn_it_is_is_elected_at_once_and_its_whole_log_is_not_cut(
@@ -557,6 +578,71 @@ def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -
         running.broker.partition("t", 0)
     running.until("it may stop", lambda: ended)
     assert (cluster.state.leader, set(cluster.state.isr), cluster.writes) == (NO_LEADER, {2}, before + 1)
+
+
+def test_a_broker_stops_and_gives_up_its_leads_though_its_last_messages_cannot_be_written(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running, cluster, _ = serving(begin)
+    fail_once(monkeypatch, ReplicatedPartition, "write")
+    ended: list[bool] = []
+    running.broker.hand_over(lambda: ended.append(True))
+    running.until("it may stop", lambda: ended)
+    assert cluster.state.leader == NO_LEADER
+    assert "MemoryError" in caplog.text
+
+
+def test_a_broker_whose_zookeeper_does_not_answer_stops_all_the_same(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "RESIGN_S", 0.2)
+    running, cluster, _ = serving(begin)
+    answers = threading.Event()
+
+    def away(*_: object) -> TopicState:
+        assert answers.wait(WAIT_S)
+        raise RequestTimedOut("ZooKeeper does not answer")
+
+    monkeypatch.setattr(cluster, "change_topic", away)
+    ended: list[bool] = []
+    running.broker.hand_over(lambda: ended.append(True))
+    running.until("it may stop", lambda: ended)
+    answers.set()
+    running.stop()
+    assert ended == [True]
+    assert cluster.state.leader == 1
+
+
+def test_a_follower_whose_flush_fails_once_flushes_again_and_acknowledges(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas, "COPY_AGAIN_S", 0.05)
+    acked: list[Acked] = []
+    monkeypatch.setattr(LeaderThread, "ack", lambda thread, one: acked.append(one))
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
+    running.until("it copies", lambda: running.broker.replicas._stored[PLACE].copying)
+    leader = PartitionLog(tmp_path / "leader", LogConfig(), time.time)
+    leader.lead(2)
+    leader.append([batch()], ["User:a"])
+    leader.flush()
+    (file,) = log_files(leader.directory)
+    records = memoryview(file.read_bytes())
+    leader.close()
+
+    one = running.broker.replicas._stored[PLACE]
+    assert one.copying is not None
+    assert one.thread is not None
+    wanted = one.copying.wanted
+    copied = Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records)
+    fail_once(monkeypatch, PartitionLog, "flush")
+    running.broker.replicas._take(one.thread, [Received(wanted, checked(copied, wanted))])
+    running.until("it acknowledges", lambda: acked)
+    assert acked == [Acked(PLACE, 2, len(records))]
+    assert "flush of t-0 failed" in caplog.text
+    assert "MemoryError" in caplog.text
 
 
 def test_only_a_registered_broker_with_its_directory_is_a_follower(begin: Begin) -> None:
