@@ -122,16 +122,19 @@ class Mailbox:
 
         self.after(seconds, again)
 
-    def begin(self, steps: Steps) -> None:
+    def begin(self, steps: Steps, after_each: Callable[[], None] = lambda: None) -> None:
         """Run a coroutine on the loop: its first step now, each further step after the future it awaits.
 
-        If a step raises, the exception is logged and the coroutine ends; no caller hears of it. A coroutine
-        that still waits when the loop ends takes no further step.
+        `after_each` follows each step. If a step raises, the exception is logged and the coroutine ends; no
+        caller hears of it. A coroutine that still waits when the loop ends takes no further step.
         """
 
         def step() -> None:
-            with contextlib.suppress(StopIteration):
-                steps.send(None).add_done_callback(lambda _: self.post(step))
+            try:
+                with contextlib.suppress(StopIteration):
+                    steps.send(None).add_done_callback(lambda _: self.post(step))
+            finally:
+                after_each()
 
         self._run(step)
 

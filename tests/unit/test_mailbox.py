@@ -195,6 +195,21 @@ def test_a_coroutine_that_fails_is_logged_with_its_traceback_and_stops_no_other(
     assert "in with_a_bug" in caplog.text
 
 
+def test_what_follows_each_step_of_a_coroutine_also_follows_one_that_fails(mailbox: Mailbox) -> None:
+    awaited, done = Future[None](), list[str]()
+
+    async def steps() -> None:
+        done.append("first")
+        await outcome(awaited)
+        done.append("second")
+        raise RuntimeError("a bug")
+
+    mailbox.begin(steps(), lambda: done.append("after"))
+    awaited.set_result(None)
+    mailbox.run()
+    assert done == ["first", "after", "second", "after"]
+
+
 def test_coroutines_that_sleep_go_on_in_the_order_of_their_times(mailbox: Mailbox, clock: Clock) -> None:
     done: list[float] = []
 

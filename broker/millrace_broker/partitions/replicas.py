@@ -26,7 +26,7 @@ from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, Replic
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.allowance import Allowance
 from millrace_broker.coordination.cluster import Cluster
-from millrace_broker.mailbox import Mailbox, outcome, started_threads
+from millrace_broker.mailbox import Mailbox, Steps, outcome, started_threads
 from millrace_broker.partitions.flush import FlushThreads
 from millrace_broker.partitions.followers import Answer, Connected, Followers
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
@@ -311,9 +311,15 @@ class Replicas:
 
     # Roles
 
+    def _begin(self, one: StoredReplica, steps: Steps) -> None:
+        """Run a coroutine that may change the replica's role; each step ends with `_settle`."""
+        self._mailbox.begin(steps, lambda: self._settle(one))
+
     def _settle(self, one: StoredReplica) -> None:
-        """Do what the replica's role has become; to be called after everything that may change it."""
-        if one.log.refusal is not None and self._is_stored(one):  # else it is deleted on purpose
+        """Do what the replica's role has become. Plain calls that may change the role must end with this."""
+        if not self._is_stored(one):
+            return
+        if one.log.refusal is not None:
             self._maybe_give_up(one)
         replica, partition = one.replica, one.partition
         if not replica.has_seen_newer:
@@ -330,12 +336,12 @@ class Replicas:
                 self._owner.replica_leads(one.key, partition)
         if one.copying is not None and one.copying.following is not replica.following:
             self._stop_copying(one)
-        may_act = not (one.is_changing or one.stopped or self.is_stopping) and self._is_stored(one)
+        may_act = not (one.is_changing or one.stopped or self.is_stopping)
         if may_act and replica.following is not None and one.copying is None:
             self._copy(one, replica.following)
         if may_act and replica.owes_report:
             if not one.is_reporting:
-                self._mailbox.begin(self._report(one))
+                self._begin(one, self._report(one))
         elif may_act and replica.is_leaderless:
             self._leaderless[one] = None
             if not self._is_campaigning:
@@ -397,7 +403,7 @@ class Replicas:
             one.stopped = one.log.refusal or "its log takes nothing any more"
             log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
             self._stop_copying(one)
-            self._mailbox.begin(self._resign_stopped(one))
+            self._begin(one, self._resign_stopped(one))
 
     async def _yield_for_room(self, one: StoredReplica) -> None:
         """Resign for another in-sync replica, as this disk has no room for the log.
@@ -415,7 +421,6 @@ class Replicas:
         await self._when_followed([one])
         await self._resign(one, is_whole=True)
         one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
-        self._settle(one)
 
     async def _resign_stopped(self, one: StoredReplica) -> None:
         """Resign, and try again until that is written: no other replica campaigns while this broker is named.
@@ -451,7 +456,7 @@ class Replicas:
             if one.log.refusal is not None:
                 self._settle(one)
             elif one.log.lacks_room:
-                self._mailbox.begin(self._yield_for_room(one))
+                self._begin(one, self._yield_for_room(one))
 
     def _campaign_who_is_due(self) -> None:
         self._is_campaigning = bool(self._leaderless)
@@ -468,7 +473,7 @@ class Replicas:
             isr = one.topic.partitions[one.key[1]].isr
             # When all brokers start, another one may have more, and may find that ZooKeeper was put back.
             if now >= self._alone_from or isr.items() <= self._live.items():
-                self._mailbox.begin(self._campaign(one))
+                self._begin(one, self._campaign(one))
 
     async def _campaign(self, one: StoredReplica) -> None:
         """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
@@ -502,7 +507,6 @@ class Replicas:
             else:
                 one.campaign_from = now + (WRITE_AGAIN_S if error is None else CAMPAIGN_AGAIN_S)
             replica.not_won(now)
-        self._settle(one)
 
     def _propose(self, replicas: Iterable[StoredReplica]) -> None:
         """Have the changes of in-sync replicas written that are due."""
@@ -512,7 +516,7 @@ class Replicas:
                 proposal = leading.propose(self._live, self._mailbox.now())
                 if proposal is not None:
                     log.info("%s: %s", one.name, _words(proposal))
-                    self._mailbox.begin(self._carry_out(one, leading, proposal))
+                    self._begin(one, self._carry_out(one, leading, proposal))
 
     async def _carry_out(self, one: StoredReplica, leading: Leadership, proposal: Proposal) -> None:
         """Write a proposal, again and again until its outcome is known: joining replicas count till then."""
@@ -526,15 +530,13 @@ class Replicas:
             )
             if one.replica.leading is not leading:
                 return
-            one.gives_way = False
+            one.gives_way = False  # it is served until ZooKeeper answers
             if newest is not None:
                 leading.decided(newest)
                 self._events["in_sync"] += len(proposal.joining)
                 self._events["out_of_sync"] += len(proposal.leaving)
                 one.replica.observe(newest, self._mailbox.now())
-                self._settle(one)
                 return
-            self._settle(one)  # it is served until ZooKeeper answers
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
     async def _resign(self, one: StoredReplica, *, is_whole: bool) -> None:
@@ -549,7 +551,6 @@ class Replicas:
         newest, _ = await self._write(one.key, one.id.topic_id, apply)
         if newest is not None:
             one.replica.observe(newest, self._mailbox.now())
-            self._settle(one)
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
@@ -573,7 +574,7 @@ class Replicas:
             log.exception("followers may lack what was written last")
         deadline = self._mailbox.now() + RESIGN_S
         for one in led:
-            self._mailbox.begin(resign_one(one))
+            self._begin(one, resign_one(one))
         while missing and self._mailbox.now() < deadline:
             await self._mailbox.sleep(LOOK_S)
         then()
@@ -624,11 +625,8 @@ class Replicas:
                 )
             if newest is not None:
                 replica.observe(newest, self._mailbox.now())
-                self._settle(one)
         await self._mailbox.sleep(CAMPAIGN_AGAIN_S if error is not None else WRITE_AGAIN_S)
         one.is_reporting = False
-        if self._is_stored(one):
-            self._settle(one)
 
     # Compare-and-set
 
@@ -723,7 +721,7 @@ class Replicas:
             self._failed(one, copying, error)
             return
         if work is not None:
-            self._mailbox.begin(self._cut(one, copying, work))
+            self._begin(one, self._cut(one, copying, work))
         else:
             thread.want(copying)
             self._mailbox.begin(self._flush(one))
@@ -752,7 +750,6 @@ class Replicas:
             one.thread.want(copying)
         else:
             self._log_failed(one, error)
-        self._settle(one)
 
     def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:
         """Ask again soon: the leader may be another one by then, or the disk has room."""
@@ -760,7 +757,7 @@ class Replicas:
             error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
         )
         if isinstance(error, ReplicaDiverged) and not error.leader_serves:
-            self._mailbox.begin(self._depose(one, copying, error))
+            self._begin(one, self._depose(one, copying, error))
             return
         if not isinstance(error, errors.BrokerError):  # only an operator can help
             self._stop_diverged(one, error)
@@ -804,7 +801,6 @@ class Replicas:
             self._stop_diverged(one, error)  # no other replica may lead
         elif one.copying is copying and one.thread is not None:
             one.thread.want(copying)
-        self._settle(one)
 
     async def _flush(self, one: StoredReplica) -> None:
         """Bring what was copied to the disk and tell the leader, until nothing is left to flush."""
