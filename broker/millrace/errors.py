@@ -85,6 +85,11 @@ class MillraceError(Exception):
     """An error on which the user must act; the text is one clear line that says what to do."""
 
 
+def is_bug(error: BaseException) -> bool:
+    """Return True if no user, disk or network can cause the error: then log its traceback, too."""
+    return not isinstance(error, (MillraceError, OSError))
+
+
 class ConfigError(MillraceError):
     """A configuration file or option is wrong; the text names the file and the key."""
 

@@ -125,8 +125,9 @@ class Mailbox:
     def begin(self, steps: Steps, after_each: Callable[[], None] = lambda: None) -> None:
         """Run a coroutine on the loop: its first step now, each further step after the future it awaits.
 
-        `after_each` follows each step. If a step raises, the exception is logged and the coroutine ends; no
-        caller hears of it. A coroutine that still waits when the loop ends takes no further step.
+        `after_each` follows each step. If a step raises, the exception is logged and the coroutine ends; the
+        caller of `begin` is not notified. A coroutine that still waits when the loop ends takes no further
+        step: its `finally` blocks run whenever Python frees it, so they must not act on the broker.
         """
 
         def step() -> None:

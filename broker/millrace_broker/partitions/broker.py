@@ -26,7 +26,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchRequest
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
-from millrace_broker.mailbox import Mailbox, started_threads
+from millrace_broker.mailbox import Mailbox, outcome, started_threads
 from millrace_broker.partitions.clock_check import ClockCheck
 from millrace_broker.partitions.fetch import Answer, Fetch
 from millrace_broker.partitions.flush import FlushThreads
@@ -232,7 +232,7 @@ class Broker:
                     del self._hosted[key]
         for key, topic in kept.items():
             if key not in self._hosted:
-                self._open(key, topic)
+                self.mailbox.begin(self._open(key, topic))
             elif (hosted := self._hosted[key]).partition is not None and hosted.configured is not topic:
                 self._configure(hosted.partition, hosted, topic)
         self.replicas.refresh()
@@ -300,26 +300,27 @@ class Broker:
         broker = self.config.broker_id
         return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 
-    def _open(self, key: TopicPartition, topic: TopicState) -> None:
-        def opened(future: Future[PartitionLog]) -> None:
-            error = future.exception()
-            if error is not None:
-                self._fail(key, topic, error)
-                self.refresh()  # it may be another topic's partition by now
-            elif (current := self._current(key, topic.topic_id)) is None:
-                self._delete(key)
-            elif not self._keeps(current.partitions[key[1]]):
-                del self._hosted[key]  # other brokers got it meanwhile
-            else:
-                try:
-                    self._serve(key, current, future.result())
-                except Exception as mistake:
-                    self._fail(key, current, mistake)
-                    raise
-
+    async def _open(self, key: TopicPartition, topic: TopicState) -> None:
         hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
         hosted.state = State.OPENING
-        hosted.opening = self._submit("open", lambda: self._open_log(key, topic), opened)
+        hosted.opening = self._pools["open"].submit(self._open_log, key, topic)
+        try:
+            opened = await outcome(hosted.opening)
+        except Exception as error:
+            self._fail(key, topic, error)
+            self.refresh()  # it may be another topic's partition by now
+            return
+        current = self._current(key, topic.topic_id)
+        if current is None:
+            await self._delete(key)
+        elif not self._keeps(current.partitions[key[1]]):
+            del self._hosted[key]  # other brokers got it meanwhile
+        else:
+            try:
+                self._serve(key, current, opened)
+            except Exception as mistake:
+                self._fail(key, current, mistake)
+                raise
 
     def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
         opened.is_replica = topic.partitions[key[1]].is_replicated
@@ -370,7 +371,8 @@ class Broker:
         if isinstance(error, MAY_PASS):
             log.error("cannot serve %s-%s: %s; trying again", *key, error)
         else:
-            log.error("cannot serve %s-%s until a restart: %s", *key, error)
+            bug = error if errors.is_bug(error) else None
+            log.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
         """What may pass takes nothing from the disk; of any other error nobody can tell."""
@@ -382,7 +384,7 @@ class Broker:
             if hosted.state is State.FAILED and hosted.error is not None:
                 topic = self._current(key, hosted.topic_id)
                 if topic is not None and isinstance(hosted.error, MAY_PASS):
-                    self._open(key, topic)
+                    self.mailbox.begin(self._open(key, topic))
                 elif topic is not None:
                     self._let_others_lead(key, topic, hosted.error)
 
@@ -400,7 +402,8 @@ class Broker:
         log.info("deleting %s: it is not in the cluster any more", partition.name)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
         partition.close(
-            errors.UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key)
+            errors.UnknownTopicOrPartition(f"{partition.name} was deleted"),
+            lambda: self.mailbox.begin(self._delete(key)),
         )
 
     def _remove_replica(self, key: TopicPartition, hosted: Hosted) -> None:
@@ -415,15 +418,12 @@ class Broker:
             log.info("the replicas of %s are others now", name)
 
         def free() -> None:
-            if is_gone:
-                self._delete(key)
-            else:
-                self._put_away(key, hosted.topic_id)
+            self.mailbox.begin(self._delete(key) if is_gone else self._put_away(key, hosted.topic_id))
 
         self.replicas.remove(key, hosted.topic_id, why, free)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
 
-    def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
+    async def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
         """Put the log of a replica away that ZooKeeper itself, not only the snapshot, has elsewhere now.
 
         Until it has said so the log stays, and so it does where it has one replica now, which is here.
@@ -435,15 +435,14 @@ class Broker:
             if topic is not None and self.config.broker_id not in topic.partitions[key[1]].replicas:
                 self._logs.set_open_aside(*key, "belongs to a partition that other brokers have")
 
-        def done(future: Future[None]) -> None:
-            if future.exception() is not None:
-                log.warning("the log of %s-%s stays here: %s", *key, future.exception())
-            del self._hosted[key]
-            self.refresh()
+        try:
+            await outcome(self._pools["delete"].submit(work))
+        except Exception as error:
+            log.warning("the log of %s-%s stays here: %s", *key, error, exc_info=errors.is_bug(error))
+        del self._hosted[key]
+        self.refresh()
 
-        self._submit("delete", work, done)
-
-    def _delete(self, key: TopicPartition) -> None:
+    async def _delete(self, key: TopicPartition) -> None:
         """Delete a log nobody uses any more; a new topic of the same name is opened only after that.
 
         The log stays where ZooKeeper has the partition after all, and is set aside where ZooKeeper may have
@@ -462,14 +461,13 @@ class Broker:
             else:
                 self._logs.delete(*key)
 
-        def deleted(future: Future[None]) -> None:
-            del self._hosted[key]
-            if future.exception() is not None:
-                log.error("cannot delete %s-%s: %s", *key, future.exception())
-            self.refresh()
-
         self._hosted[key] = Hosted(topic_id, State.DELETING)
-        self._submit("delete", work, deleted)
+        try:
+            await outcome(self._pools["delete"].submit(work))
+        except Exception as error:
+            log.error("cannot delete %s-%s: %s", *key, error, exc_info=errors.is_bug(error))
+        del self._hosted[key]
+        self.refresh()
 
     def _record_soon(self) -> None:
         """Have the broker's record in ZooKeeper say which partitions are stored here."""

@@ -59,7 +59,7 @@ HAND_OVER_S = 0.5
 RESIGN_S = 3.0
 """The longest that it then waits for ZooKeeper."""
 LOOK_S = 0.01
-"""How often it looks whether it may go on, while it waits."""
+"""Pause between two checks whether a hand-over may go on."""
 
 EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
 
@@ -316,7 +316,7 @@ class Replicas:
         self._mailbox.begin(steps, lambda: self._settle(one))
 
     def _settle(self, one: StoredReplica) -> None:
-        """Do what the replica's role has become. Plain calls that may change the role must end with this."""
+        """Act on the replica's present role. A plain call that may change the role must end with this."""
         if not self._is_stored(one):
             return
         if one.log.refusal is not None:
@@ -519,7 +519,7 @@ class Replicas:
                     self._begin(one, self._carry_out(one, leading, proposal))
 
     async def _carry_out(self, one: StoredReplica, leading: Leadership, proposal: Proposal) -> None:
-        """Write a proposal, again and again until its outcome is known: joining replicas count till then."""
+        """Write a proposal until its outcome is known. Joining replicas count as in sync meanwhile."""
         broker, epoch = self._config.broker_id, leading.epoch
         if proposal.preferred:
             one.gives_way = True
@@ -647,7 +647,7 @@ class Replicas:
             try:
                 written = await outcome(self._pool.submit(_write, self._cluster, topic, changes))
             except Exception as error:
-                log.warning("cannot change who leads %s: %s", topic[0], error, exc_info=_is_bug(error))
+                log.warning("cannot change who leads %s: %s", topic[0], error, exc_info=errors.is_bug(error))
             for change, its_outcome in zip(changes, written, strict=True):
                 change.written.set_result(its_outcome)
         self._writing.discard(topic)
@@ -734,7 +734,7 @@ class Replicas:
         try:
             await outcome(self._pool.submit(one.log.delete_records, before))
         except Exception as error:  # the leader says it again, some time
-            log.warning("%s still begins where it did: %s", one.name, error, exc_info=_is_bug(error))
+            log.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
         one.is_deleting = False
         self._maybe_free(one)
 
@@ -812,7 +812,7 @@ class Replicas:
                 await self._flushes.flush(one.log.flush, one.log.write_due_checkpoint)
             except Exception as error:
                 has_failed = True
-                log.error("flush of %s failed: %s", one.name, error, exc_info=_is_bug(error))
+                log.error("flush of %s failed: %s", one.name, error, exc_info=errors.is_bug(error))
             one.is_flushing = False
             self._maybe_free(one)
             if one.log.flush_refusal is not None:
@@ -831,7 +831,7 @@ class Replicas:
                 one.thread.ack(acked)
 
     async def _change_log(self, one: StoredReplica, work: Callable[[], None]) -> Exception | None:
-        """Cut the log, or begin it anew, in a thread; return the exception that this ended with.
+        """Cut the log, or begin it anew, in a thread; return the exception that this raised, if any.
 
         Meanwhile nothing else uses the log.
         """
@@ -846,7 +846,7 @@ class Replicas:
 
     def _log_failed(self, one: StoredReplica, error: Exception | None) -> None:
         if error is not None:
-            log.error("the log of %s: %s", one.name, error, exc_info=error if _is_bug(error) else None)
+            log.error("the log of %s: %s", one.name, error, exc_info=error if errors.is_bug(error) else None)
 
     def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
         """What retention is applied to: a leader's own, a follower's as its leader says."""
@@ -948,11 +948,6 @@ def _write(cluster: Cluster, topic: tuple[str, UUID], changes: Sequence[_Change]
         (_snapshot(written, one.number), index in made) if one.number in written.partitions else UNKNOWN
         for index, one in enumerate(changes)
     ]
-
-
-def _is_bug(error: Exception) -> bool:
-    """True for an exception that no cluster, network or disk causes: its traceback belongs in the log."""
-    return not isinstance(error, (errors.MillraceError, OSError))
 
 
 def _words(proposal: Proposal) -> str:

@@ -209,7 +209,7 @@ def test_a_replica_is_elected_though_a_look_whether_it_is_its_turn_has_failed(
     assert len(looks) > 3
 
 
-def test_a_mistake_after_one_election_loses_no_other_outcome_of_the_same_write(
+def test_a_bug_after_one_election_loses_no_other_outcome_of_the_same_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Registries(1)
