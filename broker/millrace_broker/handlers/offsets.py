@@ -53,7 +53,7 @@ from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, Refused, ResourceType
 from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
-from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import BackgroundSide
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _MANY_GROUPS = 8
@@ -92,7 +92,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
             seen.add((topic, number))
             partition = call.broker.partition(topic, number)
             partition.check_epoch(wanted.current_leader_epoch)
-            offset, timestamp = _offset_at(partition.log, wanted.timestamp)
+            offset, timestamp = _offset_at(partition.background, wanted.timestamp)
         except NotServedYet as failure:  # KIP-207
             error = ErrorCode.OFFSET_NOT_AVAILABLE if call.received.api_version >= 5 else failure.code
         except BrokerError as failure:
@@ -109,7 +109,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
     )
 
 
-def _offset_at(log: PartitionLog, timestamp: int) -> tuple[int, int]:
+def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
     """Return offset and timestamp of the first message at or after `timestamp`; negative values are Kafka's.
 
     -1 and -1 when every message is older.

@@ -41,7 +41,7 @@ def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.Delete
         there = call.broker.partition(topic, number)
         if there.mirrored:
             raise PolicyViolation(f"{topic} is a mirror: its records go by retention alone")
-        return there.log.delete_records(offset)
+        return there.background.delete_records(offset)
 
     def outcome(
         topic: str, wanted: messages.DeleteRecordsRequest.Partition
@@ -80,7 +80,7 @@ def describe_producers(call: Call[messages.DescribeProducersRequest]) -> message
                 last_sequence=state.batches[-1].next_sequence - 1 if state.batches else -1,
                 last_timestamp=int(state.seen_at * 1000),
             )
-            for producer_id, state in call.broker.partition(topic, number).log.active_producers()
+            for producer_id, state in call.broker.partition(topic, number).background.active_producers()
         )
 
     def outcome(topic: str, number: int) -> messages.DescribeProducersResponse.Partition:

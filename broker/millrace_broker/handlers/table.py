@@ -10,8 +10,8 @@ A right is looked up here, before the handler runs. An API that lists names whic
 in their own ways: for runs of requests, for requests that waited, and for cached answers.
 
 A handler runs on the loop, which nothing may keep waiting: it asks ZooKeeper nothing (of `Cluster` it reads
-snapshots only), calls of `PartitionLog` only what its head allows to the loop, and hashes no password. Such
-work goes to a thread by `thread=`, `Call.answer_from`, `Groups` or `LoginThread`.
+snapshots only), calls of a log only its `LoopSide`, and hashes no password. Such work goes to a thread by
+`thread=`, `Call.answer_from`, `Groups` or `LoginThread`.
 """
 
 from __future__ import annotations

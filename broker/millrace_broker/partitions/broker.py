@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
@@ -37,6 +38,7 @@ from millrace_broker.partitions.standstill import Standstill
 from millrace_broker.partitions.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import BackgroundSide, LogView
 
 log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class Hosted:
     state: State
     partition: Partition | None = None
     """Set while it is served."""
-    replica: PartitionLog | None = None
+    replica: LogView | None = None
     """Set where there are other replicas, served here or not."""
     configured: TopicState | None = None
     """By whose settings the partition is kept."""
@@ -195,9 +197,9 @@ class Broker:
         return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
 
     @property
-    def logs(self) -> Mapping[TopicPartition, PartitionLog]:
+    def logs(self) -> Mapping[TopicPartition, LogView]:
         """Every open log, served or not. From any thread."""
-        logs: dict[TopicPartition, PartitionLog] = {}
+        logs: dict[TopicPartition, LogView] = {}
         for key, hosted in list(self._hosted.items()):
             if hosted.replica is not None:
                 logs[key] = hosted.replica
@@ -497,7 +499,7 @@ class Broker:
             return
         hosted = list(self._hosted.values())
         led = [one.partition for one in hosted if one.partition is not None and one.replica is None]
-        logs = [(partition.name, partition.log, None) for partition in led]
+        logs = [(partition.name, partition.background, None) for partition in led]
         every = [*logs, *self.replicas.retentions()]
 
         def work() -> None:
@@ -597,9 +599,9 @@ class Broker:
             return
         self._lacking_landmarks.add(partition)
 
-        def work() -> None:
+        def work(log_: BackgroundSide) -> None:
             try:
-                partition.log.build_landmarks()
+                log_.build_landmarks()
             except Exception:
                 log.exception("cannot build the landmarks of %s", partition.name)
                 self.mailbox.post(failed)
@@ -615,7 +617,9 @@ class Broker:
 
         try:
             # It may read for seconds, and nothing is lost when the process ends meanwhile.
-            threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+            threading.Thread(
+                target=partial(work, partition.background), name=f"landmarks {partition.name}", daemon=True
+            ).start()
         except RuntimeError as error:  # no thread is left
             failed()
             raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error

@@ -2,7 +2,7 @@
 
 Work begins in the order it was handed over; the outcome goes back to the loop. Work that may wait has one
 thread of its own. Each piece begins when the one before it is done, at most 1,000 times a second, so that
-many partitions in a hurry keep no other from the disk. Knows nothing of logs.
+many partitions in a hurry keep no other from the disk. Of a log the threads have only the `FlushSide`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 from millrace_broker.histogram import Histogram
 from millrace_broker.mailbox import Mailbox, outcome
+from millrace_broker.storage.sides import FlushSide
+from millrace_broker.storage.state import LogState
 
-log = logging.getLogger("millrace.broker.flush")
+logger = logging.getLogger("millrace.broker.flush")
 
-T = TypeVar("T")
 THREADS = 8
 """Flushes that wait for the disk at once share the work of the file system: eight are hardly slower than one,
 and each of hundreds of busy partitions is on the disk ten times as soon."""
@@ -28,22 +29,22 @@ PAUSE_S = 0.001
 """Seconds from the beginning of one piece of work that may wait to that of the next. Each costs the broker
 0.2 ms of CPU and takes whatever came meanwhile, and no message waits longer for it than a client notices."""
 
-Outcome: TypeAlias = Callable[[T | None, BaseException | None], None]
-"""A function that takes the result of some work, or its exception."""
+Outcome: TypeAlias = Callable[[LogState | None, BaseException | None], None]
+"""A function that takes the state that a flush returned, or the exception that it raised."""
 _Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
 class FlushThreads:
-    """Runs work apart from the loop and reports each outcome on it."""
+    """Flushes logs apart from the loop and reports each outcome on it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self.seconds = Histogram()
-        """Durations of the pieces of work."""
+        """Durations of the flushes."""
         self.done = 0
-        """Number of pieces of work that have ended. Any thread may read it."""
+        """Number of flushes that have ended. Any thread may read it."""
         self._began: dict[int, float] = {}
-        """Begin of the work of each busy thread, in monotonic time."""
+        """Begin of the flush of each busy thread, in monotonic time."""
         self._lock = threading.Lock()
         self._work: _Queue = queue.SimpleQueue()
         self._may_wait: _Queue = queue.SimpleQueue()
@@ -57,37 +58,35 @@ class FlushThreads:
 
     @property
     def since(self) -> float | None:
-        """Begin of the oldest work under way, in monotonic time; from any thread."""
+        """Begin of the oldest flush under way, in monotonic time; from any thread."""
         with self._lock:
             return min(self._began.values(), default=None)
 
-    def submit(
-        self, work: Callable[[], T], then: Outcome[T], after: Callable[[], None] | None = None
-    ) -> None:
-        """Run `work` in a thread, then `then` on the loop with its result or its exception.
+    def submit(self, log: FlushSide, then: Outcome) -> None:
+        """Flush `log` in a thread, then run `then` on the loop with the result or the exception.
 
-        `after` follows in the thread; no outcome waits for it.
+
+        The checkpoint that is due follows in the thread; no outcome waits for it.
         """
-        self._work.put(lambda: self._flush(work, self._on_loop(then), after))
+        self._work.put(lambda: self._flush(log, self._on_loop(then)))
 
-    async def flush(self, work: Callable[[], T], after: Callable[[], None] | None = None) -> T:
-        """Run `work`, then `after`, as `submit` does; return the result or raise the exception of `work`."""
-        done: Future[T] = Future()
+    async def flush(self, log: FlushSide) -> LogState:
+        """Flush `log` as `submit` does; return the state on the disk or raise the exception of the flush."""
+        done: Future[LogState] = Future()
 
-        def tell(result: T | None, error: BaseException | None) -> None:
+        def tell(result: LogState | None, error: BaseException | None) -> None:
             if error is not None:
                 done.set_exception(error)
             else:
-                done.set_result(cast(T, result))
+                assert result is not None
+                done.set_result(result)
 
-        self._work.put(lambda: self._flush(work, tell, after))
+        self._work.put(lambda: self._flush(log, tell))
         return await outcome(done)
 
-    def submit_soon(
-        self, work: Callable[[], T], then: Outcome[T], after: Callable[[], None] | None = None
-    ) -> None:
-        """Run as `submit` does, when the disk is free: one piece after the other, with pauses."""
-        self._may_wait.put(lambda: self._flush(work, self._on_loop(then), after))
+    def submit_soon(self, log: FlushSide, then: Outcome) -> None:
+        """Flush as `submit` does, when the disk is free: one log after the other, with pauses."""
+        self._may_wait.put(lambda: self._flush(log, self._on_loop(then)))
 
     def close(self) -> None:
         """Finish the work handed over and end the threads."""
@@ -111,17 +110,17 @@ class FlushThreads:
             began = time.monotonic()
             flush()
 
-    def _on_loop(self, then: Outcome[T]) -> Outcome[T]:
+    def _on_loop(self, then: Outcome) -> Outcome:
         return lambda result, error: self._mailbox.post(lambda: then(result, error))
 
-    def _flush(self, work: Callable[[], T], tell: Outcome[T], after: Callable[[], None] | None) -> None:
+    def _flush(self, log: FlushSide, tell: Outcome) -> None:
         thread, began = threading.get_ident(), time.monotonic()
         with self._lock:
             self._began[thread] = began
-        result: T | None = None
+        result: LogState | None = None
         failure: BaseException | None = None
         try:
-            result = work()
+            result = log.flush()
         except BaseException as error:
             failure = error
         tell(result, failure)
@@ -130,7 +129,6 @@ class FlushThreads:
             self.done += 1
             self.seconds.observe(time.monotonic() - began)
         try:
-            if after is not None:
-                after()
+            log.write_due_checkpoint()
         except Exception:
-            log.exception("what follows a flush failed")
+            logger.exception("the checkpoint after a flush failed")

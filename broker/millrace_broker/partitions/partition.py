@@ -19,6 +19,7 @@ from millrace.errors import BrokerError, FencedLeaderEpoch, MillraceError, Stora
 from millrace_broker.mailbox import Mailbox, Timer
 from millrace_broker.partitions.flush import FlushThreads
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import BackgroundSide, FlushSide, LoopSide
 from millrace_broker.storage.state import LogState
 
 logger = logging.getLogger("millrace.broker.partition")
@@ -82,7 +83,11 @@ class Partition:
         doubtful: Callable[[], bool],
     ) -> None:
         """`doubtful` returns True while the topic may have gone: acks=all then waits for `answer_flushed`."""
-        self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
+        self.topic, self.number, self.topic_id = topic, number, topic_id
+        self.log: LoopSide = log
+        self.background: BackgroundSide = log
+        """The log, for threads that may wait for the disk."""
+        self._flush_side: FlushSide = log
         self.leader_epoch = leader_epoch
         log.lead(leader_epoch)
         self.mirrored = False
@@ -179,7 +184,7 @@ class Partition:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
         if self._hurrying and not (self._flushing_soon or self._failing) and log.config.flush == "soon":
             self._flushing_soon = True
-            self._flushes.submit_soon(log.flush, self._flushed_soon, log.write_due_checkpoint)
+            self._flushes.submit_soon(self._flush_side, self._flushed_soon)
 
     def park(self, fetch: Parked) -> None:
         """Let a fetch wait; it may be waiting for records that are appended and not flushed yet."""
@@ -247,7 +252,7 @@ class Partition:
         """Flush the rest here and now, and answer waiting requests; the flush threads have ended."""
         if self._owes_flush and self.log.flush_refusal is None:
             try:
-                self._flushed(self.log.flush(), None)
+                self._flushed(self._flush_side.flush(), None)
             except (MillraceError, OSError) as error:
                 self._flushed(None, error)
 
@@ -264,7 +269,7 @@ class Partition:
             self._timer.cancel()
             self._timer = None
         self._flushing = True
-        self._flushes.submit(self.log.flush, self._flushed, self.log.write_due_checkpoint)
+        self._flushes.submit(self._flush_side, self._flushed)
 
     def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
         self._flushing = False

@@ -38,6 +38,7 @@ from millrace_broker.replication.replica import Replica
 from millrace_broker.replication.session import Led, check_epoch
 from millrace_broker.replication.state import Directories, depose, elect, resign
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import BackgroundSide, CutSide, LoopSide
 
 log = logging.getLogger("millrace.replication")
 
@@ -108,7 +109,9 @@ class StoredReplica:
 
     key: TopicPartition
     id: ReplicaPartition
-    log: PartitionLog
+    opened: PartitionLog
+    """The whole log, to give threads their sides of it."""
+    log: LoopSide
     replica: Replica
     topic: TopicState
     """As it was seen last."""
@@ -217,7 +220,7 @@ class Replicas:
         )
         if partition in self._unreported:
             replica.forget_zookeeper()
-        one = self._stored[partition] = StoredReplica(key, partition, log_, replica, topic)
+        one = self._stored[partition] = StoredReplica(key, partition, log_, log_, replica, topic)
         self._see(one)
         if not self._is_ticking:
             self._is_ticking = True
@@ -357,7 +360,7 @@ class Replicas:
             number,
             one.id.topic_id,
             leading,
-            one.log,
+            one.opened,
             self._mailbox,
             self._flushes,
             self._doubtful,
@@ -492,7 +495,7 @@ class Replicas:
         newest, wrote = UNKNOWN
         error = None
         if one.log.end != one.log.whole_end:  # nearly every log is whole
-            error = await self._change_log(one, lambda: one.log.cut(one.log.whole_end))
+            error = await self._change_log(one, lambda log_: log_.cut(log_.whole_end))
             self._log_failed(one, error)
         if error is None and self._is_stored(one):
             newest, wrote = await self._write(one.key, one.id.topic_id, apply)
@@ -599,7 +602,7 @@ class Replicas:
         one.is_reporting = True
         replica, log_ = one.replica, one.log
 
-        def bring_to_disk() -> None:
+        def bring_to_disk(log_: CutSide) -> None:
             if log_.end > log_.whole_end:
                 log_.cut(log_.whole_end)
             log_.flush()
@@ -732,13 +735,13 @@ class Replicas:
         """Give up what the leader has given up, so that it stays so when this replica leads."""
         one.is_deleting = True
         try:
-            await outcome(self._pool.submit(one.log.delete_records, before))
+            await outcome(self._pool.submit(_delete_records, one.opened, before))
         except Exception as error:  # the leader says it again, some time
             log.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
         one.is_deleting = False
         self._maybe_free(one)
 
-    async def _cut(self, one: StoredReplica, copying: Copying, work: Callable[[], None]) -> None:
+    async def _cut(self, one: StoredReplica, copying: Copying, work: Callable[[CutSide], None]) -> None:
         """Cut the log where it leaves the leader's, then copy on."""
         error = await self._change_log(one, work)
         if one.copying is copying and isinstance(error, errors.MillraceError):
@@ -809,7 +812,7 @@ class Replicas:
         ):
             copying, has_failed, one.is_flushing = one.copying, False, True
             try:
-                await self._flushes.flush(one.log.flush, one.log.write_due_checkpoint)
+                await self._flushes.flush(one.opened)
             except Exception as error:
                 has_failed = True
                 log.error("flush of %s failed: %s", one.name, error, exc_info=errors.is_bug(error))
@@ -830,14 +833,14 @@ class Replicas:
             ):
                 one.thread.ack(acked)
 
-    async def _change_log(self, one: StoredReplica, work: Callable[[], None]) -> Exception | None:
+    async def _change_log(self, one: StoredReplica, work: Callable[[CutSide], None]) -> Exception | None:
         """Cut the log, or begin it anew, in a thread; return the exception that this raised, if any.
 
         Meanwhile nothing else uses the log.
         """
         one.is_changing, failure = True, None
         try:
-            await outcome(self._pool.submit(work))
+            await outcome(self._pool.submit(work, one.opened))
         except Exception as error:
             failure = error
         one.is_changing = False
@@ -848,10 +851,10 @@ class Replicas:
         if error is not None:
             log.error("the log of %s: %s", one.name, error, exc_info=error if errors.is_bug(error) else None)
 
-    def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
+    def retentions(self) -> list[tuple[str, BackgroundSide, int | None]]:
         """What retention is applied to: a leader's own, a follower's as its leader says."""
         return [
-            (one.name, one.log, None if one.partition is not None else _leader_start(one))
+            (one.name, one.opened, None if one.partition is not None else _leader_start(one))
             for one in self._stored.values()
             if not one.is_changing
         ]
@@ -912,6 +915,10 @@ def _leader_start(one: StoredReplica) -> int:
     """Up to where a follower may drop what it has; nothing while it does not know."""
     following = one.copying is not None and one.copying.following.is_in_step
     return one.copying.leader_start if one.copying is not None and following else one.log.start
+
+
+def _delete_records(log_: BackgroundSide, before: int) -> int:
+    return log_.delete_records(before)
 
 
 def _snapshot(topic: TopicState, number: int) -> Snapshot:

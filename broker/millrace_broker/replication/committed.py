@@ -6,14 +6,14 @@ from collections import deque
 from itertools import islice
 
 from millrace_broker.replication.leadership import MAX_UNITS
-from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import LoopSide
 from millrace_broker.storage.state import LogState
 
 
 class CommittedStates:
     """The states after whole appends that are not known to be committed, in order."""
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: LoopSide) -> None:
         self._log = log
         self._states = deque([log.whole])
 

@@ -16,7 +16,7 @@ from millrace_broker.replication.committed import CommittedStates
 from millrace_broker.replication.following import Following
 from millrace_broker.storage.copying import whole_entries
 from millrace_broker.storage.epochs import EpochEnd
-from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import CutSide, LoopSide
 
 
 class Checked(NamedTuple):
@@ -42,7 +42,7 @@ class Copying:
     """One partition while this broker follows the leader of one epoch."""
 
     def __init__(
-        self, partition: ReplicaPartition, following: Following, log: PartitionLog, *, is_behind: bool = False
+        self, partition: ReplicaPartition, following: Following, log: LoopSide, *, is_behind: bool = False
     ) -> None:
         self.partition, self.following, self.log = partition, following, log
         self.is_behind = is_behind
@@ -65,7 +65,7 @@ class Copying:
         flushed = self.following.flushed
         return Acked(self.partition, self.following.epoch, flushed) if flushed >= 0 else None
 
-    def take(self, answer: Checked) -> Callable[[], None] | None:
+    def take(self, answer: Checked) -> Callable[[CutSide], None] | None:
         """Take in the leader's answer to `wanted`; return the work that a thread must do before the next
         fetch.
 
@@ -79,7 +79,7 @@ class Copying:
             diverging = EpochEnd(copied.diverging_epoch, copied.diverging_end)
             kept = self.following.cut_at(diverging, copied.committed)
             position = max(self.log.start, copied.log_start)
-            return lambda: self._cut(kept, position)
+            return lambda log: self._cut(log, kept, position)
         if answer.headers:
             self.log.append_copied(answer.headers, answer.batches, copied.segment)
             self._states.appended(self.log.whole)
@@ -94,11 +94,11 @@ class Copying:
         start, log = self._start_offset, self.log
         return start if log.log_start_offset < start <= log.high_watermark else None
 
-    def _cut(self, kept: int | None, anew_at: int) -> None:
+    def _cut(self, log: CutSide, kept: int | None, anew_at: int) -> None:
         if kept is None:
-            self.log.begin_anew(anew_at)
+            log.begin_anew(anew_at)
         else:
-            self.log.cut(kept)
+            log.cut(kept)
         self._states = CommittedStates(self.log)
 
 

@@ -14,14 +14,14 @@ from millrace.errors import BrokerError, ErrorCode, FencedLeaderEpoch, NotLeader
 from millrace.records.file_slice import FileSlice
 from millrace.wire.replica import Copied, ReplicaFetchRequest, ReplicaPartition, Wanted
 from millrace_broker.replication.leadership import Leadership
-from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import LoopSide
 
 
 class Led(NamedTuple):
     """A partition that this broker leads."""
 
     leading: Leadership
-    log: PartitionLog
+    log: LoopSide
 
 
 FindLed = Callable[[ReplicaPartition, int], Led]
@@ -164,7 +164,7 @@ class ReplicaSession:
         return _said(place, leading, log)
 
 
-def _said(place: _Place, leading: Leadership, log: PartitionLog) -> Copied:
+def _said(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
     starts, committed = (log.start, log.log_start_offset), leading.committed
     place.heard_starts, place.heard_committed = starts, committed
     return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

@@ -4,13 +4,8 @@ Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API
 
 Three snapshots describe the log, each a part of the one before: as appended, as flushed and as visible.
 Readers see the visible one; the end of its records is the high watermark of Kafka's clients. Appends and
-changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
-
-    the loop        lead, append, append_mirrored, append_copied, read,    (one thread; waits for no sync)
-                    read_raw, publish
-    a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
-    any thread      apply_retention, delete_records, look-ups by time, build_landmarks, cut, begin_anew,
-                    close, delete, and every property
+changes of the segment list hold the lock; reads take the snapshots and hold nothing. The types of `sides.py`
+say which thread may call which method.
 
 In a log with one replica all flushed bytes become visible. In a log with several, only the committed bytes
 do, and the replication decides which those are. A follower's log is copied from its leader's, file by file,

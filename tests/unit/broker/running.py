@@ -24,6 +24,7 @@ from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.fetch import Reads
 from millrace_broker.partitions.partition import Outcomes
 from millrace_broker.storage.log_directory import LogDirectory
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
 
 NEVER_MS = 3_600_000
@@ -177,6 +178,10 @@ class Running:
         request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
         self.broker.fetch(request, answers.append, self.aborted_fetches.append)
         return answers
+
+    def whole_log(self, name: str = "t", partition: int = 0) -> PartitionLog:
+        """A log with all its sides, of which the broker gives each thread its own."""
+        return self.logs._logs[name, partition]
 
     def high_watermark(self, name: str = "t", partition: int = 0) -> int:
         return self.broker.partition(name, partition).log.high_watermark

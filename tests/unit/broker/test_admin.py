@@ -868,7 +868,7 @@ def test_an_epoch_that_retention_took_ends_where_what_is_left_begins(running: Se
     partition = running.broker.partition("t", 0)
     batch = bytearray(build_batch([Message(1, None, b"x")]))
     partition.log.append([batch], ["User:a"])
-    partition.log.publish(partition.log.flush())
+    partition.log.publish(running.whole_log().flush())
     end = partition.log.high_watermark
     partition.log.epochs._replace(((3, 0),))  # all of the epochs before has gone, and 3 begins there
     asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 1}]}]}

@@ -164,7 +164,7 @@ def test_acks_all_is_answered_before_a_due_checkpoint_is_written(
         write(checkpoint, directory)
 
     monkeypatch.setattr(Checkpoint, "write", hold)
-    log = running.broker.partition("t", 0).log
+    log = running.whole_log()
     log._checkpoint_at = 0.0
     for _ in range(3):  # the flushes behind it do not wait for it either
         outcome = running.produce(acks_all=True)
@@ -179,7 +179,7 @@ def test_a_flush_that_found_no_descriptor_is_refused_and_tried_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = start()
-    log = running.broker.partition("t", 0).log
+    log = running.whole_log()
     with monkeypatch.context() as patch:
         patch.setattr(partition_log, "sync_directory", out_of_descriptors)
         log._directory_changed = True  # as after a roll
@@ -255,7 +255,7 @@ def without_landmarks(start: Start, monkeypatch: pytest.MonkeyPatch) -> tuple[Ru
         last = running.produce(acks_all=True)
     running.turn()
     running.until("the answers", lambda: last.heard)
-    running.broker.partition("t", 0).log._files.segments[0].landmarks = Landmarks()
+    running.whole_log()._files.segments[0].landmarks = Landmarks()
     return running, last.base_offset - 1
 
 

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.flush import PAUSE_S, THREADS, FlushThreads
+from millrace_broker.storage.state import LogState
 from tests.support import WAIT_S, wait_until
+
+
+def state(end: int = 0) -> LogState:
+    return LogState(end, end, end, 0, None)
+
+
+def no_checkpoint() -> None:
+    """None is due."""
+
+
+@dataclass
+class Log:
+    """What flush threads have of a log; the test says what happens in it."""
+
+    flush: Callable[[], LogState] = state
+    write_due_checkpoint: Callable[[], None] = no_checkpoint
+
+
+def end_of(flushed: LogState | None) -> int:
+    assert flushed is not None
+    return flushed.end
 
 
 @pytest.fixture
@@ -26,22 +50,22 @@ def flushes(mailbox: Mailbox) -> Iterator[FlushThreads]:
 
 
 def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flushes: FlushThreads) -> None:
-    disk, done = threading.Event(), list[int | None]()
+    disk, done = threading.Event(), list[int]()
 
-    def hang() -> int:
+    def hang() -> LogState:
         assert disk.wait(WAIT_S)
-        return -1
+        return state()
 
-    flushes.submit(hang, lambda result, _: done.append(result))
-    for number in range(3 * THREADS):
-        flushes.submit(lambda number=number: number, lambda result, _: done.append(result))  # type: ignore[misc]
+    flushes.submit(Log(hang), lambda flushed, _: done.append(end_of(flushed)))
+    for end in range(1, 3 * THREADS + 1):
+        flushes.submit(Log(partial(state, end)), lambda flushed, _: done.append(end_of(flushed)))
 
     def others_are_done() -> bool:
         mailbox.run()
         return len(done) == 3 * THREADS
 
     wait_until("the others are done", others_are_done)
-    assert sorted(filter(None, done)) == list(range(1, 3 * THREADS))
+    assert sorted(done) == list(range(1, 3 * THREADS + 1))
     disk.set()
 
 
@@ -50,14 +74,15 @@ def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
 ) -> None:
     disk, began, done = threading.Event(), list[float](), list[str]()
 
-    def flush() -> None:
+    def flush() -> LogState:
         began.append(time.monotonic())
         assert disk.wait(WAIT_S)
+        return state()
 
     for _ in range(3 * THREADS):
-        flushes.submit_soon(flush, lambda *_: done.append("soon"))
+        flushes.submit_soon(Log(flush), lambda *_: done.append("soon"))
     wait_until("the first is under way", lambda: began)
-    flushes.submit(lambda: None, lambda *_: done.append("now"))
+    flushes.submit(Log(), lambda *_: done.append("now"))
 
     def has_run(count: int) -> bool:
         mailbox.run()
@@ -74,10 +99,15 @@ def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
 
 def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> None:
     first, second = threading.Event(), threading.Event()
+
+    def wait(disk: threading.Event) -> LogState:
+        assert disk.wait(WAIT_S)
+        return state()
+
     assert flushes.since is None
-    flushes.submit(lambda: first.wait(WAIT_S), lambda *_: None)
+    flushes.submit(Log(partial(wait, first)), lambda *_: None)
     oldest = wait_until("the first is under way", lambda: flushes.since)
-    flushes.submit(lambda: second.wait(WAIT_S), lambda *_: None)
+    flushes.submit(Log(partial(wait, second)), lambda *_: None)
     assert flushes.since == oldest
     first.set()
     wait_until("the second is the oldest", lambda: flushes.since not in (None, oldest))
@@ -88,29 +118,32 @@ def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> Non
 def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: Mailbox) -> None:
     flushes, outcomes = FlushThreads(mailbox), list[object]()
 
-    def fail() -> int:
+    def fail() -> LogState:
         raise OSError("the disk is gone")
 
-    for work in (lambda: 1, fail) * (THREADS // 2):
+    for flush in (partial(state, 1), fail) * (THREADS // 2):
         for submit in (flushes.submit, flushes.submit_soon):
-            submit(work, lambda result, error: outcomes.append(result if error is None else str(error)))
+            submit(
+                Log(flush),
+                lambda flushed, error: outcomes.append(end_of(flushed) if error is None else str(error)),
+            )
     flushes.close()
     mailbox.run()
     assert outcomes.count(1) == outcomes.count("the disk is gone") == THREADS
     assert sum(flushes.seconds.counts) == 2 * THREADS
 
 
-def test_what_follows_a_flush_runs_after_its_outcome_was_told_and_may_fail(
+def test_the_checkpoint_follows_when_the_outcome_of_a_flush_was_told_and_may_fail(
     mailbox: Mailbox, flushes: FlushThreads
 ) -> None:
-    go_on, told = threading.Event(), list[int | None]()
+    go_on, told = threading.Event(), list[int]()
 
     def fail() -> None:
         assert go_on.wait(WAIT_S)
         raise ValueError("nobody waits for this")
 
-    for number in range(2 * THREADS):
-        flushes.submit(lambda number=number: number, lambda result, _: told.append(result), fail)  # type: ignore[misc]
+    for end in range(2 * THREADS):
+        flushes.submit(Log(partial(state, end), fail), lambda flushed, _: told.append(end_of(flushed)))
 
     def all_threads_told() -> bool:
         mailbox.run()
@@ -120,4 +153,4 @@ def test_what_follows_a_flush_runs_after_its_outcome_was_told_and_may_fail(
     go_on.set()
     flushes.close()
     mailbox.run()
-    assert sorted(filter(None, told)) == list(range(1, 2 * THREADS))
+    assert sorted(told) == list(range(2 * THREADS))

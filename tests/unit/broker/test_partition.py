@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,8 +14,10 @@ from millrace.config import LogConfig
 from millrace.errors import BrokerError, NotLeader, UnknownTopicOrPartition
 from millrace.records import Message, build_batch
 from millrace_broker.mailbox import Mailbox
+from millrace_broker.partitions.flush import Outcome
 from millrace_broker.partitions.partition import Outcomes, Partition
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.sides import FlushSide
 
 FLUSH_S = 0.1
 
@@ -29,14 +30,12 @@ class Flushes:
     due_soon: list[Callable[[], None]] = field(default_factory=list)
     begun: int = 0
 
-    def submit(self, work: Callable[[], Any], outcome: Callable[[Any, None], None], *more: object) -> None:
+    def submit(self, log: FlushSide, outcome: Outcome) -> None:
         self.begun += 1
-        self.due.append(lambda: outcome(work(), None))
+        self.due.append(lambda: outcome(log.flush(), None))
 
-    def submit_soon(
-        self, work: Callable[[], Any], outcome: Callable[[Any, None], None], *more: object
-    ) -> None:
-        self.due_soon.append(lambda: outcome(work(), None))
+    def submit_soon(self, log: FlushSide, outcome: Outcome) -> None:
+        self.due_soon.append(lambda: outcome(log.flush(), None))
 
     def run(self) -> None:
         due, self.due = self.due, []

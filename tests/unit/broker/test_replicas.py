@@ -499,7 +499,7 @@ def test_a_follower_whose_log_takes_no_more_appends_is_stopped(
     elsewhere = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
     cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=before.version + 1))
     running.until("it follows", lambda: running.broker.replicas.numbers().roles["following"] == 1)
-    running.broker.logs["t", 0].refusal = "the disk takes no writes"
+    running.whole_log().refusal = "the disk takes no writes"
     running.until("it is told", lambda: running.broker.failed)
     assert running.broker.failed == {("t", 0): "the disk takes no writes"}
     assert running.broker.replicas.numbers().roles["stopped"] == 1
@@ -518,7 +518,7 @@ def test_a_leader_whose_disk_has_failed_resigns_as_soon_as_zookeeper_answers(
         return change(name, change_)
 
     monkeypatch.setattr(cluster, "change_topic", away)
-    log = running.broker.partition("t", 0).log
+    log = running.whole_log()
     log.refusal = log.flush_refusal = "the disk takes nothing"
     running.until("it leads no more", lambda: cluster.state.leader == NO_LEADER)
     assert answers == []
@@ -798,7 +798,7 @@ def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_appe
     leader.close()
     mirrored, cut_off = headers[:-2], headers[-2:]
     assert [header.is_control for header in cut_off] == [False, True]
-    ours = running.broker.logs["t", 0]
+    ours = running.whole_log()
     end = sum(header.size for header in mirrored)
     ours.append_copied(mirrored, memoryview(file.read_bytes())[:end], 0)
     assert ours.whole_end < ours.end == end
@@ -806,7 +806,7 @@ def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_appe
     alone = dataclasses.replace(led_by_2, replicas=(1,), leader=1, leader_epoch=3, isr={1: OURS})
     cluster.set(dataclasses.replace(before, partitions={0: alone}, version=before.version + 2))
     running.until("it serves alone", lambda: ("t", 0) in running.broker.partitions)
-    log = running.broker.partition("t", 0).log
+    log = running.whole_log()
     log.append_mirrored(ORIGIN, 1, origin_batches([2], 1), position(3, batches=2, records=3))
     log.publish(log.flush())
     read = [header for header in batches_at(log, 0) if not header.is_control]

@@ -151,7 +151,7 @@ class World:
             work = node.copying.take(checked(copied, wanted))
             if work is not None:
                 self.counts["cuts"] += 1
-                work()
+                work(node.log)
 
     def acknowledge(self, broker: int) -> None:
         node, leader = self.nodes[broker], self.leader
