@@ -9,28 +9,21 @@ unreadable, the last snapshot holds. A broker with an authorizer does not start 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from millrace.errors import MillraceError, PolicyViolation
 from millrace.zookeeper.session import Session
-from millrace_broker.coordination.watching import WatchedNode
+from millrace_broker.coordination.watching import WatchedList
 from millrace_broker.security.acls import Acls, Pattern, Rule
 from millrace_broker.security.rights import Operation, Resource, ResourceType
 
-MAX_BYTES = 900_000
-"""Largest size of the node, about 8,000 rules: ZooKeeper takes 1 MB."""
-FORMAT = 1
 
-
-class AclStore(WatchedNode[Acls]):
+class AclStore(WatchedList[Acls]):
     """The registry of rules, and the authorizer of clients: `allows` and `version` are for any thread."""
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper; MillraceError when it cannot be read: then no right could be decided."""
-        path = f"/{cluster}/security/acls"
-        super().__init__(session, path, "access control lists", _encoded(()), _decoded)
+        super().__init__(session, f"/{cluster}/security/acls", "access control lists", "rules", _acls)
 
     @property
     def acls(self) -> Acls:
@@ -45,34 +38,16 @@ class AclStore(WatchedNode[Acls]):
         Waits for ZooKeeper. PolicyViolation when they become too many.
         """
 
-        def changed(acls: Acls) -> bytes | None:
+        def changed(acls: Acls) -> list[Rule] | None:
             rules = sorted(set(change(acls.rules)))
-            if rules == acls.rules:
-                return None
-            encoded = _encoded(rules)
-            if len(encoded) > MAX_BYTES:
-                raise PolicyViolation(
-                    f"{len(rules)} rules are too many: use prefixes and User:*, or delete some"
-                )
-            return encoded
+            return rules if rules != acls.rules else None
 
-        self.write(changed)
+        self.write(changed, "use prefixes and User:*, or delete some")
 
 
-def _encoded(rules: Iterable[Rule]) -> bytes:
-    return json.dumps({"version": FORMAT, "rules": [list(rule) for rule in rules]}).encode()
-
-
-def _decoded(data: bytes) -> Acls:
-    """Return the rules; MillraceError for an unreadable one: without one that denies, others allow too
-    much."""
-    try:
-        kept = json.loads(data)
-        if kept["version"] != FORMAT:
-            raise ValueError(f"version {kept['version']} is not {FORMAT}")
-        return Acls(_rule(values) for values in kept["rules"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise MillraceError(f"cannot read the access control lists in ZooKeeper: {error}") from None
+def _acls(rules: Any) -> Acls:
+    """Return the rules; raise for an unreadable one: without one that denies, others allow too much."""
+    return Acls(_rule(values) for values in rules)
 
 
 def _rule(values: Any) -> Rule:

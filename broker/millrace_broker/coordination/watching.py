@@ -1,10 +1,11 @@
-"""Nodes that a broker follows in ZooKeeper in a thread of its own: one with a value, or several.
+"""Nodes that a broker follows in ZooKeeper in a thread of its own: one with a list of entries, or several.
 
-While ZooKeeper is away, and while the nodes cannot be read, the last reading holds. Knows no formats.
+While ZooKeeper is away, and while the nodes cannot be read, the last reading holds. Knows no entries.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, PolicyViolation
 from millrace.zookeeper.session import Session
 
 log = logging.getLogger("millrace.coordination.watching")
@@ -21,6 +22,9 @@ RETRY_S = 1.0
 """Seconds before ZooKeeper is asked again after it did not answer."""
 REREAD_S = 60.0
 """Seconds after which everything is read again, whether or not ZooKeeper has notified a change."""
+MAX_BYTES = 900_000
+"""Largest size of a list's node, about 8,000 rules or quotas of 10,000 users: ZooKeeper takes 1 MB."""
+FORMAT = 1
 T = TypeVar("T")
 
 
@@ -61,40 +65,47 @@ class Follower:
         return True
 
 
-class WatchedNode(Generic[T]):
-    """One node, and its newest readable value; `value` and `version` are for any thread."""
+class WatchedList(Generic[T]):
+    """One node with a list, and its newest readable value; `value` and `version` are for any thread.
 
-    def __init__(
-        self, session: Session, path: str, what: str, empty: bytes, decode: Callable[[bytes], T]
-    ) -> None:
-        """Wait for ZooKeeper, and create the node with `empty` if it is missing; MillraceError when it is
-        unreadable.
+    /<cluster>/security/<name>  persistent  {"version": 1, <key>: [entry, ...]}
+    """
+
+    def __init__(self, session: Session, path: str, what: str, key: str, parse: Callable[[Any], T]) -> None:
+        """Wait for ZooKeeper, and create the node with an empty list if it is missing; MillraceError when it
+        is unreadable.
+
+        `parse` makes the value from all entries; it raises for an unreadable entry.
         """
-        self._session, self._path, self._decode = session, path, decode
-        self.value, self.version = decode(empty), 0
+        self._session, self._path, self._what, self._key, self._parse = session, path, what, key, parse
+        self.value, self.version = parse([]), 0
         """The value, and a number that grows with each change of it."""
         self._replacing = threading.Lock()
         self._follower = Follower(session, path.rpartition("/")[2], what, self._read)
         with suppress(NodeExistsError):
-            session.call(session.client.create_async, path, empty, makepath=True)
+            session.call(session.client.create_async, path, self._encoded([]), makepath=True)
         self._read()
 
     def watch(self) -> None:
         """Follow every change in a thread that has the node's name."""
         self._follower.start()
 
-    def write(self, change: Callable[[T], bytes | None]) -> None:
-        """Write the value that `change` returns, or nothing for None; `change` may be called again.
+    def write(self, change: Callable[[T], list[Any] | None], remedy: str) -> None:
+        """Write the entries that `change` returns, or nothing for None; `change` may be called again.
 
-        Waits for ZooKeeper; `value` is the new one on return.
+        Waits for ZooKeeper; `value` is the new one on return. PolicyViolation, which names the remedy, when
+        the entries become too many.
         """
         while True:
             data, stat = self._node()
-            changed = change(self._decode(data))
-            if changed is None:
+            entries = change(self._decoded(data))
+            if entries is None:
                 break
+            encoded = self._encoded(entries)
+            if len(encoded) > MAX_BYTES:
+                raise PolicyViolation(f"{len(entries)} {self._key} are too many: {remedy}")
             with suppress(BadVersionError, NoNodeError):
-                self._session.call(self._session.client.set_async, self._path, changed, version=stat.version)
+                self._session.call(self._session.client.set_async, self._path, encoded, version=stat.version)
                 break
         self._read()
 
@@ -102,10 +113,22 @@ class WatchedNode(Generic[T]):
         data, stat = self._node()
         with self._replacing:
             if stat.mzxid > self.version:  # another thread may have read more than this one
-                self.value, self.version = self._decode(data), stat.mzxid
+                self.value, self.version = self._decoded(data), stat.mzxid
 
     def _node(self) -> tuple[bytes, Any]:
         node = self._session.read_all([self._path], self._follower.changed).get(self._path)
         if node is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
         return node
+
+    def _encoded(self, entries: list[Any]) -> bytes:
+        return json.dumps({"version": FORMAT, self._key: entries}).encode()
+
+    def _decoded(self, data: bytes) -> T:
+        try:
+            kept = json.loads(data)
+            if kept["version"] != FORMAT:
+                raise ValueError(f"version {kept['version']} is not {FORMAT}")
+            return self._parse(kept[self._key])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MillraceError(f"cannot read the {self._what} in ZooKeeper: {error}") from None
