@@ -22,7 +22,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from millrace.service.pages import templates_in
+from millrace.service.pages import HEADERS, templates_in
 from millrace.service.web import ICON
 from millrace_registry import requests, service
 from millrace_registry.access import READ
@@ -37,14 +37,11 @@ MAX_LINES = 1000
 """Most lines of each schema shown side by side: the work grows with the square of their number."""
 Offset: TypeAlias = Annotated[int, Query(ge=0, le=1 << 31)]
 _PAGES = Path(__file__).with_name("pages")
-_HEADERS = {
+_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self';"
         " frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
+    )
 }
 _templates = templates_in(_PAGES)
 _templates.filters["utc"] = lambda ms: f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"

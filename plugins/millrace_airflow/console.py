@@ -5,8 +5,9 @@
 
 This is no open proxy: only connections of type `millrace` name sources of pages, and PAGES lists the pages.
 The auditor is asked by GET, without the reader's cookies. Time, size and number of requests are bounded.
-Airflow protects no page of a plugin, so every route here requires its login. Only the API server imports this
-module.
+Airflow protects no page of a plugin, so every route here requires its login. A page lies beside Airflow's
+own, whose cookie it could use, so HEADERS let it run scripts only from files. Only the API server imports
+this module.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Request, Response
 
 from millrace.errors import MillraceError
+from millrace.service.pages import HEADERS
 from millrace.urls import address_and_auth, without_secret
 from millrace_airflow.settings import MillraceSettings, settings_of
 
@@ -47,16 +49,6 @@ MOST_QUERY = 2_000
 TIMEOUT_S = 20.0
 _turns = threading.BoundedSemaphore(4)
 """Most requests at a time: the other threads of the API server are Airflow's."""
-HEADERS = {
-    # The page lies beside Airflow's own, whose cookie it could use: it may run scripts only from files.
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 def create_app() -> FastAPI:

@@ -1,4 +1,4 @@
-"""The templates of the services' pages. Their texts are escaped, for HTML and for control characters."""
+"""Templates and headers of the services' pages. Texts are escaped, for HTML and for control characters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from millrace.escaping import escaped, escaped_lines
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""Headers of a page that runs only scripts from files beside it, and shows only what lies beside it."""
 
 
 def templates_in(folder: Path) -> Environment:

@@ -30,7 +30,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.client.group_client import GroupClient
 from millrace.config import parse_time
 from millrace.errors import MillraceError
-from millrace.service.pages import templates_in
+from millrace.service.pages import HEADERS, templates_in
 from millrace.service.web import ICON
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
@@ -62,15 +62,6 @@ MARKS: Mapping[Verdict | None, str] = {
 }
 """A verdict's shape in the picture: nobody needs the colours to read it."""
 _PAGES = Path(__file__).with_name("pages")
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 _LOOK_AGAIN_S = 5.0
 _BROKERS_TIMEOUT_S = 3.0
 
@@ -222,10 +213,10 @@ def add_console(
                 detail = shown.detail(topic, at) if topic and at else None
                 overview = shown.overview()
         except MillraceError as error:
-            return HTMLResponse(page.render(error=str(error)), status_code=400, headers=_HEADERS)
+            return HTMLResponse(page.render(error=str(error)), status_code=400, headers=HEADERS)
         seen = cluster.seen() if cluster else ClusterSeen(trouble="no broker is asked here")
         text = page.render(error=None, detail=detail, cluster=seen, most=MOST_LACKING, **overview)
-        return HTMLResponse(text, headers=_HEADERS)
+        return HTMLResponse(text, headers=HEADERS)
 
     for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
         _serve(app, name, f"{kind}; charset=utf-8", (_PAGES / name).read_bytes())
@@ -236,7 +227,7 @@ def _serve(app: FastAPI, name: str, kind: str, content: bytes) -> None:
     @app.get(f"/console/{name}", name=name)
     def file() -> Response:
         """A file of the console."""
-        return Response(content, media_type=kind, headers=_HEADERS)
+        return Response(content, media_type=kind, headers=HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
