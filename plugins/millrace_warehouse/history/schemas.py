@@ -12,7 +12,7 @@ Knows schemas, storage and the registry; no Spark.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,14 +28,12 @@ from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
-from millrace_warehouse.log.messages import body_decoder
+from millrace_warehouse.log.messages import Lookup, body_decoder
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.words import who
 
 FIRST_REASON = "the newest registered one when the first load began"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
-
-Lookup = Callable[[int], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,13 @@ from millrace_warehouse.history.manifest import (
     check_law,
     now,
 )
-from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
+from millrace_warehouse.history.schemas import SchemaRecord, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
 from millrace_warehouse.log.kinds import Kind
-from millrace_warehouse.log.messages import Filing
+from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
 from millrace_warehouse.storage.verbs import Storage

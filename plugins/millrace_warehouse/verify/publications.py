@@ -14,12 +14,12 @@ from operator import attrgetter
 
 from millrace_warehouse.history.hours import UNFILED, hour_of, partition_of
 from millrace_warehouse.history.manifest import HourChange, LoadRows, Publication
+from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
 
 Rows = dict[str, dict[int, LoadRows]]
 """Hour -> load -> the load's rows in it."""
-COMPLETE = "complete"
 
 
 @dataclass(slots=True)
