@@ -14,7 +14,6 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.client.transactions import batches_from
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records.messages import write_varint
-from millrace.wire.fetch import error_name
 from millrace_agent.spool import Spool, SpooledInstance
 from millrace_audit.answer import iso
 from millrace_audit.reports.batches import messages_of
@@ -87,9 +86,8 @@ class Claim:
                 AUDIT_TOPIC,
             )
             self._awaited.clear()
-        elif fetched.error:
-            raise MillraceError(f"{where} cannot be read at {offset}: {error_name(fetched.error)}")
-        for header, batch, readable in batches_from(fetched, offset):
+            return
+        for header, batch, readable in batches_from(fetched, offset, where):
             for message in messages_of(header, batch) if readable else ():
                 self._look_at(message.value)
             self._offset = header.next_offset

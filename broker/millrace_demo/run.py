@@ -30,7 +30,6 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
 from millrace.security.client import password
 from millrace.security.folder import SecurityFolder
-from millrace.wire.fetch import error_name
 from millrace_audit.answer import Completeness, Verdict
 from millrace_audit.client import completeness
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC
@@ -390,9 +389,8 @@ def _count_records(endpoints: Endpoints, topic: str) -> int:
         while pending := {p: offset for p, offset in offsets.items() if offset < ends[p]}:
             answer = client.fetch(topic, pending, max_bytes=FETCH_BYTES, max_wait_ms=500)
             for partition, fetched in answer.items():
-                if fetched.error:
-                    raise MillraceError(f"cannot read {topic}-{partition}: {error_name(fetched.error)}")
-                for header, _, readable in batches_from(fetched, pending[partition]):
+                name = f"{topic}-{partition}"
+                for header, _, readable in batches_from(fetched, pending[partition], name):
                     offsets[partition] = header.next_offset
                     total += header.records_count if readable else 0
     return total

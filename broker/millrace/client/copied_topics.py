@@ -27,7 +27,7 @@ from millrace.client.transactions import batches_from
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records import iter_records
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.fetch import FetchedPartition
 from millrace.wire.fields import replace
 from millrace.wire.messages import ListOffsetsResponse, MetadataResponse
 
@@ -167,10 +167,8 @@ def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
     while offset < end:
         fetcher.request({place: offset}, limits)
         fetched = fetcher.receive()[place]
-        if fetched.error:
-            raise MillraceError(f"{COPIES_TOPIC} cannot be read at {offset}: {error_name(fetched.error)}")
         before = offset
-        for header, batch, readable in batches_from(fetched, offset):
+        for header, batch, readable in batches_from(fetched, offset, COPIES_TOPIC):
             for record in iter_records(header, batch) if readable else ():
                 if record.key == COPIES_KEY and record.value:
                     newest = record.value

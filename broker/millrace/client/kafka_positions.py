@@ -22,7 +22,6 @@ from millrace.client.transactions import batches_from
 from millrace.errors import MillraceError
 from millrace.records import Record, iter_records
 from millrace.records.mirror_position import MirrorPosition, stated_end
-from millrace.wire.fetch import error_name
 
 FETCH_BYTES = 4 << 20
 FETCH_WAIT_MS = 200
@@ -88,11 +87,7 @@ class TopicLog:
         fetched = self._client.fetch(
             self._topic, {0: self._offset}, max_bytes=FETCH_BYTES, max_wait_ms=FETCH_WAIT_MS
         )[0]
-        if fetched.error:
-            raise MillraceError(
-                f"{self._topic} cannot be read at {self._offset}: {error_name(fetched.error)}"
-            )
-        for header, batch, readable in batches_from(fetched, self._offset):
+        for header, batch, readable in batches_from(fetched, self._offset, self._topic):
             if readable:
                 yield from iter_records(header, batch)
             self._offset = header.next_offset

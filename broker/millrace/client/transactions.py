@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from millrace.errors import MillraceError
 from millrace.records import BatchHeader, split_batches
-from millrace.wire.fetch import FetchedPartition
+from millrace.wire.fetch import FetchedPartition, error_name
 
 
 class AbortedTransactions:
@@ -29,11 +30,16 @@ class AbortedTransactions:
         return header.is_transactional and header.producer_id in self._open
 
 
-def batches_from(fetched: FetchedPartition, offset: int) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
+def batches_from(
+    fetched: FetchedPartition, offset: int, name: str | None = None
+) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
     """(header, batch, whether it holds committed records) of each batch that ends after `offset`.
 
-    A fetch inside a batch returns the whole batch. Raises CorruptMessage when one is damaged.
+    A fetch inside a batch returns the whole batch. Raises CorruptMessage when one is damaged and, with the
+    partition's name, MillraceError when the answer is an error.
     """
+    if name is not None and fetched.error:
+        raise MillraceError(f"{name} cannot be read at {offset}: {error_name(fetched.error)}")
     aborted = AbortedTransactions(fetched.aborted_transactions)
     for header, batch in split_batches(fetched.records):
         dropped = aborted.drops(header)  # must see every batch

@@ -26,7 +26,7 @@ from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.fetch import Parting, error_name
+from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
@@ -138,10 +138,8 @@ class _Reading:
 
     def take(self, fetched: FetchedPartition) -> None:
         """Sort what was fetched into what may be applied and what waits for a position batch."""
-        if fetched.error:
-            where = f"{self.topic}-{self.partition}"
-            raise MillraceError(f"{where} cannot be read at {self.fetch_at}: {error_name(fetched.error)}")
-        for header, batch, readable in batches_from(fetched, self.fetch_at):
+        name = f"{self.topic}-{self.partition}"
+        for header, batch, readable in batches_from(fetched, self.fetch_at, name):
             if readable:
                 self.held.append(_Waiting(header, bytes(batch), self.fetch_at))
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:

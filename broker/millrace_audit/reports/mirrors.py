@@ -18,7 +18,6 @@ from millrace.client.transactions import batches_from
 from millrace.errors import MillraceError
 from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.fetch import error_name
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX, MirrorAppend, MirrorMode
 from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import decode_topic
@@ -137,11 +136,7 @@ class Mirrors:
             fetched = self._client.fetch(
                 topic, {partition: start}, max_bytes=1, partition_max_bytes=1, max_wait_ms=100
             )[partition]
-            if fetched.error:
-                raise MillraceError(
-                    f"{topic}-{partition} cannot be read at {start}: {error_name(fetched.error)}"
-                )
-            batches = list(batches_from(fetched, start))
+            batches = list(batches_from(fetched, start, f"{topic}-{partition}"))
             if not batches or any(readable for header, _, readable in batches if header.base_offset < end):
                 return False
             start = batches[-1][0].next_offset

@@ -110,7 +110,7 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
         if times[resource.resource_type, name] > 1:
             raise InvalidRequest(f"{name} is named more than once")
         if resource.resource_type == messages.ResourceType.BROKER:
-            if resource.configs and all(map(_deletes, resource.configs)):
+            if {config.config_operation for config in resource.configs} == {messages.ConfigOperation.DELETE}:
                 return
             raise InvalidRequest("a broker's settings are in its configuration file: change that, restart it")
         if resource.resource_type != messages.ResourceType.TOPIC:
@@ -163,10 +163,6 @@ def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
         else:
             raise InvalidRequest(f"unknown operation {operation}")
     return changed
-
-
-def _deletes(config: Config) -> bool:
-    return config.config_operation == messages.ConfigOperation.DELETE
 
 
 def _value(config: Config) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from millrace.client.transactions import batches_from
+from millrace.errors import ErrorCode, MillraceError
 from millrace.records import CONTROL_BIT, TRANSACTIONAL_BIT, Message, build_batch, control_batch
 from millrace.wire.fetch import FetchedPartition
 
@@ -32,3 +35,10 @@ def test_control_batches_and_those_of_aborted_transactions_hold_no_records() -> 
     assert readable == [False, False, True, False]
     behind = [readable for _, _, readable in batches_from(answer(*written, aborted=((7, 0),)), 1)]
     assert behind == [False, True, False], "the transaction of a batch before the offset counts, too"
+
+
+def test_the_error_of_an_answer_names_the_partition_and_the_offset() -> None:
+    refused = FetchedPartition(ErrorCode.OFFSET_OUT_OF_RANGE, 100, 100, 0, memoryview(b""), ())
+    with pytest.raises(MillraceError, match=r"^orders-0 cannot be read at 3: OFFSET_OUT_OF_RANGE$"):
+        list(batches_from(refused, 3, "orders-0"))
+    assert list(batches_from(refused, 3)) == [], "a reader that names no partition looks at the error itself"
