@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import getpass
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -18,6 +19,7 @@ from millrace.urls import address_and_auth, without_secret
 from millrace_audit.answer import Bad, Changes, Completeness, window_from_json
 
 TIMEOUT_S = 30.0
+T = TypeVar("T")
 
 
 def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
@@ -27,10 +29,7 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     """
     query = {"from": _iso(start), "to": _iso(end)}
     answer = _ask("GET", f"{_topic(url, topic)}/completeness", params=query)
-    try:
-        return Completeness.from_json(answer)
-    except (KeyError, TypeError, ValueError):  # the answer of a proxy, or of an auditor of another version
-        raise _unlike_an_auditor(url) from None
+    return _read(Completeness.from_json, answer, url)
 
 
 def changes(url: str, topic: str, since: str | None) -> Changes:
@@ -39,21 +38,20 @@ def changes(url: str, topic: str, since: str | None) -> Changes:
     A cursor of another database (the auditor's was lost and filled again) counts as None.
     """
     params = {} if since is None else {"since": since}
-    answer = _ask("GET", f"{_topic(url, topic)}/changes", params=params)
-    try:
-        return Changes.from_json(answer)
-    except (KeyError, TypeError, ValueError):
-        raise _unlike_an_auditor(url) from None
+    return _read(Changes.from_json, _ask("GET", f"{_topic(url, topic)}/changes", params=params), url)
 
 
 def _topic(url: str, topic: str) -> str:
     return f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}"
 
 
-def _unlike_an_auditor(url: str) -> MillraceError:
-    return MillraceError(
-        f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
-    )
+def _read(read: Callable[[Any], T], answer: Any, url: str) -> T:
+    try:
+        return read(answer)
+    except (KeyError, TypeError, ValueError):  # the answer of a proxy, or of an auditor of another version
+        raise MillraceError(
+            f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
+        ) from None
 
 
 def bad(url: str, topic: str | None, limit: int) -> list[Bad]:

@@ -306,16 +306,8 @@ class Server:
             self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
 
     def _close_unknown(self, connections: Sequence[ClientConnection], limit: str) -> None:
-        if connections:
-            log.warning(
-                "closed %d connections, such as %s: they had not proved who they are (%s)",
-                len(connections),
-                connections[0].address,
-                limit,
-            )
-            for connection in connections:
-                self.drop(connection)
-            self.admission.closed_unauthenticated += len(connections)
+        self._close(connections, f"they had not proved who they are ({limit})")
+        self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
         """Check whether a client has proved by now who it is; False when it is refused for that."""
@@ -415,16 +407,15 @@ class Server:
                 self._close_over_limit([connection], "it asked too much or left too much unread")
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
+        self._close(connections, f"{why} while all together held more than max_buffered_bytes")
+        self.admission.closed_over_limit += len(connections)
+
+    def _close(self, connections: Sequence[ClientConnection], why: str) -> None:
         if connections:
-            log.warning(
-                "closed %d connections, such as %s: %s while all together held more than max_buffered_bytes",
-                len(connections),
-                connections[0].address,
-                why,
-            )
-            for connection in connections:
-                self.drop(connection)
-            self.admission.closed_over_limit += len(connections)
+            address = connections[0].address
+            log.warning("closed %d connections, such as %s: %s", len(connections), address, why)
+        for connection in connections:
+            self.drop(connection)
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
         try:
