@@ -105,7 +105,7 @@ class ClientSecurity:
     min_version: str = "1.2"
     """Oldest version of TLS: 1.2 or 1.3."""
     mechanism: str = "SCRAM-SHA-512"
-    """How the client logs in: SCRAM-SHA-256, SCRAM-SHA-512, PLAIN or OAUTHBEARER."""
+    """Mechanism of the login: SCRAM-SHA-256, SCRAM-SHA-512, PLAIN or OAUTHBEARER."""
     user: str = ""
     """Name that the client logs in with."""
     password_file: str = ""
@@ -356,8 +356,8 @@ class SecurityConfig:
     super_users: Sequence[str] = ()
     """Principals, such as User:admin, that may do everything whatever the lists say."""
     reauthenticate_ms: int | None = None
-    """How long a login holds; a client that has not proved again by then who it is, is closed. -1: as long
-    as its connection."""
+    """Lifetime of a login. A connection whose client has not logged in again by then is closed. -1: as long as
+    the connection."""
 
     def __post_init__(self) -> None:
         for principal in self.super_users:

@@ -1,4 +1,4 @@
-"""What produce, fetch and the rest mean for the partitions this broker leads.
+"""The partitions of this broker: what produce, fetch and the rest mean for those that it leads.
 
 Owns the led partitions and keeps them in step with the cluster's snapshot. Runs on the loop, except where it
 says otherwise; what takes long (ZooKeeper, opening and deleting logs, cold look-ups) runs in threads and
@@ -50,14 +50,14 @@ POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
 """Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
 after a crash: eight at once wait hardly longer than one."""
 MAY_PASS = (errors.StorageError, InvalidTopicConfig)
-"""Why a log cannot be opened now: want of room, of descriptors or of a right, or a setting of its topic that
-this release does not know."""
+"""Errors that may pass when a log cannot be opened: lack of room, of descriptors or of a permission, or a
+setting of its topic that this release does not know."""
 RECORD_DELAY_S = 1.0
 """The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
 
 
 class State(Enum):
-    """Where a partition stands on this broker. Each state is entered by the method beside it."""
+    """State of a partition on this broker. The method beside a state enters it."""
 
     OPENING = auto()  # _open
     SERVING = auto()  # _serve
@@ -79,7 +79,7 @@ class Hosted:
     """By whose settings the partition is kept."""
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
-    """Why its log could not be opened last."""
+    """Error of the last try to open its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class Broker:
         self.refresh()
 
     def standstills(self) -> int:
-        """How often this broker has stood still: between two that differ others may have replaced it."""
+        """Return the number of standstills so far. If it changed, other brokers may have replaced this one."""
         self._standstill.doubtful()
         return self._standstill.count
 
@@ -263,7 +263,7 @@ class Broker:
             partition.refuse_waiting(why)
 
     def _kept(self) -> dict[TopicPartition, TopicState]:
-        """What this broker leads alone, or has one of several replicas of."""
+        """Return the partitions that this broker leads alone or has a replica of."""
         return {
             (topic.name, number): topic
             for topic in self.cluster.topics.values()
@@ -377,7 +377,7 @@ class Broker:
             log.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        """What may pass takes nothing from the disk; of any other error nobody can tell."""
+        """Resign as leader. An error of MAY_PASS has lost nothing on the disk; any other error may have."""
         self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
 
     def _retry_failed(self) -> None:
@@ -558,7 +558,7 @@ class Broker:
         partition.stage(batches, producing, index)
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
+        """Return the position appended last to a mirrored partition led here; BrokerError when it is not here.
 
         From any thread.
         """

@@ -43,20 +43,20 @@ from millrace_broker.storage.sides import BackgroundSide, CutSide, LoopSide
 log = logging.getLogger("millrace.replication")
 
 CAMPAIGN_TICK_S = 0.1
-"""How often replicas without a leader see whether it is their turn."""
+"""Interval at which replicas without a leader check whether it is their turn."""
 GATHER_S = 0.02
 """Changes of one topic that come within this time are one write."""
 WRITE_AGAIN_S = 0.5
 CAMPAIGN_AGAIN_S = 5.0
-"""When a replica campaigns again whose log could not be cut: the disk may have room by then."""
+"""Pause before a replica campaigns again after its log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
-"""When a leader is asked again that does not know yet that it leads, and one after any other failure."""
+"""Pause before a leader is asked again: one that does not know yet that it leads, and after other failures."""
 FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
 """Pause before a full disk is tried again. Meanwhile the leader drops the replica from those in sync."""
 PREFER_AFTER_LAGS = 6
-"""How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
+"""Time in sync before the first replica leads again, in multiples of `replica_lag_ms`: 60 s by default."""
 HAND_OVER_S = 0.5
-"""The longest that who is about to lead no more waits for the followers to have everything."""
+"""Longest time that a leader which hands over waits for its followers to have everything."""
 RESIGN_S = 3.0
 """The longest that it then waits for ZooKeeper."""
 LOOK_S = 0.01
@@ -65,7 +65,7 @@ LOOK_S = 0.01
 EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
 
 Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
-"""What becomes of the newest state; None where nothing is to be written (any more)."""
+"""Function from the newest state to its successor; None if nothing must be written (any more)."""
 Written: TypeAlias = tuple[Snapshot | None, bool]
 """The newest state, and True if the change is in it. (None, False) if the outcome is unknown."""
 UNKNOWN: Written = (None, False)
@@ -135,7 +135,7 @@ class StoredReplica:
     closing: int = 0
     """Partitions of former leaderships whose flush is not done."""
     stopped: str = ""
-    """Why it neither leads nor follows until the broker restarts; empty while it may."""
+    """Reason for taking no part until the broker restarts; empty while it takes part."""
     when_free: Callable[[], None] | None = None
     """Set once it is given up: what to do when no thread uses its log any more."""
 
@@ -266,7 +266,7 @@ class Replicas:
 
     @property
     def stopped(self) -> Mapping[TopicPartition, str]:
-        """What takes no part any more, and why. From any thread."""
+        """Replicas that take no part any more, with the reason. From any thread."""
         return {one.key: one.stopped for one in list(self._stored.values()) if one.stopped}
 
     def _is_stored(self, one: StoredReplica) -> bool:
@@ -693,7 +693,7 @@ class Replicas:
         return thread
 
     def _address(self, leader: int) -> tuple[str, int] | None:
-        """Where brokers find a leader; from any thread."""
+        """Return the address at which brokers reach a leader; from any thread."""
         address = self._cluster.brokers.get(leader)
         if address is None:
             return None
@@ -852,7 +852,7 @@ class Replicas:
             log.error("the log of %s: %s", one.name, error, exc_info=error if errors.is_bug(error) else None)
 
     def retentions(self) -> list[tuple[str, BackgroundSide, int | None]]:
-        """What retention is applied to: a leader's own, a follower's as its leader says."""
+        """Return the logs under retention: a leader's own, and a follower's with its leader's start."""
         return [
             (one.name, one.opened, None if one.partition is not None else _leader_start(one))
             for one in self._stored.values()

@@ -1,4 +1,4 @@
-"""What a load and a publication say about themselves: dataclasses, JSON, the hash chain, the two laws.
+"""Manifests of loads and publications: dataclasses, JSON, the hash chain, the two laws.
 
 Creating a load's manifest is the load: it appears whole, and the files it names are on disk before. Two laws
 must close, or there is no load:
@@ -59,7 +59,7 @@ class OriginPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """What one load took from one partition; a partition without news is there with start == end."""
+    """Range of one partition in a load; a partition without new records has start == end."""
 
     partition: int
     start: int
@@ -82,7 +82,7 @@ class PartitionRange:
     data_batches: int = 0
     control_batches: int = 0
     bytes: int = 0
-    """Of the batches as they are in the log, compressed."""
+    """Size of the batches in the log, compressed."""
     gaps: Sequence[Gap] = ()
     """Beside a reader's reasons there is `control`: the offsets have expired, and no record was in them."""
     min_time_ms: int | None = None
@@ -176,7 +176,7 @@ class LoadManifest:
     edition: int = 1
     """1 for the first reading of these offsets; each re-load of the same ones is the next."""
     attempt: str
-    """Which try wrote the files: they lie in `rows/<10 digits>-<attempt>/`, and nobody lists that folder.
+    """Name of the try that wrote the files in `rows/<10 digits>-<attempt>/`. Nothing lists that folder.
 
     The edition in four digits and a random number, so that no attempt of one edition has another's name.
     """
@@ -198,7 +198,7 @@ class LoadManifest:
     sequences_file: StoredFile | None = None
     """The file with the sequences when `sequences` would be long; `sequences_of` reads either."""
     reason: str | None = None
-    """Why these offsets were read again; None for the first edition."""
+    """Reason for reading these offsets again; None for the first edition."""
     previous: str | None
     """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
     erases: str | None = None
@@ -207,13 +207,13 @@ class LoadManifest:
     erasures: Sequence[str] = ()
     """All erasures that were known when the rows were written: none of them matches one."""
     erased: Sequence[ErasedRows] = ()
-    """What of the offsets is in no file any more, or never was, because somebody had it erased."""
+    """Records of the offsets that are in no file, because an erasure removed them or left them out."""
     erased_sequences: Sequence[ProducerSequences] = ()
     """Sequence numbers of what was erased, or in `erased_sequences_file`: an auditor misses none of them."""
     erased_sequences_file: StoredFile | None = None
     format: int = FORMAT
     sha256: str = ""
-    """Of this manifest without this key; filled in by `sealed`."""
+    """SHA-256 of this manifest without this key; filled in by `sealed`."""
 
     @property
     def rows(self) -> int:
@@ -280,10 +280,10 @@ UNASKED = "unasked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the auditor said of the hour at the moment of publishing."""
+    """The auditor's verdict on an hour when the hour was published."""
 
     verdict: str
-    """What the auditor said; `complete` where that is enough for the topic; UNASKED when none was named."""
+    """The verdict; `complete` if it is enough for the topic; UNASKED without an auditor."""
     watermark: str | None = None
     checked: str | None = None
     reasons: Sequence[str] = ()
@@ -300,7 +300,7 @@ class LoadRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourChange:
-    """What a publication did to one hour, or to a run of empty hours: a row of the table of hours.
+    """Change of one hour, or of a run of empty hours, in a publication: a row of the table of hours.
 
     The hour's newest change is that of the highest publication; its rows are the sum of `added - removed`.
     Neither a revision nor the hour's rows are counted here: they would need every hour in every record
@@ -312,7 +312,7 @@ class HourChange:
     kind: str
     """first, late, reload, erase, verdict, or rebuild: rows of which no file was left."""
     loads: Sequence[LoadRows]
-    """What was added; for `reload`, what the hour has of the new editions now."""
+    """Rows added; for `reload`, the rows that the hour now has of the new editions."""
     verdict: Verdict
     added: int
     removed: int
@@ -334,12 +334,12 @@ class HourChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Through:
-    """How far the table follows the loads."""
+    """Newest load and editions that the table includes."""
 
     load: int
     """The newest load that was looked at; 0 for none."""
     sha256: str
-    """Of its manifest; empty for none."""
+    """SHA-256 of its manifest; empty for none."""
     editions: Mapping[str, int]
     """Load, as a decimal number -> the newest edition that was looked at, for loads that were read again."""
 
@@ -386,7 +386,7 @@ class Publication:
     incomplete: Sequence[Sequence[str]] = ()
     """[first, last] published hours whose newest verdict is not complete; UNFILED, which never is, apart."""
     rows: int
-    """Of the table after it."""
+    """Rows of the table after the publication."""
     lost: Mapping[str, Sequence[LoadRows]] = dataclasses.field(default_factory=dict)
     """Published hour -> the rows of it that the table lacks: when it was made again, no file had them."""
     changes: Sequence[HourChange]

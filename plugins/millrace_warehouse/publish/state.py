@@ -1,4 +1,4 @@
-"""What a table holds and what waits, hour by hour: the state that each publication's record carries on.
+"""Hours of a table and hours that wait: the state that each publication's record hands on.
 
 A run reads one record and the manifests of newer loads, so it costs the same however long history is. An hour
 is published or it waits, never both: rows that come for a published hour are added to it at once. Whether an
@@ -35,7 +35,7 @@ from millrace_warehouse.history.manifest import (
 
 COMPLETE, PENDING = "complete", "pending"
 UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"])
-"""What is said of UNFILED."""
+"""Verdict on UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""
 
@@ -80,7 +80,7 @@ def _follows(run: HourChange, change: HourChange) -> bool:
 
 @dataclass(slots=True)
 class PendingChange:
-    """What becomes of one published hour, or of one that is to be published, in the next publication."""
+    """Change of one hour, published or not, in the next publication."""
 
     kind: str
     loads: list[LoadRows] = field(default_factory=list)
