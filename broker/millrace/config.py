@@ -356,8 +356,8 @@ class SecurityConfig:
     super_users: Sequence[str] = ()
     """Principals, such as User:admin, that may do everything whatever the lists say."""
     reauthenticate_ms: int | None = None
-    """Lifetime of a login. A connection whose client has not logged in again by then is closed. -1: as long as
-    the connection."""
+    """Lifetime of a login. A connection whose client has not logged in again by then is closed. -1: as long
+    as the connection."""
 
     def __post_init__(self) -> None:
         for principal in self.super_users:

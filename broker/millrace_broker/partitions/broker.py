@@ -245,7 +245,7 @@ class Broker:
         self.refresh()
 
     def standstills(self) -> int:
-        """Return the number of standstills so far. If it changed, other brokers may have replaced this one."""
+        """Return the count of standstills so far. If it changed, other brokers may have replaced this one."""
         self._standstill.doubtful()
         return self._standstill.count
 
@@ -558,7 +558,7 @@ class Broker:
         partition.stage(batches, producing, index)
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """Return the position appended last to a mirrored partition led here; BrokerError when it is not here.
+        """Return the position appended last to a mirrored partition led here; BrokerError if it is not here.
 
         From any thread.
         """

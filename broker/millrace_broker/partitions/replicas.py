@@ -50,7 +50,7 @@ WRITE_AGAIN_S = 0.5
 CAMPAIGN_AGAIN_S = 5.0
 """Pause before a replica campaigns again after its log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
-"""Pause before a leader is asked again: one that does not know yet that it leads, and after other failures."""
+"""Pause before a leader is asked again that does not know yet that it leads; pause after other failures."""
 FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
 """Pause before a full disk is tried again. Meanwhile the leader drops the replica from those in sync."""
 PREFER_AFTER_LAGS = 6
