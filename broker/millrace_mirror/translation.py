@@ -36,7 +36,7 @@ EXPLAINED = {
 _API, _V0 = ApiKey.TRANSLATE_OFFSETS, 0
 
 
-class TranslateOffsetsRequest(Message):
+class TranslateOffsetsRequest(Message, request_of=ApiKey.TRANSLATE_OFFSETS):
     """Request to translate `offsets` of a mirrored partition from its origin, or to it."""
 
     to_origin: bool = boolean()
@@ -52,7 +52,7 @@ class TranslateOffsetsResult(Message):
     offset: int = i64()
 
 
-class TranslateOffsetsResponse(Message):
+class TranslateOffsetsResponse(Message, response_of=ApiKey.TRANSLATE_OFFSETS):
     """A result for each offset, or an error and no results."""
 
     error_code: int = i16()

@@ -58,7 +58,7 @@ class ConfigOperation(IntEnum):  # the last two are for settings that are lists
     SUBTRACT = 3
 
 
-class DescribeConfigsRequest(Message):
+class DescribeConfigsRequest(Message, request_of=ApiKey.DESCRIBE_CONFIGS):
     class Resource(Message):
         resource_type: int = i8()
         resource_name: str = string()
@@ -85,7 +85,7 @@ class DescribedConfig(Message):
     documentation: str | None = string(since=3, null_since=3, default=None)
 
 
-class DescribeConfigsResponse(Message):
+class DescribeConfigsResponse(Message, response_of=ApiKey.DESCRIBE_CONFIGS):
     class Result(Message):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
@@ -97,7 +97,8 @@ class DescribeConfigsResponse(Message):
     results: tuple[Result, ...] = array(Result)
 
 
-class AlterConfigsRequest(Message):  # also of IncrementalAlterConfigs, which keeps all other settings
+class AlterConfigsRequest(Message, request_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
+    # IncrementalAlterConfigs keeps all other settings.
     class Resource(Message):
         class Config(Message):
             name: str = string()
@@ -112,7 +113,7 @@ class AlterConfigsRequest(Message):  # also of IncrementalAlterConfigs, which ke
     validate_only: bool = boolean(default=False)
 
 
-class AlterConfigsResponse(Message):  # also of IncrementalAlterConfigs
+class AlterConfigsResponse(Message, response_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
     class Resource(Message):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
@@ -123,7 +124,7 @@ class AlterConfigsResponse(Message):  # also of IncrementalAlterConfigs
     responses: tuple[Resource, ...] = array(Resource)
 
 
-class CreatePartitionsRequest(Message):
+class CreatePartitionsRequest(Message, request_of=ApiKey.CREATE_PARTITIONS):
     class Topic(Message):
         class Assignment(Message):  # replicas of a new partition, picked by the client
             broker_ids: tuple[int, ...] = array(i32())
@@ -137,7 +138,7 @@ class CreatePartitionsRequest(Message):
     validate_only: bool = boolean(default=False)
 
 
-class CreatePartitionsResponse(Message):
+class CreatePartitionsResponse(Message, response_of=ApiKey.CREATE_PARTITIONS):
     class Topic(Message):
         name: str = string()
         error_code: int = i16()
@@ -147,7 +148,7 @@ class CreatePartitionsResponse(Message):
     results: tuple[Topic, ...] = array(Topic)
 
 
-class DescribeLogDirsRequest(Message):
+class DescribeLogDirsRequest(Message, request_of=ApiKey.DESCRIBE_LOG_DIRS):
     class Topic(Message):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
@@ -155,7 +156,7 @@ class DescribeLogDirsRequest(Message):
     topics: tuple[Topic, ...] | None = array(Topic, null_since=0)  # None: all
 
 
-class DescribeLogDirsResponse(Message):
+class DescribeLogDirsResponse(Message, response_of=ApiKey.DESCRIBE_LOG_DIRS):
     class Result(Message):  # of one log directory
         class Partition(Message):
             partition_index: int = i32()
@@ -174,7 +175,7 @@ class DescribeLogDirsResponse(Message):
     results: tuple[Result, ...] = array(Result)
 
 
-class DeleteRecordsRequest(Message):  # KIP-107
+class DeleteRecordsRequest(Message, request_of=ApiKey.DELETE_RECORDS):  # KIP-107
     class Partition(Message):
         partition_index: int = i32()
         offset: int = i64()  # the first that is kept; -1: none is
@@ -183,7 +184,7 @@ class DeleteRecordsRequest(Message):  # KIP-107
     timeout: int = i32(default=0)
 
 
-class DeleteRecordsResponse(Message):
+class DeleteRecordsResponse(Message, response_of=ApiKey.DELETE_RECORDS):
     class Partition(Message):
         partition_index: int = i32()
         low_watermark: int = i64(default=-1)
@@ -193,13 +194,13 @@ class DeleteRecordsResponse(Message):
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
-class DescribeClusterRequest(Message):  # KIP-700
+class DescribeClusterRequest(Message, request_of=ApiKey.DESCRIBE_CLUSTER):  # KIP-700
     include_cluster_authorized_operations: bool = boolean(default=False)
     endpoint_type: int = i8(since=1, default=1)  # KIP-919: 1 brokers, 2 controllers
     include_fenced_brokers: bool = boolean(since=2, default=False)  # KIP-1073
 
 
-class DescribeClusterResponse(Message):
+class DescribeClusterResponse(Message, response_of=ApiKey.DESCRIBE_CLUSTER):
     class Broker(Message):
         broker_id: int = i32()
         host: str = string()
@@ -217,11 +218,11 @@ class DescribeClusterResponse(Message):
     cluster_authorized_operations: int = i32(default=NO_OPERATIONS)
 
 
-class DescribeProducersRequest(Message):  # KIP-664
+class DescribeProducersRequest(Message, request_of=ApiKey.DESCRIBE_PRODUCERS):  # KIP-664
     topics: tuple[TopicPartitions, ...] = array(TopicPartitions)
 
 
-class DescribeProducersResponse(Message):
+class DescribeProducersResponse(Message, response_of=ApiKey.DESCRIBE_PRODUCERS):
     class Partition(Message):
         class Producer(Message):
             producer_id: int = i64()
@@ -240,24 +241,24 @@ class DescribeProducersResponse(Message):
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
-class UnregisterBrokerRequest(Message):  # KIP-631
+class UnregisterBrokerRequest(Message, request_of=ApiKey.UNREGISTER_BROKER):  # KIP-631
     broker_id: int = i32()
 
 
-class UnregisterBrokerResponse(Message):
+class UnregisterBrokerResponse(Message, response_of=ApiKey.UNREGISTER_BROKER):
     throttle_time: int = i32(default=0)
     error_code: int = i16(default=0)
     error_message: str | None = string(null_since=0, default=None)
 
 
-class ListTransactionsRequest(Message):  # KIP-664
+class ListTransactionsRequest(Message, request_of=ApiKey.LIST_TRANSACTIONS):  # KIP-664
     state_filters: tuple[str, ...] = array(string(), default=())
     producer_id_filters: tuple[int, ...] = array(i64(), default=())
     duration_filter: int = i64(since=1, default=-1)
     transactional_id_pattern: str | None = string(since=2, null_since=2, default=None)
 
 
-class ListTransactionsResponse(Message):
+class ListTransactionsResponse(Message, response_of=ApiKey.LIST_TRANSACTIONS):
     class TransactionState(Message):
         transactional_id: str = string()
         producer_id: int = i64()
@@ -269,11 +270,13 @@ class ListTransactionsResponse(Message):
     transaction_states: tuple[TransactionState, ...] = array(TransactionState, default=())
 
 
-class ListConfigResourcesRequest(Message):  # v0: KIP-714, v1: KIP-1142
+class ListConfigResourcesRequest(
+    Message, request_of=ApiKey.LIST_CONFIG_RESOURCES
+):  # v0: KIP-714, v1: KIP-1142
     resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
 
 
-class ListConfigResourcesResponse(Message):
+class ListConfigResourcesResponse(Message, response_of=ApiKey.LIST_CONFIG_RESOURCES):
     class Resource(Message):
         resource_name: str = string()
         resource_type: int = i8(since=1, default=ResourceType.CLIENT_METRICS)
@@ -283,7 +286,7 @@ class ListConfigResourcesResponse(Message):
     config_resources: tuple[Resource, ...] = array(Resource, default=())
 
 
-class DescribeTopicPartitionsRequest(Message):  # KIP-966
+class DescribeTopicPartitionsRequest(Message, request_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):  # KIP-966
     class Topic(Message):
         name: str = string()
 
@@ -296,7 +299,7 @@ class DescribeTopicPartitionsRequest(Message):  # KIP-966
     cursor: Cursor | None = optional(Cursor)
 
 
-class DescribeTopicPartitionsResponse(Message):
+class DescribeTopicPartitionsResponse(Message, response_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):
     class Topic(Message):
         class Partition(Message):
             error_code: int = i16()
@@ -325,7 +328,7 @@ class DescribeTopicPartitionsResponse(Message):
     next_cursor: Cursor | None = optional(Cursor)
 
 
-class AlterPartitionReassignmentsRequest(Message):  # KIP-455
+class AlterPartitionReassignmentsRequest(Message, request_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS):  # KIP-455
     class Topic(Message):
         class Partition(Message):
             partition_index: int = i32()
@@ -339,7 +342,7 @@ class AlterPartitionReassignmentsRequest(Message):  # KIP-455
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class AlterPartitionReassignmentsResponse(Message):
+class AlterPartitionReassignmentsResponse(Message, response_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS):
     class Topic(Message):
         class Partition(Message):
             partition_index: int = i32()
@@ -356,13 +359,13 @@ class AlterPartitionReassignmentsResponse(Message):
     responses: tuple[Topic, ...] = array(Topic, default=())
 
 
-class ListPartitionReassignmentsRequest(Message):
+class ListPartitionReassignmentsRequest(Message, request_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
     timeout: int = i32(default=60_000)
     # None: all
     topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, null_since=0, default=None)
 
 
-class ListPartitionReassignmentsResponse(Message):
+class ListPartitionReassignmentsResponse(Message, response_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
     class Topic(Message):
         class Partition(Message):
             partition_index: int = i32()
@@ -379,7 +382,7 @@ class ListPartitionReassignmentsResponse(Message):
     topics: tuple[Topic, ...] = array(Topic, default=())
 
 
-class ElectLeadersRequest(Message):
+class ElectLeadersRequest(Message, request_of=ApiKey.ELECT_LEADERS):
     class Topic(Message):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
@@ -389,7 +392,7 @@ class ElectLeadersRequest(Message):
     timeout: int = i32(default=60_000)
 
 
-class ElectLeadersResponse(Message):
+class ElectLeadersResponse(Message, response_of=ApiKey.ELECT_LEADERS):
     class Topic(Message):
         class Partition(Message):
             partition_id: int = i32()

@@ -1,6 +1,6 @@
 """Declarations of a message's fields, in the order of its bytes: type, versions, default.
 
-    class MetadataResponse(Message):
+    class MetadataResponse(Message, response_of=ApiKey.METADATA):
         class Topic(Message):
             error_code: int = i16()
             name: str | None = string(null_since=12)
@@ -10,7 +10,8 @@
         topics: tuple[Topic, ...] = array(Topic)
 
 A field exists from version `since` up to `until`, and may be null from version `null_since` on. Knows no
-bytes: `wire.codec` reads and writes them.
+bytes: `wire.codec` reads and writes them. A request or a response names its API, or each of its APIs, as
+`request_of` or `response_of`; the messages inside it name none.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, dataclass_transform
+from typing import Any, Generic, TypeAlias, TypeVar, cast, dataclass_transform
 
 M = TypeVar("M")
 P = TypeVar("P")
 FIXED_SIZE = frozenset("bhiqd?")
 """The types of a fixed size, as `struct` calls them."""
 _REQUIRED = object()
+Apis: TypeAlias = int | tuple[int, ...]
+"""The key of an API, or the keys of all that share a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,27 @@ def by_topic(partition: Any, **options: Any) -> Any:
 class _MessageType(type):
     """Turns a class of fields into a named tuple that takes keywords only."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        request_of: Apis = (),
+        response_of: Apis = (),
+    ) -> Any:
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
         fields = {key: value for key, value in namespace.items() if isinstance(value, Field)}
         others = {key: value for key, value in namespace.items() if key not in fields}
         values = namedtuple(name, list(fields))  # type: ignore[misc]
         made = {**others, "__slots__": (), "__new__": _constructor(fields), "declared": fields}
+        made.update(request_of=_keys(request_of), response_of=_keys(response_of))
         return type(name, (values,), made)
+
+
+def _keys(apis: Apis) -> tuple[int, ...]:
+    return apis if isinstance(apis, tuple) else (apis,)
 
 
 def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
@@ -130,6 +146,16 @@ def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[Topic[P], ...]:
 def fields_of(message: type) -> dict[str, Field]:
     """The fields of a class of messages by name, in the order of its bytes."""
     return cast(dict[str, Field], message.declared)  # type: ignore[attr-defined]
+
+
+def request_of(message: type) -> tuple[int, ...]:
+    """The keys of the APIs whose request a class of messages is."""
+    return cast("tuple[int, ...]", message.request_of)  # type: ignore[attr-defined]
+
+
+def response_of(message: type) -> tuple[int, ...]:
+    """The keys of the APIs whose response a class of messages is."""
+    return cast("tuple[int, ...]", message.response_of)  # type: ignore[attr-defined]
 
 
 def items_in(message: object, most: int) -> int:

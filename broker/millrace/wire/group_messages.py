@@ -6,16 +6,16 @@ Member metadata and assignments are opaque: clients write and read them, a broke
 from __future__ import annotations
 
 from millrace.wire.fields import Message, Topic, array, boolean, by_topic, data, i8, i16, i32, i64, string
-from millrace.wire.messages import NO_OPERATIONS, TopicPartitions
+from millrace.wire.messages import NO_OPERATIONS, ApiKey, TopicPartitions
 
 
-class FindCoordinatorRequest(Message):
+class FindCoordinatorRequest(Message, request_of=ApiKey.FIND_COORDINATOR):
     key: str = string(until=3, default="")
     key_type: int = i8(since=1, default=0)  # a key names a group (0), a transactional id (1), shares (2)
     coordinator_keys: tuple[str, ...] = array(string(), since=4, default=())  # KIP-699
 
 
-class FindCoordinatorResponse(Message):
+class FindCoordinatorResponse(Message, response_of=ApiKey.FIND_COORDINATOR):
     class Coordinator(Message):
         key: str = string()
         node_id: int = i32(default=-1)
@@ -33,7 +33,7 @@ class FindCoordinatorResponse(Message):
     coordinators: tuple[Coordinator, ...] = array(Coordinator, since=4, default=())
 
 
-class JoinGroupRequest(Message):
+class JoinGroupRequest(Message, request_of=ApiKey.JOIN_GROUP):
     class Protocol(Message):  # a way of assigning partitions, and the member's data for the group's leader
         name: str = string()
         metadata: bytes = data()
@@ -48,7 +48,7 @@ class JoinGroupRequest(Message):
     reason: str | None = string(since=8, null_since=8, default=None)  # KIP-800
 
 
-class JoinGroupResponse(Message):
+class JoinGroupResponse(Message, response_of=ApiKey.JOIN_GROUP):
     class Member(Message):
         member_id: str = string()
         group_instance_id: str | None = string(since=5, null_since=5, default=None)
@@ -65,7 +65,7 @@ class JoinGroupResponse(Message):
     members: tuple[Member, ...] = array(Member, default=())  # for the leader only
 
 
-class SyncGroupRequest(Message):
+class SyncGroupRequest(Message, request_of=ApiKey.SYNC_GROUP):
     class Assignment(Message):
         member_id: str = string()
         assignment: bytes = data()
@@ -79,7 +79,7 @@ class SyncGroupRequest(Message):
     assignments: tuple[Assignment, ...] = array(Assignment, default=())  # from the leader only
 
 
-class SyncGroupResponse(Message):
+class SyncGroupResponse(Message, response_of=ApiKey.SYNC_GROUP):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     protocol_type: str | None = string(since=5, null_since=5, default=None)
@@ -87,19 +87,19 @@ class SyncGroupResponse(Message):
     assignment: bytes = data(default=b"")
 
 
-class HeartbeatRequest(Message):
+class HeartbeatRequest(Message, request_of=ApiKey.HEARTBEAT):
     group_id: str = string()
     generation_id: int = i32()
     member_id: str = string()
     group_instance_id: str | None = string(since=3, null_since=3, default=None)
 
 
-class HeartbeatResponse(Message):
+class HeartbeatResponse(Message, response_of=ApiKey.HEARTBEAT):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
 
 
-class LeaveGroupRequest(Message):
+class LeaveGroupRequest(Message, request_of=ApiKey.LEAVE_GROUP):
     class Member(Message):  # by its id, its instance id or both
         member_id: str = string()
         group_instance_id: str | None = string(null_since=3, default=None)
@@ -110,7 +110,7 @@ class LeaveGroupRequest(Message):
     members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
-class LeaveGroupResponse(Message):
+class LeaveGroupResponse(Message, response_of=ApiKey.LEAVE_GROUP):
     class Member(Message):
         member_id: str = string()
         group_instance_id: str | None = string(null_since=3)
@@ -121,7 +121,7 @@ class LeaveGroupResponse(Message):
     members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
-class OffsetCommitRequest(Message):
+class OffsetCommitRequest(Message, request_of=ApiKey.OFFSET_COMMIT):
     class Partition(Message):
         partition_index: int = i32()
         committed_offset: int = i64()  # the next to read
@@ -141,12 +141,12 @@ class PartitionOutcome(Message):
     error_code: int = i16()
 
 
-class OffsetCommitResponse(Message):
+class OffsetCommitResponse(Message, response_of=ApiKey.OFFSET_COMMIT):
     throttle_time: int = i32(since=3, default=0)
     topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome)
 
 
-class OffsetFetchRequest(Message):
+class OffsetFetchRequest(Message, request_of=ApiKey.OFFSET_FETCH):
     class Group(Message):  # KIP-709
         group_id: str = string()
         member_id: str | None = string(since=9, null_since=9, default=None)  # KIP-848
@@ -168,7 +168,7 @@ class FetchedOffset(Message):
     error_code: int = i16(default=0)
 
 
-class OffsetFetchResponse(Message):
+class OffsetFetchResponse(Message, response_of=ApiKey.OFFSET_FETCH):
     class Group(Message):
         group_id: str = string()
         topics: tuple[Topic[FetchedOffset], ...] = by_topic(FetchedOffset)
@@ -180,7 +180,7 @@ class OffsetFetchResponse(Message):
     groups: tuple[Group, ...] = array(Group, since=8, default=())
 
 
-class OffsetDeleteRequest(Message):
+class OffsetDeleteRequest(Message, request_of=ApiKey.OFFSET_DELETE):
     class Partition(Message):
         partition_index: int = i32()
 
@@ -188,13 +188,13 @@ class OffsetDeleteRequest(Message):
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
-class OffsetDeleteResponse(Message):
+class OffsetDeleteResponse(Message, response_of=ApiKey.OFFSET_DELETE):
     error_code: int = i16(default=0)
     throttle_time: int = i32(default=0)
     topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome, default=())
 
 
-class DescribeGroupsRequest(Message):
+class DescribeGroupsRequest(Message, request_of=ApiKey.DESCRIBE_GROUPS):
     groups: tuple[str, ...] = array(string())
     include_authorized_operations: bool = boolean(since=3, default=False)
 
@@ -218,12 +218,12 @@ class DescribedGroup(Message):
     authorized_operations: int = i32(since=3, default=NO_OPERATIONS)
 
 
-class DescribeGroupsResponse(Message):
+class DescribeGroupsResponse(Message, response_of=ApiKey.DESCRIBE_GROUPS):
     throttle_time: int = i32(since=1, default=0)
     groups: tuple[DescribedGroup, ...] = array(DescribedGroup)
 
 
-class ListGroupsRequest(Message):
+class ListGroupsRequest(Message, request_of=ApiKey.LIST_GROUPS):
     states_filter: tuple[str, ...] = array(string(), since=4, default=())  # empty: groups of any state
     types_filter: tuple[str, ...] = array(string(), since=5, default=())  # KIP-848; empty: of any type
 
@@ -235,17 +235,17 @@ class ListedGroup(Message):
     group_type: str = string(since=5, default="classic")
 
 
-class ListGroupsResponse(Message):
+class ListGroupsResponse(Message, response_of=ApiKey.LIST_GROUPS):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     groups: tuple[ListedGroup, ...] = array(ListedGroup, default=())
 
 
-class DeleteGroupsRequest(Message):
+class DeleteGroupsRequest(Message, request_of=ApiKey.DELETE_GROUPS):
     groups_names: tuple[str, ...] = array(string())
 
 
-class DeleteGroupsResponse(Message):
+class DeleteGroupsResponse(Message, response_of=ApiKey.DELETE_GROUPS):
     class Group(Message):
         group_id: str = string()
         error_code: int = i16()

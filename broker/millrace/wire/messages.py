@@ -8,7 +8,6 @@ never does). Groups and administration have modules of their own; Produce and Fe
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from uuid import UUID
 
@@ -84,12 +83,6 @@ class ApiKey(IntEnum):
     ELECT_UNCLEAN = 10_004
 
 
-def api_of(request: type) -> ApiKey:
-    """The API after which a class of requests is named: ListOffsetsRequest is of LIST_OFFSETS."""
-    words = re.findall("[A-Z][a-z]+", request.__name__.removesuffix("Request"))
-    return ApiKey["_".join(words).upper()]
-
-
 class TopicPartitions(Message):
     """A topic and some of its partitions, as a request names them."""
 
@@ -97,7 +90,7 @@ class TopicPartitions(Message):
     partition_indexes: tuple[int, ...] = array(i32())
 
 
-class ApiVersionsResponse(Message):
+class ApiVersionsResponse(Message, response_of=ApiKey.API_VERSIONS):
     class ApiVersion(Message):
         api_key: int = i16()
         min_version: int = i16()
@@ -108,7 +101,7 @@ class ApiVersionsResponse(Message):
     throttle_time: int = i32(since=1, default=0)
 
 
-class MetadataRequest(Message):
+class MetadataRequest(Message, request_of=ApiKey.METADATA):
     class Topic(Message):  # by name, or by id from version 10 on
         topic_id: UUID | None = uuid(since=10, default=None)
         name: str | None = string(null_since=10, default=None)
@@ -119,7 +112,7 @@ class MetadataRequest(Message):
     include_topic_authorized_operations: bool = boolean(since=8, default=False)
 
 
-class MetadataResponse(Message):
+class MetadataResponse(Message, response_of=ApiKey.METADATA):
     class Broker(Message):
         node_id: int = i32()
         host: str = string()
@@ -152,7 +145,7 @@ class MetadataResponse(Message):
     error_code: int = i16(since=13, default=0)  # KIP-1102: go back to the bootstrap servers
 
 
-class ListOffsetsRequest(Message):
+class ListOffsetsRequest(Message, request_of=ApiKey.LIST_OFFSETS):
     class Partition(Message):
         partition_index: int = i32()
         current_leader_epoch: int = i32(since=4, default=-1)
@@ -164,7 +157,7 @@ class ListOffsetsRequest(Message):
     timeout: int = i32(since=10, default=0)  # KIP-1075, for records in remote storage
 
 
-class ListOffsetsResponse(Message):
+class ListOffsetsResponse(Message, response_of=ApiKey.LIST_OFFSETS):
     class Partition(Message):
         partition_index: int = i32()
         error_code: int = i16()
@@ -176,7 +169,7 @@ class ListOffsetsResponse(Message):
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
-class OffsetForLeaderEpochRequest(Message):
+class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
     class Topic(Message):
         class Partition(Message):
             partition: int = i32()
@@ -190,7 +183,7 @@ class OffsetForLeaderEpochRequest(Message):
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class OffsetForLeaderEpochResponse(Message):
+class OffsetForLeaderEpochResponse(Message, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
     class Topic(Message):
         class Partition(Message):
             error_code: int = i16()
@@ -205,7 +198,7 @@ class OffsetForLeaderEpochResponse(Message):
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class CreateTopicsRequest(Message):
+class CreateTopicsRequest(Message, request_of=ApiKey.CREATE_TOPICS):
     class Topic(Message):
         class Assignment(Message):  # replicas of a partition, picked by the client
             partition_index: int = i32()
@@ -226,7 +219,7 @@ class CreateTopicsRequest(Message):
     validate_only: bool = boolean(since=1, default=False)
 
 
-class CreateTopicsResponse(Message):
+class CreateTopicsResponse(Message, response_of=ApiKey.CREATE_TOPICS):
     class Topic(Message):
         class Config(Message):  # KIP-525
             name: str = string()
@@ -247,7 +240,7 @@ class CreateTopicsResponse(Message):
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class DeleteTopicsRequest(Message):
+class DeleteTopicsRequest(Message, request_of=ApiKey.DELETE_TOPICS):
     class Topic(Message):  # KIP-516: by name or by id
         name: str | None = string(null_since=6, default=None)
         topic_id: UUID | None = uuid(default=None)
@@ -257,7 +250,7 @@ class DeleteTopicsRequest(Message):
     timeout: int = i32()
 
 
-class DeleteTopicsResponse(Message):
+class DeleteTopicsResponse(Message, response_of=ApiKey.DELETE_TOPICS):
     class Topic(Message):
         name: str | None = string(null_since=6)
         topic_id: UUID | None = uuid(since=6, default=None)
@@ -268,14 +261,14 @@ class DeleteTopicsResponse(Message):
     responses: tuple[Topic, ...] = array(Topic)
 
 
-class InitProducerIdRequest(Message):
+class InitProducerIdRequest(Message, request_of=ApiKey.INIT_PRODUCER_ID):
     transactional_id: str | None = string(null_since=0, default=None)
     transaction_timeout: int = i32(default=0)
     producer_id: int = i64(since=3, default=-1)  # KIP-360, of transactional producers
     producer_epoch: int = i16(since=3, default=-1)
 
 
-class InitProducerIdResponse(Message):
+class InitProducerIdResponse(Message, response_of=ApiKey.INIT_PRODUCER_ID):
     throttle_time: int = i32(default=0)
     error_code: int = i16()
     producer_id: int = i64(default=-1)

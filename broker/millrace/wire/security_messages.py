@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from millrace.wire.fields import Message, array, boolean, data, f64, i8, i16, i32, i64, string
+from millrace.wire.messages import ApiKey
 
 
-class SaslHandshakeRequest(Message):
+class SaslHandshakeRequest(Message, request_of=ApiKey.SASL_HANDSHAKE):
     mechanism: str = string()
 
 
-class SaslHandshakeResponse(Message):
+class SaslHandshakeResponse(Message, response_of=ApiKey.SASL_HANDSHAKE):
     error_code: int = i16()
     mechanisms: tuple[str, ...] = array(string())
 
 
-class SaslAuthenticateRequest(Message):
+class SaslAuthenticateRequest(Message, request_of=ApiKey.SASL_AUTHENTICATE):
     auth_bytes: bytes = data()
 
 
-class SaslAuthenticateResponse(Message):
+class SaslAuthenticateResponse(Message, response_of=ApiKey.SASL_AUTHENTICATE):
     error_code: int = i16()
     error_message: str | None = string(null_since=0, default=None)
     auth_bytes: bytes = data(default=b"")
     session_lifetime: int = i64(since=1, default=0)  # ms; 0: the login holds as long as the connection
 
 
-class DescribeAclsRequest(Message):
+class DescribeAclsRequest(Message, request_of=ApiKey.DESCRIBE_ACLS):
     resource_type_filter: int = i8()  # 1 here and below: any
     resource_name_filter: str | None = string(null_since=0)
     pattern_type_filter: int = i8()
@@ -35,7 +36,7 @@ class DescribeAclsRequest(Message):
     permission_type: int = i8()
 
 
-class DescribeAclsResponse(Message):
+class DescribeAclsResponse(Message, response_of=ApiKey.DESCRIBE_ACLS):
     class Resource(Message):
         class AclDescription(Message):
             principal: str = string()
@@ -54,7 +55,7 @@ class DescribeAclsResponse(Message):
     resources: tuple[Resource, ...] = array(Resource)
 
 
-class CreateAclsRequest(Message):
+class CreateAclsRequest(Message, request_of=ApiKey.CREATE_ACLS):
     class Creation(Message):
         resource_type: int = i8()
         resource_name: str = string()
@@ -67,7 +68,7 @@ class CreateAclsRequest(Message):
     creations: tuple[Creation, ...] = array(Creation)
 
 
-class CreateAclsResponse(Message):
+class CreateAclsResponse(Message, response_of=ApiKey.CREATE_ACLS):
     class Result(Message):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
@@ -76,11 +77,11 @@ class CreateAclsResponse(Message):
     results: tuple[Result, ...] = array(Result)
 
 
-class DeleteAclsRequest(Message):
+class DeleteAclsRequest(Message, request_of=ApiKey.DELETE_ACLS):
     filters: tuple[DescribeAclsRequest, ...] = array(DescribeAclsRequest)
 
 
-class DeleteAclsResponse(Message):
+class DeleteAclsResponse(Message, response_of=ApiKey.DELETE_ACLS):
     class FilterResult(Message):
         class Match(Message):
             error_code: int = i16(default=0)
@@ -101,14 +102,14 @@ class DeleteAclsResponse(Message):
     filter_results: tuple[FilterResult, ...] = array(FilterResult)
 
 
-class DescribeUserScramCredentialsRequest(Message):
+class DescribeUserScramCredentialsRequest(Message, request_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
     class User(Message):
         name: str = string()
 
     users: tuple[User, ...] | None = array(User, null_since=0)  # None: all
 
 
-class DescribeUserScramCredentialsResponse(Message):
+class DescribeUserScramCredentialsResponse(Message, response_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
     class Result(Message):
         class CredentialInfo(Message):
             mechanism: int = i8()
@@ -125,7 +126,7 @@ class DescribeUserScramCredentialsResponse(Message):
     results: tuple[Result, ...] = array(Result, default=())
 
 
-class AlterUserScramCredentialsRequest(Message):
+class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
     class Deletion(Message):
         name: str = string()
         mechanism: int = i8()
@@ -141,7 +142,7 @@ class AlterUserScramCredentialsRequest(Message):
     upsertions: tuple[Upsertion, ...] = array(Upsertion)
 
 
-class AlterUserScramCredentialsResponse(Message):
+class AlterUserScramCredentialsResponse(Message, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
     class Result(Message):
         user: str = string()
         error_code: int = i16()
@@ -156,7 +157,7 @@ class QuotaEntity(Message):
     entity_name: str | None = string(null_since=0)  # None: the type's default
 
 
-class DescribeClientQuotasRequest(Message):
+class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
     class Component(Message):
         entity_type: str = string()
         match_type: int = i8()
@@ -166,7 +167,7 @@ class DescribeClientQuotasRequest(Message):
     strict: bool = boolean()
 
 
-class DescribeClientQuotasResponse(Message):
+class DescribeClientQuotasResponse(Message, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
     class Entry(Message):
         class Value(Message):
             key: str = string()
@@ -181,7 +182,7 @@ class DescribeClientQuotasResponse(Message):
     entries: tuple[Entry, ...] | None = array(Entry, null_since=0)
 
 
-class AlterClientQuotasRequest(Message):
+class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
     class Entry(Message):
         class Op(Message):
             key: str = string()
@@ -195,7 +196,7 @@ class AlterClientQuotasRequest(Message):
     validate_only: bool = boolean()
 
 
-class AlterClientQuotasResponse(Message):
+class AlterClientQuotasResponse(Message, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
     class Entry(Message):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)

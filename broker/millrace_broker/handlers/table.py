@@ -26,9 +26,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode
 from millrace.wire.codec import decode_request, encode, encode_error, is_flexible
-from millrace.wire.fields import fields_of, items_in
+from millrace.wire.fields import fields_of, items_in, request_of, response_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
-from millrace.wire.messages import ApiKey, api_of
+from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import MIN_ITEM_LIMIT, RequestTooLarge, TooManyItems
 from millrace_broker.coordination.acls import AclStore
 from millrace_broker.coordination.quotas import QuotaStore
@@ -236,14 +236,15 @@ def serves(
     private: bool = False,
     key: ApiKey | None = None,
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
-    """Make an API of a function from the decoded request to the response; `key` is by default the request's.
+    """Make an API of a function from the decoded request to the response.
 
+    The messages say which API it is; `key` picks one if they belong to several.
     With `thread` the function runs in a thread of the broker. Otherwise it may return None and bring the
     response later, by `Call.answer` or `Call.answer_from`. A `private` API is not listed to clients. One that
     `lists` names which the request did not name is answered only after it has used `Call.only`.
     """
 
-    key = api_of(request) if key is None else key
+    key = _api_of(request, response, key)
 
     def declare(work: Callable[[Call[M]], R | None]) -> Api[M]:
         def handle(services: Services, received: Request, message: M, refused: Refused) -> None:
@@ -269,6 +270,16 @@ def serves(
         return api
 
     return declare
+
+
+def _api_of(request: type, response: type, key: ApiKey | None) -> ApiKey:
+    """Return the one API of this request and this response, or the `key` if it is one of several."""
+    keys = set(request_of(request)) & set(response_of(response))
+    if key is not None:
+        keys &= {key}
+    if len(keys) != 1:
+        raise TypeError(f"{request} and {response} share no API, or several: declare or name the one")
+    return ApiKey(keys.pop())
 
 
 def in_thread(
