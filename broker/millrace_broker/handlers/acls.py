@@ -216,6 +216,3 @@ def _allows(permission: int) -> bool:
     if permission not in (_DENY, _ALLOW):
         raise InvalidRequest(f"permission {permission} is neither DENY (2) nor ALLOW (3)")
     return permission == _ALLOW
-
-
-APIS = [describe_acls, create_acls, delete_acls]

@@ -171,12 +171,3 @@ def unregister_broker(call: Call[messages.UnregisterBrokerRequest]) -> messages.
     if number in call.broker.cluster.brokers:
         raise InvalidRequest(f"broker {number} is registered as long as it runs: stop it")
     raise BrokerNotRegistered(f"no broker {number} is registered: one that stops is forgotten by itself")
-
-
-APIS = [
-    describe_cluster,
-    list_config_resources,
-    describe_topic_partitions,
-    list_transactions,
-    unregister_broker,
-]

@@ -183,8 +183,5 @@ def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterC
     return declare(partial(_alter, change))
 
 
-APIS = [
-    describe_configs,
-    _alters(ApiKey.ALTER_CONFIGS, range(3), _replaced),
-    _alters(ApiKey.INCREMENTAL_ALTER_CONFIGS, range(2), _changed),
-]
+alter_configs = _alters(ApiKey.ALTER_CONFIGS, range(3), _replaced)
+incremental_alter_configs = _alters(ApiKey.INCREMENTAL_ALTER_CONFIGS, range(2), _changed)

@@ -104,6 +104,3 @@ def delete_groups(call: Call[messages.DeleteGroupsRequest]) -> None:
         call.answer(messages.DeleteGroupsResponse(results=results))
 
     call.groups.delete_groups(names.keys() - refused, answer)
-
-
-APIS = [describe_groups, list_groups, delete_groups]

@@ -167,6 +167,3 @@ def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
         call.answer(messages.LeaveGroupResponse(error_code=code, members=left))
 
     call.groups.use(request.group_id, leave, call.refuse)
-
-
-APIS = [find_coordinator, join_group, sync_group, heartbeat, leave_group]

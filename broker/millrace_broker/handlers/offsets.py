@@ -337,6 +337,3 @@ def _outcomes(
         (topic, messages.PartitionOutcome(partition_index=number, error_code=codes[topic, number]))
         for topic, number in partitions
     )
-
-
-APIS = [list_offsets, offset_for_leader_epoch, offset_commit, offset_fetch, offset_delete]

@@ -126,6 +126,3 @@ def _changed(quotas: Quotas, user: str | None, entry: _Entry) -> Quotas:
         else:
             limits[change.key] = change.value
     return {**quotas, user: limits}
-
-
-APIS = [describe_quotas, alter_quotas]

@@ -175,6 +175,3 @@ def _outcomes(
         return [(number, code, reason) for number in numbers]
     errors = {number: (error.code, str(error)) for number, error in refused.items()}
     return [(number, *errors.get(number, (ErrorCode.NONE, None))) for number in numbers]
-
-
-APIS = [alter_partition_reassignments, list_partition_reassignments, elect_leaders, elect_one_unclean]

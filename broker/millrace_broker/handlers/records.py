@@ -100,6 +100,3 @@ def describe_producers(call: Call[messages.DescribeProducersRequest]) -> message
             for name, numbers in topics.items()
         )
     )
-
-
-APIS = [delete_records, describe_producers]

@@ -51,21 +51,19 @@ def _ack(services: Services, request: Request, body: memoryview, _: Refused) -> 
     request.answer_nothing()
 
 
-APIS = [
-    Api(
-        key=ApiKey.REPLICA_FETCH,
-        private_versions=_V0,
-        decode=lambda request: request.body,
-        needs=_needs,
-        handle=_fetch,
-        refusal=lambda _version, code, _reason, _asked: INT16.pack(code) + INT32.pack(0),
-    ),
-    Api(
-        key=ApiKey.REPLICA_ACK,
-        private_versions=_V0,
-        decode=lambda request: request.body,
-        needs=_needs,
-        handle=_ack,
-        refusal=lambda *_: None,
-    ),
-]
+REPLICA_FETCH = Api(
+    key=ApiKey.REPLICA_FETCH,
+    private_versions=_V0,
+    decode=lambda request: request.body,
+    needs=_needs,
+    handle=_fetch,
+    refusal=lambda _version, code, _reason, _asked: INT16.pack(code) + INT32.pack(0),
+)
+REPLICA_ACK = Api(
+    key=ApiKey.REPLICA_ACK,
+    private_versions=_V0,
+    decode=lambda request: request.body,
+    needs=_needs,
+    handle=_ack,
+    refusal=lambda *_: None,
+)

@@ -102,6 +102,3 @@ def _fail(call: Call[messages.SaslAuthenticateRequest], error: LoginFailed) -> N
 
     client.end()
     call.broker.mailbox.after(FAILED_AFTER_S, refuse)
-
-
-APIS = [sasl_handshake, sasl_authenticate]

@@ -233,6 +233,3 @@ def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.Describ
     none = errors.ErrorCode.NONE
     result = Result(error_code=none, log_dir=broker.config.log_dir, topics=sizes, **room)
     return admin.DescribeLogDirsResponse(results=(result,))
-
-
-APIS = [create_topics, delete_topics, create_partitions, describe_log_dirs]

@@ -146,6 +146,3 @@ def _forget(users: Users, name: str, mechanism: str) -> None:
         users.put(name, mechanism, None)
     except LookupError as error:
         raise ResourceNotFound(str(error)) from None
-
-
-APIS = [describe_users, alter_users]
