@@ -16,7 +16,6 @@ from kio.serial import entity_reader
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode
-from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import TooManyItems
 from millrace_broker.handlers import all_apis
@@ -26,145 +25,29 @@ from tests.trials.attack.requests import body_of
 from tests.unit.broker.asking import (
     AskingClient,
     ChangingCluster,
-    Values,
     ask,
     ask_or_close,
     error_codes,
     handlers_of,
     request_body,
 )
-from tests.unit.broker.running import Running, topic
+from tests.unit.broker.examples import BATCH, EXAMPLES, Example, T, renamed
+from tests.unit.broker.running import Running
+from tests.unit.protocol_page import LISTED
 
-TOLD = {
-    0: (0, 12),
-    1: (4, 17),
-    2: (1, 10),
-    3: (0, 13),
-    8: (2, 9),
-    9: (1, 9),
-    10: (0, 5),
-    11: (0, 9),
-    12: (0, 4),
-    13: (0, 5),
-    14: (0, 5),
-    15: (0, 6),
-    16: (0, 5),
-    17: (0, 1),
-    18: (0, 4),
-    19: (2, 7),
-    20: (1, 6),
-    21: (0, 2),
-    22: (0, 5),
-    23: (2, 4),
-    29: (1, 3),
-    30: (1, 3),
-    31: (1, 3),
-    32: (1, 4),
-    33: (0, 2),
-    35: (1, 4),
-    36: (0, 1),
-    37: (0, 3),
-    42: (0, 2),
-    43: (1, 2),
-    44: (0, 1),
-    45: (0, 1),
-    46: (0, 0),
-    47: (0, 0),
-    48: (0, 1),
-    49: (0, 1),
-    50: (0, 0),
-    51: (0, 0),
-    60: (0, 2),
-    61: (0, 0),
-    64: (0, 0),
-    66: (0, 2),
-    74: (0, 1),
-    75: (0, 0),
-}
-"""API -> versions: what the clients we know ask for."""
-
-BATCH = build_batch([Message(1, None, b"x" * 50)])
-T = topic("t", 1)
-IDS = {"t": T.topic_id, "nope": uuid.UUID(int=99)}
-_ALTERED = {"resource_type": 2, "resource_name": "t"}
+NOPE = {"t": "nope", T.topic_id: uuid.UUID(int=99)}
+"""A topic that is not there, by name and id, in place of the one in the examples."""
+SUCCEED = [example for example in EXAMPLES if example.succeeds and example.api in LISTED]
+FETCH: Any = next(example.body for example in EXAMPLES if example.api == ApiKey.FETCH)
 
 
-def requests(name: str) -> dict[int, Values]:
-    """What is asked of each API about a topic."""
-    number = {"partition_index": 0}
-    return {
-        ApiKey.PRODUCE: {
-            "acks": -1,
-            "topic_data": [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]}],
-        },
-        ApiKey.FETCH: {
-            "max_wait": 0,
-            "max_bytes": 1 << 20,
-            "topics": [
-                {
-                    "topic": name,
-                    "topic_id": IDS[name],
-                    "partitions": [{"partition": 0, "partition_max_bytes": 99}],
-                }
-            ],
-        },
-        ApiKey.LIST_OFFSETS: {"replica_id": -1, "topics": [{"name": name, "partitions": [number]}]},
-        ApiKey.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": False},
-        ApiKey.DELETE_TOPICS: {"topic_names": [name], "topics": [{"name": name}], "timeout": 1000},
-        ApiKey.DELETE_RECORDS: {
-            "topics": [{"name": name, "partitions": [{**number, "offset": 1}]}],
-            "timeout": 1000,
-        },
-        ApiKey.DESCRIBE_PRODUCERS: {"topics": [{"name": name, "partition_indexes": [0]}]},
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": name}], "cursor": None},
-        ApiKey.DESCRIBE_CONFIGS: {
-            "resources": [{"resource_type": 2, "resource_name": name, "configuration_keys": None}],
-            "include_synonyms": True,
-        },
-        ApiKey.ALTER_CONFIGS: {
-            "resources": [
-                {**_ALTERED, "resource_name": name, "configs": [{"name": "flush.ms", "value": "7"}]}
-            ]
-        },
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: {
-            "resources": [
-                {
-                    **_ALTERED,
-                    "resource_name": name,
-                    "configs": [{"name": "flush.ms", "config_operation": 0, "value": "7"}],
-                }
-            ]
-        },
-        ApiKey.CREATE_PARTITIONS: {
-            "topics": [{"name": name, "count": 3, "assignments": None}],
-            "timeout": 1000,
-        },
-    }
+def of_a_topic(example: Example) -> bool:
+    return bool(renamed(example.body, NOPE) != example.body)
 
 
-WITHOUT_TOPIC: dict[int, Values] = {
-    ApiKey.API_VERSIONS: {"client_software_name": "test", "client_software_version": "1"},
-    ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1000},
-    ApiKey.DESCRIBE_CLUSTER: {},
-    ApiKey.LIST_CONFIG_RESOURCES: {},
-    ApiKey.LIST_TRANSACTIONS: {"state_filters": ["Ongoing"]},
-    ApiKey.CREATE_TOPICS: {
-        "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}],
-        "timeout": 10_000,
-    },
-}
-
-
-ASKED: dict[int, Values] = {**requests("t"), **WITHOUT_TOPIC}
-
-
-def versions(api_key: int) -> range:
-    """Those that clients are told and the broker takes: Produce v0 to v2 are only told."""
-    low, high = TOLD[api_key]
-    return range(3 if api_key == ApiKey.PRODUCE else low, high + 1)
-
-
-SERVED = [(key, version) for key in ASKED for version in versions(key)]
+def versions(example: Example) -> list[int]:
+    """The versions of the page that the broker takes: it lists Produce v0 to v2 and refuses them."""
+    return [version for version in LISTED[example.api] if version >= example.since]
 
 
 @pytest.fixture
@@ -180,22 +63,20 @@ def running(tmp_path: Path) -> Iterator[Running]:
 UNKNOWN_TO_KIO = {(ApiKey.PRODUCE, version) for version in range(3)}
 
 
-def test_clients_are_told_what_they_need_and_no_more() -> None:
-    told = {api.key: (api.versions[0], api.versions[-1]) for api in all_apis() if api.versions}
-    assert told == TOLD
-
-
-@pytest.mark.parametrize(("api_key", "version"), SERVED)
+@pytest.mark.parametrize(
+    ("example", "version"),
+    [(example, version) for example in SUCCEED for version in versions(example)],
+    ids=str,
+)
 def test_a_clients_own_bytes_get_a_whole_answer_without_an_error(
-    running: Running, api_key: int, version: int
+    running: Running, example: Example, version: int
 ) -> None:
-    entity = ask(running, api_key, version, ASKED[api_key])
-    codes = set(error_codes(entity))
-    assert codes == {ErrorCode.NONE}
+    entity = ask(running, example.api, version, example.encoded(version))
+    assert set(error_codes(entity)) == {ErrorCode.NONE}
 
 
 def test_a_fetch_of_version_18_which_nobody_is_told_of_is_answered_as_one_of_17(running: Running) -> None:
-    body = request_body(ApiKey.FETCH, 17, requests("t")[ApiKey.FETCH])
+    body = request_body(ApiKey.FETCH, 17, FETCH)
 
     def answer(version: int) -> list[Any]:
         frame = struct.pack(">hhih", ApiKey.FETCH, version, 7, -1) + b"\0" + body
@@ -207,11 +88,11 @@ def test_a_fetch_of_version_18_which_nobody_is_told_of_is_answered_as_one_of_17(
     assert answer(17) == answer(18) != []
 
 
-@pytest.mark.parametrize("api_key", list(requests("t")))
-def test_a_topic_that_is_not_there_is_an_error_of_its_own(running: Running, api_key: int) -> None:
-    for version in versions(api_key):
-        entity = ask(running, api_key, version, requests("nope")[api_key])
-        by_id = api_key == ApiKey.FETCH and version >= 13
+@pytest.mark.parametrize("example", [*filter(of_a_topic, SUCCEED)], ids=str)
+def test_a_topic_that_is_not_there_is_an_error_of_its_own(running: Running, example: Example) -> None:
+    for version in versions(example):
+        entity = ask(running, example.api, version, example.encoded(version, NOPE))
+        by_id = example.api == ApiKey.FETCH and version >= 13
         code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert set(error_codes(entity)) - {ErrorCode.NONE} == {code}
 
@@ -230,26 +111,25 @@ def test_a_batch_is_answered_for_its_own_topic_beside_topics_without_one(
 
 def test_a_topic_created_anew_is_not_fetched_by_the_id_it_had(running: Running) -> None:
     for version in range(13, 18):
-        (answered,) = ask(running, ApiKey.FETCH, version, requests("t")[ApiKey.FETCH]).responses
+        (answered,) = ask(running, ApiKey.FETCH, version, FETCH).responses
         assert (answered.topic_id, bool(answered.partitions[0].records)) == (T.topic_id, True)
     anew = dataclasses.replace(T, topic_id=uuid.uuid4())
     running.cluster.topics = {"t": anew}  # known already, and its log not open yet
     for asked in (T.topic_id, anew.topic_id):
-        values = {**requests("t")[ApiKey.FETCH]}
-        values["topics"] = [{**values["topics"][0], "topic_id": asked}]
+        values = renamed(FETCH, {T.topic_id: asked})
         (answered,) = ask(running, ApiKey.FETCH, 13, values).responses
         assert answered.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
         assert not answered.partitions[0].records
 
 
-@pytest.mark.parametrize("api_key", list(ASKED))
-def test_a_request_cut_anywhere_is_answered(running: Running, api_key: int) -> None:
+@pytest.mark.parametrize("example", SUCCEED, ids=str)
+def test_a_request_cut_anywhere_is_answered(running: Running, example: Example) -> None:
     before = dict(running.cluster.topics)
-    for version in versions(api_key):
-        body = request_body(api_key, version, ASKED[api_key])
+    for version in versions(example):
+        body = example.encoded(version)
         for cut in range(len(body)):
-            entity = ask_or_close(running, api_key, version, body[:cut])
-            if api_key != ApiKey.API_VERSIONS and entity is not None:  # whose body nobody reads
+            entity = ask_or_close(running, example.api, version, body[:cut])
+            if example.api != ApiKey.API_VERSIONS and entity is not None:  # whose body nobody reads
                 assert set(error_codes(entity)) == {ErrorCode.INVALID_REQUEST}
     assert running.cluster.topics == before
 
@@ -292,12 +172,7 @@ def test_an_error_is_said_or_the_connection_closed_never_an_empty_answer(api: Ap
     assert [value for value in values if isinstance(value, tuple) and value] == []
 
 
-REFUSED_AS_A_WHOLE = {
-    *(ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS),
-    *(ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_CLIENT_QUOTAS),
-    *(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_LOG_DIRS),
-}
-"""Messages with a list and an error of their own alone."""
+REFUSED_AS_A_WHOLE = {example.api for example in EXAMPLES if example.refused_as_a_whole}
 NOT_ANSWERED = {
     *((ApiKey.DESCRIBE_LOG_DIRS, 1), (ApiKey.DESCRIBE_LOG_DIRS, 2)),
     (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0),
@@ -340,4 +215,7 @@ def test_each_of_too_many_items_is_refused(api: Api[Any], version: int) -> None:
         codes = [code for code in _codes(entity) if code]
         assert set(codes) <= {ErrorCode.INVALID_REQUEST}
         told.append(len(codes))
-    assert max(told) >= (1 if api.key in REFUSED_AS_A_WHOLE else 3)
+    if api.key in REFUSED_AS_A_WHOLE:
+        assert max(told) == 1
+    else:
+        assert max(told) >= 3

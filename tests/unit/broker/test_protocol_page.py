@@ -8,25 +8,25 @@ import re
 from kio.index import KioIndexError, load_request_schema
 
 from millrace_broker.handlers import all_apis
-from tests.support import REPOSITORY
-
-ROW = re.compile(r"^\| (\w+) \| (\d+) \| (\d+) to (\d+) \|", re.MULTILINE)
-
+from tests.unit.protocol_page import LISTED, TEXT
 
 NONE = re.compile(r"^\| ([\w, ]+) \| ([\d, ]+) \| none \|", re.MULTILINE)
 
 
 def test_the_table_of_versions_is_what_brokers_advertise() -> None:
-    text = (REPOSITORY / "docs" / "protocol.md").read_text()
-    listed = {int(key): (int(low), int(high)) for _, key, low, high in ROW.findall(text)}
+    listed = {key: (versions[0], versions[-1]) for key, versions in LISTED.items()}
     assert listed == {api.key: (api.versions[0], api.versions[-1]) for api in all_apis() if api.versions}
 
 
+def test_no_api_is_declared_twice() -> None:
+    keys = [api.key for api in all_apis()]
+    assert len(keys) == len(set(keys))
+
+
 def test_the_table_names_every_other_api_that_kafka_has() -> None:
-    text = (REPOSITORY / "docs" / "protocol.md").read_text()
     named = {
         int(key): name
-        for names, keys in NONE.findall(text)
+        for names, keys in NONE.findall(TEXT)
         for name, key in zip(names.split(", "), keys.split(", "), strict=True)
     }
     served = {int(api.key) for api in all_apis()}

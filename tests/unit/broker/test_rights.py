@@ -11,8 +11,7 @@ import re
 import struct
 import typing
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,21 +20,14 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode
-from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
-from millrace.wire.codec import decode, encode
+from millrace.wire.codec import decode
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.group_messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode, decode_response, encode_request
-from millrace.wire.replica import (
-    ReplicaAckRequest,
-    ReplicaFetchRequest,
-    decode_answer,
-    encode_ack,
-    encode_fetch,
-)
-from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
+from millrace.wire.replica import decode_answer
+from millrace.wire.unclean_election import ElectUncleanResponse
 from millrace_broker.coordination.acls import AclStore
 from millrace_broker.coordination.groups import CommittedOffset
 from millrace_broker.groups import Groups
@@ -45,12 +37,11 @@ from millrace_broker.security.acls import Acls, Pattern, Rule
 from millrace_broker.security.journal import Journal
 from millrace_broker.security.login import Login
 from millrace_broker.security.quotas import Meters
-from millrace_broker.security.rights import NOBODY, Access, Guard, Operation, Resource, ResourceType
+from millrace_broker.security.rights import NOBODY, Access, Guard, Operation, Resource
 from millrace_broker.server.request import Request
-from millrace_mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
+from millrace_mirror.translation import TranslateOffsetsResponse
 from tests.unit.broker.asking import (
     EVERYTHING,
-    KAFKAS,
     AskingClient,
     ChangingCluster,
     Values,
@@ -59,29 +50,31 @@ from tests.unit.broker.asking import (
     every_api,
     request_body,
 )
-from tests.unit.broker.running import ORIGIN, Running, topic
-
-TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
-READ, WRITE, CREATE, DELETE, ALTER = (
-    Operation.READ,
-    Operation.WRITE,
-    Operation.CREATE,
-    Operation.DELETE,
-    Operation.ALTER,
+from tests.unit.broker.examples import (
+    ALTER,
+    ALTER_CONFIGS,
+    BATCH,
+    CLUSTER,
+    CLUSTER_ACTION,
+    CODES,
+    CREATE,
+    DELETE,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    EXAMPLES,
+    MIRROR_WRITE,
+    NUMBER,
+    READ,
+    RIGHTS,
+    SET_FLUSH,
+    TOPIC,
+    WRITE,
+    Example,
+    Right,
+    T,
+    resource,
 )
-DESCRIBE, MIRROR_WRITE = Operation.DESCRIBE, Operation.MIRROR_WRITE
-CLUSTER_ACTION = Operation.CLUSTER_ACTION
-DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
-Right = tuple[Operation, ResourceType]
-RIGHTS: list[Right] = [(operation, type_) for operation in Operation for type_ in ResourceType]
-CODES = {
-    TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-    GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
-    CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-}
-BATCH = build_batch([Message(1, None, b"x" * 50)])
-NUMBER = {"partition_index": 0}
-T = topic("t", 1)
+from tests.unit.broker.running import ORIGIN, Running, topic
 
 
 class Granted:
@@ -173,242 +166,6 @@ class FakeAcls:
         self.acls = Acls(change(self.acls.rules))
 
 
-@dataclass(frozen=True)
-class Row:
-    """A request, and the rights that it takes: all of those of one of `takes`."""
-
-    api: ApiKey
-    body: Values | bytes
-    takes: Sequence[tuple[Right, ...]]
-    what: str = ""
-    since: int = 0
-
-    def is_allowed(self, rights: set[Right]) -> bool:
-        return any(rights.issuperset(needed) for needed in self.takes)
-
-    def refusal(self, rights: set[Right]) -> ErrorCode:
-        return CODES[next(type_ for op, type_ in self.takes[0] if (op, type_) not in rights)]
-
-
-def _mirror(mode: MirrorMode) -> bytes:
-    cursor = None if mode is MirrorMode.DESCRIBE else Cursor(len(BATCH), None)
-    records = BATCH if mode is MirrorMode.APPEND else b""
-    return b"".join(
-        encode_request("copy", MirrorAppend(mode=mode, origin=ORIGIN, cursor=cursor, records=records))
-    )
-
-
-def _resource(type_: int, name: str, **fields: Any) -> Values:
-    return {"resource_type": type_, "resource_name": name, **fields}
-
-
-_RULE = {
-    "resource_type": 2,
-    "resource_name": "t",
-    "resource_pattern_type": 3,
-    "principal": "User:x",
-    "host": "*",
-}
-_FILTER = {
-    "resource_type_filter": 1,
-    "resource_name_filter": None,
-    "pattern_type_filter": 1,
-    "principal_filter": None,
-    "host_filter": None,
-    "operation": 1,
-    "permission_type": 1,
-}
-_FLUSH = [{"name": "flush.ms", "value": "7"}]
-_SET_FLUSH = [{"name": "flush.ms", "config_operation": 0, "value": "7"}]
-_MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "m"}
-_TRANSLATE = TranslateOffsetsRequest(to_origin=True, topic="copy", partition=0, offsets=(0,))
-_COPY = ReplicaFetchRequest(2, "0" * 16, True, 0, 0, (), ())
-_COPIED = ReplicaAckRequest(2, "0" * 16, ())
-_UNCLEAN = ElectUncleanRequest(topic="t", partition=0, replica=2, reason="all is lost")
-ROWS = [
-    Row(
-        ApiKey.PRODUCE,
-        {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": BATCH}]}]},
-        [((WRITE, TOPIC),)],
-        since=3,
-    ),
-    Row(
-        ApiKey.FETCH,
-        {
-            "max_wait": 0,
-            "max_bytes": 1 << 20,
-            "topics": [
-                {
-                    "topic": "t",
-                    "topic_id": T.topic_id,
-                    "partitions": [{"partition": 0, "partition_max_bytes": 99}],
-                }
-            ],
-        },
-        [((READ, TOPIC),)],
-    ),
-    Row(ApiKey.LIST_OFFSETS, {"topics": [{"name": "t", "partitions": [NUMBER]}]}, [((DESCRIBE, TOPIC),)]),
-    Row(
-        ApiKey.METADATA,
-        {"topics": [{"name": "t"}], "allow_auto_topic_creation": False},
-        [((DESCRIBE, TOPIC),)],
-    ),
-    Row(
-        ApiKey.OFFSET_FOR_LEADER_EPOCH,
-        {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
-        [((DESCRIBE, TOPIC),)],
-    ),
-    Row(
-        ApiKey.OFFSET_COMMIT,
-        {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
-        [((READ, GROUP), (READ, TOPIC))],
-    ),
-    Row(
-        ApiKey.OFFSET_FETCH,
-        {
-            "group_id": "g",
-            "topics": (asked := [{"name": "t", "partition_indexes": [0]}]),
-            "groups": [{"group_id": "g", "topics": asked}],
-        },
-        [((DESCRIBE, GROUP), (DESCRIBE, TOPIC))],
-    ),
-    Row(
-        ApiKey.OFFSET_DELETE,
-        {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
-        [((DELETE, GROUP), (READ, TOPIC))],
-    ),
-    Row(ApiKey.FIND_COORDINATOR, {"key": "g", "coordinator_keys": ["g"]}, [((DESCRIBE, GROUP),)]),
-    Row(ApiKey.JOIN_GROUP, {"group_id": "g"}, [((READ, GROUP),)]),
-    Row(ApiKey.SYNC_GROUP, _MEMBER, [((READ, GROUP),)]),
-    Row(ApiKey.HEARTBEAT, _MEMBER, [((READ, GROUP),)]),
-    Row(ApiKey.LEAVE_GROUP, {"group_id": "g"}, [((READ, GROUP),)]),
-    Row(ApiKey.DESCRIBE_GROUPS, {"groups": ["g"]}, [((DESCRIBE, GROUP),)]),
-    Row(ApiKey.LIST_GROUPS, {}, [()]),
-    Row(ApiKey.DELETE_GROUPS, {"groups_names": ["g"]}, [((DELETE, GROUP),)]),
-    Row(ApiKey.SASL_HANDSHAKE, {"mechanism": "SCRAM-SHA-256"}, [()]),
-    Row(ApiKey.SASL_AUTHENTICATE, {"auth_bytes": b"x"}, [()]),
-    Row(ApiKey.API_VERSIONS, {"client_software_name": "t", "client_software_version": "1"}, [()]),
-    Row(
-        ApiKey.CREATE_TOPICS,
-        {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}], "timeout": 1000},
-        [((CREATE, TOPIC),), ((CREATE, CLUSTER),)],
-    ),
-    Row(
-        ApiKey.DELETE_TOPICS,
-        {"topic_names": ["t"], "topics": [{"name": "t"}], "timeout": 1000},
-        [((DELETE, TOPIC),)],
-    ),
-    Row(
-        ApiKey.DELETE_RECORDS,
-        {"topics": [{"name": "t", "partitions": [{**NUMBER, "offset": 1}]}], "timeout": 1000},
-        [((DELETE, TOPIC),)],
-    ),
-    Row(ApiKey.DESCRIBE_PRODUCERS, {"topics": [{"name": "t", "partition_indexes": [0]}]}, [((READ, TOPIC),)]),
-    Row(ApiKey.DESCRIBE_CLUSTER, {}, [()]),
-    Row(ApiKey.DESCRIBE_TOPIC_PARTITIONS, {"topics": [{"name": "t"}]}, [((DESCRIBE, TOPIC),)]),
-    Row(ApiKey.LIST_CONFIG_RESOURCES, {}, [((DESCRIBE_CONFIGS, CLUSTER),)]),
-    Row(ApiKey.LIST_TRANSACTIONS, {}, [()]),
-    Row(ApiKey.UNREGISTER_BROKER, {"broker_id": 7}, [((ALTER, CLUSTER),)]),
-    Row(
-        ApiKey.CREATE_PARTITIONS,
-        {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": 1000},
-        [((ALTER, TOPIC),)],
-    ),
-    Row(
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        {"topics": [{"name": "t", "partitions": [{**NUMBER, "replicas": (2,)}]}], "timeout": 1000},
-        [((ALTER, CLUSTER),)],
-    ),
-    Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, {"topics": None, "timeout": 1000}, [((DESCRIBE, CLUSTER),)]),
-    Row(
-        ApiKey.ELECT_LEADERS,
-        {"topic_partitions": [{"topic": "t", "partitions": (0,)}], "timeout": 1000},
-        [((ALTER, CLUSTER),)],
-    ),
-    Row(ApiKey.ELECT_UNCLEAN, encode(_UNCLEAN, ApiKey.ELECT_UNCLEAN, 0), [((ALTER, CLUSTER),)]),
-    Row(
-        ApiKey.INIT_PRODUCER_ID,
-        {"transactional_id": None, "transaction_timeout": 1000},
-        [((Operation.IDEMPOTENT_WRITE, CLUSTER),), ((WRITE, TOPIC),)],
-    ),
-    Row(
-        ApiKey.DESCRIBE_CONFIGS,
-        {"resources": [_resource(2, "t", configuration_keys=None)]},
-        [((DESCRIBE_CONFIGS, TOPIC),)],
-        "of a topic",
-    ),
-    Row(
-        ApiKey.DESCRIBE_CONFIGS,
-        {"resources": [_resource(4, "1", configuration_keys=None)]},
-        [((DESCRIBE_CONFIGS, CLUSTER),)],
-        "of a broker",
-    ),
-    Row(
-        ApiKey.ALTER_CONFIGS,
-        {"resources": [_resource(2, "t", configs=_FLUSH)]},
-        [((ALTER_CONFIGS, TOPIC),)],
-        "of a topic",
-    ),
-    Row(
-        ApiKey.ALTER_CONFIGS,
-        {"resources": [_resource(4, "1", configs=_FLUSH)]},
-        [((ALTER_CONFIGS, CLUSTER),)],
-        "of a broker",
-    ),
-    Row(
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        {"resources": [_resource(2, "t", configs=_SET_FLUSH)]},
-        [((ALTER_CONFIGS, TOPIC),)],
-        "of a topic",
-    ),
-    Row(
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        {"resources": [_resource(4, "1", configs=_SET_FLUSH)]},
-        [((ALTER_CONFIGS, CLUSTER),)],
-        "of a broker",
-    ),
-    Row(ApiKey.DESCRIBE_ACLS, _FILTER, [((DESCRIBE, CLUSTER),)]),
-    Row(
-        ApiKey.CREATE_ACLS,
-        {"creations": [{**_RULE, "operation": 3, "permission_type": 3}]},
-        [((ALTER, CLUSTER),)],
-    ),
-    Row(ApiKey.DELETE_ACLS, {"filters": [_FILTER]}, [((ALTER, CLUSTER),)]),
-    Row(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None}, [((DESCRIBE, CLUSTER),)]),
-    Row(
-        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-        {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []},
-        [((ALTER, CLUSTER),)],
-    ),
-    Row(ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": [], "strict": False}, [((DESCRIBE_CONFIGS, CLUSTER),)]),
-    Row(
-        ApiKey.ALTER_CLIENT_QUOTAS,
-        {
-            "entries": [
-                {
-                    "entity": [{"entity_type": "user", "entity_name": "nobody"}],
-                    "ops": [{"key": "producer_byte_rate", "value": 1.0, "remove": False}],
-                }
-            ],
-            "validate_only": False,
-        },
-        [((ALTER_CONFIGS, CLUSTER),)],
-    ),
-    Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
-    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append", since=1),
-    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe", since=1),
-    Row(
-        ApiKey.MIRROR_APPEND,
-        _mirror(MirrorMode.RESET),
-        [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))],
-        "reset",
-        since=1,
-    ),
-    Row(ApiKey.TRANSLATE_OFFSETS, encode(_TRANSLATE, 10_001, 0), [((DESCRIBE, TOPIC),)]),
-    Row(ApiKey.REPLICA_FETCH, encode_fetch(_COPY), [((CLUSTER_ACTION, CLUSTER),)]),
-    Row(ApiKey.REPLICA_ACK, encode_ack(_COPIED), [((CLUSTER_ACTION, CLUSTER),)]),
-]
-"""Every API, and what a request of it takes."""
 ANSWERED_ALIKE = (ApiKey.API_VERSIONS, ApiKey.FETCH)
 SERVED = {
     api.key: sorted({*api.versions, *(() if api.key in ANSWERED_ALIKE else api.private_versions)})
@@ -469,32 +226,35 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 def test_every_api_has_its_row() -> None:
-    assert {row.api for row in ROWS} == set(SERVED)
+    assert {example.api for example in EXAMPLES} == set(SERVED)
 
 
 @pytest.mark.parametrize(
-    ("row", "version"),
-    [(row, version) for row in ROWS for version in SERVED[row.api] if version >= row.since],
-    ids=lambda part: f"{part.api.name} {part.what}".strip() if isinstance(part, Row) else f"v{part}",
+    ("example", "version"),
+    [
+        (example, version)
+        for example in EXAMPLES
+        for version in SERVED[example.api]
+        if version >= example.since
+    ],
+    ids=lambda part: str(part) if isinstance(part, Example) else f"v{part}",
 )
 def test_only_who_has_the_right_is_served_and_the_others_change_nothing(
-    secured: Secured, row: Row, version: int
+    secured: Secured, example: Example, version: int
 ) -> None:
-    body = row.body
-    if not isinstance(body, bytes):
-        body = request_body(row.api, version, body)
+    body = example.encoded(version)
     clients: dict[str, set[Right]] = {"nothing": set(), **{str(right): {right} for right in RIGHTS}}
     before = secured.effects()
     for name, rights in clients.items():
         has = with_implied(rights)
-        if not row.is_allowed(has):
+        if not example.is_allowed(has):
             access = secured.granted.grant(name, rights)
-            codes = secured.codes(access, row.api, version, body)
-            assert codes - {ErrorCode.NONE} == {row.refusal(has)}, name
+            codes = secured.codes(access, example.api, version, body)
+            assert codes - {ErrorCode.NONE} == {example.refusal(has)}, name
             assert secured.effects() == before, name
-    for number, needed in enumerate(row.takes):
+    for number, needed in enumerate(example.takes):
         access = secured.granted.grant(f"enough {number}", needed)
-        codes = secured.codes(access, row.api, version, body)
+        codes = secured.codes(access, example.api, version, body)
         assert not codes & {ErrorCode.UNKNOWN_SERVER_ERROR, *CODES.values()}
 
 
@@ -525,7 +285,7 @@ def rules(
 
 
 BEGINNINGS: dict[str, Any] = {"names": ("t", "g", "n", "c"), "pattern": Pattern.PREFIXED}
-"""Of every name in `ROWS`."""
+"""Of every name in `EXAMPLES`."""
 RULES: dict[str, tuple[bool, Callable[[Sequence[Right]], list[Rule]]]] = {
     "one for everybody": (True, lambda needed: rules(needed, "User:*")),
     "one for the beginning of the name": (True, lambda needed: rules(needed, **BEGINNINGS)),
@@ -564,10 +324,10 @@ RULES: dict[str, tuple[bool, Callable[[Sequence[Right]], list[Rule]]]] = {
 """What rules user x finds that are made of the rights a request takes, and whether it is served."""
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.takes[0]], ids=lambda r: f"{r.api.name} {r.what}")
-def test_rules_of_every_form_count_for_every_api(secured: Secured, row: Row) -> None:
-    version = SERVED[row.api][-1]
-    body = row.body if isinstance(row.body, bytes) else request_body(row.api, version, row.body)
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if example.takes[0]], ids=str)
+def test_rules_of_every_form_count_for_every_api(secured: Secured, example: Example) -> None:
+    version = SERVED[example.api][-1]
+    body = example.encoded(version)
     before = secured.effects()
 
     def codes(made: Iterable[Rule], principal: str, super_users: Sequence[str] = ()) -> set[int]:
@@ -575,26 +335,17 @@ def test_rules_of_every_form_count_for_every_api(secured: Secured, row: Row) -> 
         access = Guard(secured.granted, super_users, Journal(), Meters(secured.book)).access(
             principal, "127.0.0.1"
         )
-        return secured.codes(access, row.api, version, body)
+        return secured.codes(access, example.api, version, body)
 
     for what, (served, make) in RULES.items():
         if not served:
-            assert codes(make(row.takes[0]), "User:x") & {*CODES.values()}, what
+            assert codes(make(example.takes[0]), "User:x") & {*CODES.values()}, what
             assert secured.effects() == before, what
     for what, (served, make) in RULES.items():
         if served:
-            assert not codes(make(row.takes[0]), "User:x") & {*CODES.values()}, what
+            assert not codes(make(example.takes[0]), "User:x") & {*CODES.values()}, what
     everything_denied = rules(RIGHTS, "User:*", operation=Operation.ALL, allow=False)
     assert not codes(everything_denied, "User:admin", ["User:admin"]) & {*CODES.values()}
-
-
-def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """The fields of a request about other names."""
-    if isinstance(value, Mapping):
-        return {key: renamed(item, names) for key, item in value.items()}
-    if isinstance(value, list):
-        return [renamed(item, names) for item in value]
-    return names.get(value, value) if isinstance(value, str) else value
 
 
 def without_names(answer: Any) -> str:
@@ -603,35 +354,35 @@ def without_names(answer: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("row", "version"),
+    ("example", "version"),
     [
-        (row, version)
-        for row in ROWS
-        for version in SERVED[row.api]
-        if version >= row.since
-        and any(type_ is TOPIC for _, type_ in row.takes[0])
+        (example, version)
+        for example in EXAMPLES
+        for version in SERVED[example.api]
+        if version >= example.since
+        and any(type_ is TOPIC for _, type_ in example.takes[0])
         # Whoever knows the id of a topic has been told it; a fetch by id is answered as Kafka does.
-        and not (row.api == ApiKey.FETCH and version >= 13)
+        and not (example.api == ApiKey.FETCH and version >= 13)
     ],
-    ids=lambda part: f"{part.api.name} {part.what}".strip() if isinstance(part, Row) else f"v{part}",
+    ids=lambda part: str(part) if isinstance(part, Example) else f"v{part}",
 )
 def test_who_may_not_describe_a_topic_gets_the_same_answer_whether_it_is_there_or_not(
-    secured: Secured, row: Row, version: int
+    secured: Secured, example: Example, version: int
 ) -> None:
     def body(there: bool) -> bytes:
-        if isinstance(row.body, bytes):
-            return row.body if there else row.body.replace(b"copy", b"nope")
+        if isinstance(example.body, bytes):
+            return example.body if there else example.body.replace(b"copy", b"nope")
         names = {"new": "t"} if there else {"t": "absent", "new": "absent"}
-        return request_body(row.api, version, renamed(row.body, names))
+        return example.encoded(version, names)
 
     bodies = [body(there) for there in (True, False)]
     assert bodies[0] != bodies[1]
-    newest = version == SERVED[row.api][-1]  # of the others a client without any right is enough
+    newest = version == SERVED[example.api][-1]  # of the others a client without any right is enough
     for right in [None, *(RIGHTS if newest else ())]:
         has = with_implied({right} if right is not None else set())
-        if (DESCRIBE, TOPIC) not in has and not row.is_allowed(has):
+        if (DESCRIBE, TOPIC) not in has and not example.is_allowed(has):
             access = secured.granted.grant(str(right), [right] if right is not None else [])
-            there, missing = (secured.ask(access, row.api, version, body) for body in bodies)
+            there, missing = (secured.ask(access, example.api, version, body) for body in bodies)
             assert without_names(there) == without_names(missing), right
 
 
@@ -698,7 +449,7 @@ def test_refused_topics_and_partitions_are_answered_beside_the_others_in_the_ord
     ]
     assert told == [("u", refused, -1), ("t", fine, 7)]
     assert order(ApiKey.OFFSET_DELETE, 0, commit) == [fine, refused, fine, refused]  # the group's is first
-    alter = [_resource(2, name, configs=_SET_FLUSH) for name in ("u", "t")]
+    alter = [resource(2, name, configs=SET_FLUSH) for name in ("u", "t")]
     assert order(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, {"resources": alter}) == [refused, fine]
     added = [{"name": name, "count": 2, "assignments": None} for name in ("u", "t")]
     assert order(ApiKey.CREATE_PARTITIONS, 1, {"topics": added, "timeout": 9000}) == [refused, fine]
@@ -929,10 +680,8 @@ def test_before_a_login_nothing_is_served_but_what_is_open_to_all(secured: Secur
     for version in SERVED[api]:
         client = Pipelining(secured, NOBODY)
         client.login = Login({})
-        (row, *_) = (row for row in ROWS if row.api == api)
-        body = row.body if isinstance(row.body, bytes) else b""
-        if api in KAFKAS and version >= row.since:
-            body = request_body(api, version, typing.cast(Mapping[str, Any], row.body))
+        (example, *_) = (example for example in EXAMPLES if example.api == api)
+        body = example.encoded(version) if version >= example.since else b""
         client.send(_frame(api, version, body))
         assert client.closed == (api not in OPEN)
         assert secured.effects() == before

@@ -12,13 +12,14 @@ from kio.serial import entity_reader
 
 from millrace.errors import InvalidRequest
 from millrace.wire.codec import MAX_ITEM_BYTES, decode, decode_request
+from millrace.wire.fields import request_of
 from millrace.wire.group_messages import JoinGroupRequest, ListGroupsRequest
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS, RequestTooLarge, TooManyItems
 from tests.trials.attack.requests import body_of
 from tests.unit.wire.test_messages import CASES, Case
 
-REQUESTS = [case for case in CASES if case.cls.__name__.endswith("Request")]
+REQUESTS = [case for case in CASES if case.api_key in request_of(case.cls)]
 
 
 def items(entity: Any) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import inspect
 import io
 import typing
 from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 from uuid import UUID
 
@@ -24,57 +24,24 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 
+from millrace import wire
 from millrace.errors import InvalidRequest
-from millrace.wire import admin_messages, group_messages, messages, security_messages
 from millrace.wire.codec import decode, encode, is_flexible
-from millrace.wire.fields import Field, fields_of
+from millrace.wire.fields import Field, fields_of, request_of, response_of
 from millrace.wire.messages import ApiKey
+from millrace_broker import handlers
 from tests.support import ROUNDS
+from tests.unit.protocol_page import LISTED
 
-SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
-    ApiKey.LIST_OFFSETS: (messages, [*range(1, 11)]),
-    ApiKey.METADATA: (messages, [*range(14)]),
-    ApiKey.OFFSET_COMMIT: (group_messages, [*range(2, 10)]),
-    ApiKey.OFFSET_FETCH: (group_messages, [*range(1, 10)]),
-    ApiKey.FIND_COORDINATOR: (group_messages, [*range(6)]),
-    ApiKey.JOIN_GROUP: (group_messages, [*range(10)]),
-    ApiKey.HEARTBEAT: (group_messages, [*range(5)]),
-    ApiKey.LEAVE_GROUP: (group_messages, [*range(6)]),
-    ApiKey.SYNC_GROUP: (group_messages, [*range(6)]),
-    ApiKey.DESCRIBE_GROUPS: (group_messages, [*range(7)]),
-    ApiKey.LIST_GROUPS: (group_messages, [*range(6)]),
-    ApiKey.SASL_HANDSHAKE: (security_messages, [0, 1]),
-    ApiKey.SASL_AUTHENTICATE: (security_messages, [0, 1]),
-    ApiKey.API_VERSIONS: (messages, [*range(5)]),
-    ApiKey.CREATE_TOPICS: (messages, [*range(2, 8)]),
-    ApiKey.DELETE_TOPICS: (messages, [*range(1, 7)]),
-    ApiKey.INIT_PRODUCER_ID: (messages, [*range(6)]),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: (messages, [*range(2, 5)]),
-    ApiKey.DESCRIBE_ACLS: (security_messages, [*range(1, 4)]),
-    ApiKey.CREATE_ACLS: (security_messages, [*range(1, 4)]),
-    ApiKey.DELETE_ACLS: (security_messages, [*range(1, 4)]),
-    ApiKey.DESCRIBE_CONFIGS: (admin_messages, [*range(1, 5)]),
-    ApiKey.ALTER_CONFIGS: (admin_messages, [*range(3)]),
-    ApiKey.DESCRIBE_LOG_DIRS: (admin_messages, [*range(1, 5)]),
-    ApiKey.CREATE_PARTITIONS: (admin_messages, [*range(4)]),
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: (admin_messages, [0, 1]),
-    ApiKey.ELECT_LEADERS: (admin_messages, [1, 2]),
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (admin_messages, [0, 1]),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: (admin_messages, [0]),
-    ApiKey.DELETE_GROUPS: (group_messages, [*range(3)]),
-    ApiKey.OFFSET_DELETE: (group_messages, [0]),
-    ApiKey.DESCRIBE_CLIENT_QUOTAS: (security_messages, [0, 1]),
-    ApiKey.ALTER_CLIENT_QUOTAS: (security_messages, [0, 1]),
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
-    ApiKey.DELETE_RECORDS: (admin_messages, [*range(3)]),
-    ApiKey.DESCRIBE_CLUSTER: (admin_messages, [*range(3)]),
-    ApiKey.DESCRIBE_PRODUCERS: (admin_messages, [0]),
-    ApiKey.UNREGISTER_BROKER: (admin_messages, [0]),
-    ApiKey.LIST_TRANSACTIONS: (admin_messages, [*range(3)]),
-    ApiKey.LIST_CONFIG_RESOURCES: (admin_messages, [0, 1]),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: (admin_messages, [0]),
-}
+BY_HAND = {ApiKey.PRODUCE, ApiKey.FETCH}
+MESSAGES = [
+    value
+    for package in (wire, handlers)
+    for file in iter_modules(package.__path__, f"{package.__name__}.")
+    for value in vars(import_module(file.name)).values()
+    if hasattr(value, "declared") and value.__module__ == file.name
+]
+"""Every class of messages that a file of these folders declares."""
 EXAMPLES = 5 * ROUNDS if ROUNDS > 2 else 4
 """Of each message at each version, which has most of its fields at other versions, too."""
 _BITS = {"b": 8, "h": 16, "i": 32, "q": 64}
@@ -91,14 +58,11 @@ class Case(typing.NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    for api_key, (module, versions) in SERVED.items():
-        name = api_key.name.title().replace("_", "").removeprefix("Incremental")
-        for version in versions:
-            if api_key != ApiKey.API_VERSIONS:  # whose request nobody reads
-                cls = getattr(module, f"{name}Request")
-                yield Case(cls, load_request_schema(api_key, version), api_key, version)
-            cls = getattr(module, f"{name}Response")
-            yield Case(cls, load_response_schema(api_key, version), api_key, version)
+    for cls in MESSAGES:
+        for keys, load in (request_of(cls), load_request_schema), (response_of(cls), load_response_schema):
+            for api_key in map(ApiKey, keys):
+                for version in LISTED.get(api_key, ()):
+                    yield Case(cls, load(api_key, version), api_key, version)
 
 
 CASES = list(cases())
@@ -195,29 +159,17 @@ def written_by_kio(entity: Any) -> bytes:
     return out.getvalue()
 
 
-def test_every_message_is_here() -> None:
-    tops = {case.cls for case in CASES}
-    declared = {
-        cls
-        for module in (messages, group_messages, admin_messages, security_messages)
-        for name, cls in inspect.getmembers(module, inspect.isclass)
-        if name.endswith(("Request", "Response"))
-    }
-    assert declared == tops
-    assert {key for key in SERVED if all(is_flexible(key, version) for version in SERVED[key][1])} == {
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        ApiKey.LIST_PARTITION_REASSIGNMENTS,
-        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
-        ApiKey.DESCRIBE_CLUSTER,
-        ApiKey.DESCRIBE_PRODUCERS,
-        ApiKey.UNREGISTER_BROKER,
-        ApiKey.LIST_TRANSACTIONS,
-        ApiKey.LIST_CONFIG_RESOURCES,
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-    }
-    for case in CASES:
-        assert is_flexible(case.api_key, case.version) == case.entity.__flexible__, case
+def test_every_message_of_every_api_is_here() -> None:
+    asked = {case.api_key for case in CASES if case.api_key in request_of(case.cls)}
+    assert asked == LISTED.keys() - BY_HAND - {ApiKey.API_VERSIONS}  # whose request nobody reads
+    assert {
+        case.api_key for case in CASES if case.api_key in response_of(case.cls)
+    } == LISTED.keys() - BY_HAND
+
+
+@every_message
+def test_a_message_is_flexible_from_the_version_on_that_kafka_says(case: Case) -> None:
+    assert is_flexible(case.api_key, case.version) == case.entity.__flexible__
 
 
 @every_message
