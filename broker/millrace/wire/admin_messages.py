@@ -175,25 +175,6 @@ class DescribeLogDirsResponse(Message, response_of=ApiKey.DESCRIBE_LOG_DIRS):
     results: tuple[Result, ...] = array(Result)
 
 
-class DeleteRecordsRequest(Message, request_of=ApiKey.DELETE_RECORDS):  # KIP-107
-    class Partition(Message):
-        partition_index: int = i32()
-        offset: int = i64()  # the first that is kept; -1: none is
-
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-    timeout: int = i32(default=0)
-
-
-class DeleteRecordsResponse(Message, response_of=ApiKey.DELETE_RECORDS):
-    class Partition(Message):
-        partition_index: int = i32()
-        low_watermark: int = i64(default=-1)
-        error_code: int = i16(default=0)
-
-    throttle_time: int = i32(default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-
-
 class DescribeClusterRequest(Message, request_of=ApiKey.DESCRIBE_CLUSTER):  # KIP-700
     include_cluster_authorized_operations: bool = boolean(default=False)
     endpoint_type: int = i8(since=1, default=1)  # KIP-919: 1 brokers, 2 controllers
@@ -216,74 +197,6 @@ class DescribeClusterResponse(Message, response_of=ApiKey.DESCRIBE_CLUSTER):
     controller_id: int = i32(default=-1)
     brokers: tuple[Broker, ...] = array(Broker, default=())
     cluster_authorized_operations: int = i32(default=NO_OPERATIONS)
-
-
-class DescribeProducersRequest(Message, request_of=ApiKey.DESCRIBE_PRODUCERS):  # KIP-664
-    topics: tuple[TopicPartitions, ...] = array(TopicPartitions)
-
-
-class DescribeProducersResponse(Message, response_of=ApiKey.DESCRIBE_PRODUCERS):
-    class Partition(Message):
-        class Producer(Message):
-            producer_id: int = i64()
-            producer_epoch: int = i32()
-            last_sequence: int = i32(default=-1)
-            last_timestamp: int = i64(default=-1)
-            coordinator_epoch: int = i32(default=-1)
-            current_txn_start_offset: int = i64(default=-1)
-
-        partition_index: int = i32()
-        error_code: int = i16(default=0)
-        error_message: str | None = string(null_since=0, default=None)
-        active_producers: tuple[Producer, ...] = array(Producer, default=())
-
-    throttle_time: int = i32(default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-
-
-class UnregisterBrokerRequest(Message, request_of=ApiKey.UNREGISTER_BROKER):  # KIP-631
-    broker_id: int = i32()
-
-
-class UnregisterBrokerResponse(Message, response_of=ApiKey.UNREGISTER_BROKER):
-    throttle_time: int = i32(default=0)
-    error_code: int = i16(default=0)
-    error_message: str | None = string(null_since=0, default=None)
-
-
-class ListTransactionsRequest(Message, request_of=ApiKey.LIST_TRANSACTIONS):  # KIP-664
-    state_filters: tuple[str, ...] = array(string(), default=())
-    producer_id_filters: tuple[int, ...] = array(i64(), default=())
-    duration_filter: int = i64(since=1, default=-1)
-    transactional_id_pattern: str | None = string(since=2, null_since=2, default=None)
-
-
-class ListTransactionsResponse(Message, response_of=ApiKey.LIST_TRANSACTIONS):
-    class TransactionState(Message):
-        transactional_id: str = string()
-        producer_id: int = i64()
-        transaction_state: str = string()
-
-    throttle_time: int = i32(default=0)
-    error_code: int = i16(default=0)
-    unknown_state_filters: tuple[str, ...] = array(string(), default=())
-    transaction_states: tuple[TransactionState, ...] = array(TransactionState, default=())
-
-
-class ListConfigResourcesRequest(
-    Message, request_of=ApiKey.LIST_CONFIG_RESOURCES
-):  # v0: KIP-714, v1: KIP-1142
-    resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
-
-
-class ListConfigResourcesResponse(Message, response_of=ApiKey.LIST_CONFIG_RESOURCES):
-    class Resource(Message):
-        resource_name: str = string()
-        resource_type: int = i8(since=1, default=ResourceType.CLIENT_METRICS)
-
-    throttle_time: int = i32(default=0)
-    error_code: int = i16(default=0)
-    config_resources: tuple[Resource, ...] = array(Resource, default=())
 
 
 class DescribeTopicPartitionsRequest(Message, request_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):  # KIP-966

@@ -102,56 +102,6 @@ class DeleteAclsResponse(Message, response_of=ApiKey.DELETE_ACLS):
     filter_results: tuple[FilterResult, ...] = array(FilterResult)
 
 
-class DescribeUserScramCredentialsRequest(Message, request_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
-    class User(Message):
-        name: str = string()
-
-    users: tuple[User, ...] | None = array(User, null_since=0)  # None: all
-
-
-class DescribeUserScramCredentialsResponse(Message, response_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
-    class Result(Message):
-        class CredentialInfo(Message):
-            mechanism: int = i8()
-            iterations: int = i32()
-
-        user: str = string()
-        error_code: int = i16()
-        error_message: str | None = string(null_since=0, default=None)
-        credential_infos: tuple[CredentialInfo, ...] = array(CredentialInfo, default=())
-
-    throttle_time: int = i32(default=0)
-    error_code: int = i16()
-    error_message: str | None = string(null_since=0, default=None)
-    results: tuple[Result, ...] = array(Result, default=())
-
-
-class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
-    class Deletion(Message):
-        name: str = string()
-        mechanism: int = i8()
-
-    class Upsertion(Message):
-        name: str = string()
-        mechanism: int = i8()
-        iterations: int = i32()
-        salt: bytes = data()
-        salted_password: bytes = data()
-
-    deletions: tuple[Deletion, ...] = array(Deletion)
-    upsertions: tuple[Upsertion, ...] = array(Upsertion)
-
-
-class AlterUserScramCredentialsResponse(Message, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
-    class Result(Message):
-        user: str = string()
-        error_code: int = i16()
-        error_message: str | None = string(null_since=0, default=None)
-
-    throttle_time: int = i32(default=0)
-    results: tuple[Result, ...] = array(Result)
-
-
 class QuotaEntity(Message):
     entity_type: str = string()
     entity_name: str | None = string(null_since=0)  # None: the type's default

@@ -15,7 +15,8 @@ from itertools import islice
 
 from millrace.errors import BrokerNotRegistered, ErrorCode, InvalidRequest, UnsupportedVersion
 from millrace.wire import admin_messages as messages
-from millrace.wire.messages import NO_OPERATIONS
+from millrace.wire.fields import Message, array, i8, i16, i32, i64, string
+from millrace.wire.messages import NO_OPERATIONS, ApiKey
 from millrace.zookeeper.topic_state import TopicState
 from millrace_broker.handlers.metadata import live_brokers, partition_fields
 from millrace_broker.handlers.table import Call, serves
@@ -53,15 +54,28 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
     )
 
 
+class ListConfigResourcesRequest(Message, request_of=ApiKey.LIST_CONFIG_RESOURCES):
+    # Version 0 is KIP-714's, version 1 is KIP-1142's.
+    resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
+
+
+class ListConfigResourcesResponse(Message, response_of=ApiKey.LIST_CONFIG_RESOURCES):
+    class Resource(Message):
+        resource_name: str = string()
+        resource_type: int = i8(since=1, default=_KINDS.CLIENT_METRICS)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    config_resources: tuple[Resource, ...] = array(Resource, default=())
+
+
 @serves(
     range(2),
-    messages.ListConfigResourcesRequest,
-    messages.ListConfigResourcesResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
     needs=lambda _: [Need(Operation.DESCRIBE_CONFIGS, CLUSTER)],
 )
-def list_config_resources(
-    call: Call[messages.ListConfigResourcesRequest],
-) -> messages.ListConfigResourcesResponse:
+def list_config_resources(call: Call[ListConfigResourcesRequest]) -> ListConfigResourcesResponse:
     kinds = set(call.request.resource_types) or set(_KINDS)
     if call.received.api_version == 0:
         kinds = {_KINDS.CLIENT_METRICS}
@@ -72,8 +86,8 @@ def list_config_resources(
         names += [(name, _KINDS.TOPIC) for name in sorted(call.broker.cluster.topics)]
     for kind in {_KINDS.BROKER} & kinds:
         names += [(str(number), kind) for number in sorted(call.broker.cluster.brokers)]
-    Resource = messages.ListConfigResourcesResponse.Resource
-    return messages.ListConfigResourcesResponse(
+    Resource = ListConfigResourcesResponse.Resource
+    return ListConfigResourcesResponse(
         config_resources=tuple(Resource(resource_name=name, resource_type=kind) for name, kind in names)
     )
 
@@ -154,19 +168,48 @@ _TRANSACTION_STATES = frozenset(
 )
 
 
-@serves(range(3), messages.ListTransactionsRequest, messages.ListTransactionsResponse, needs=lambda _: ())
-def list_transactions(call: Call[messages.ListTransactionsRequest]) -> messages.ListTransactionsResponse:
+class ListTransactionsRequest(Message, request_of=ApiKey.LIST_TRANSACTIONS):  # KIP-664
+    state_filters: tuple[str, ...] = array(string(), default=())
+    producer_id_filters: tuple[int, ...] = array(i64(), default=())
+    duration_filter: int = i64(since=1, default=-1)
+    transactional_id_pattern: str | None = string(since=2, null_since=2, default=None)
+
+
+class ListTransactionsResponse(Message, response_of=ApiKey.LIST_TRANSACTIONS):
+    class TransactionState(Message):
+        transactional_id: str = string()
+        producer_id: int = i64()
+        transaction_state: str = string()
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    unknown_state_filters: tuple[str, ...] = array(string(), default=())
+    transaction_states: tuple[TransactionState, ...] = array(TransactionState, default=())
+
+
+@serves(range(3), ListTransactionsRequest, ListTransactionsResponse, needs=lambda _: ())
+def list_transactions(call: Call[ListTransactionsRequest]) -> ListTransactionsResponse:
     unknown = dict.fromkeys(state for state in call.request.state_filters if state not in _TRANSACTION_STATES)
-    return messages.ListTransactionsResponse(unknown_state_filters=tuple(unknown))
+    return ListTransactionsResponse(unknown_state_filters=tuple(unknown))
+
+
+class UnregisterBrokerRequest(Message, request_of=ApiKey.UNREGISTER_BROKER):  # KIP-631
+    broker_id: int = i32()
+
+
+class UnregisterBrokerResponse(Message, response_of=ApiKey.UNREGISTER_BROKER):
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    error_message: str | None = string(null_since=0, default=None)
 
 
 @serves(
     range(1),
-    messages.UnregisterBrokerRequest,
-    messages.UnregisterBrokerResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
     needs=lambda _: [Need(Operation.ALTER, CLUSTER)],
 )
-def unregister_broker(call: Call[messages.UnregisterBrokerRequest]) -> messages.UnregisterBrokerResponse:
+def unregister_broker(call: Call[UnregisterBrokerRequest]) -> UnregisterBrokerResponse:
     number = call.request.broker_id
     if number in call.broker.cluster.brokers:
         raise InvalidRequest(f"broker {number} is registered as long as it runs: stop it")

@@ -11,27 +11,45 @@ from functools import partial
 from typing import TypeAlias
 
 from millrace.errors import InvalidRequest, PolicyViolation
-from millrace.wire import admin_messages as messages
-from millrace.wire.fields import Topic
+from millrace.wire.fields import Message, Topic, array, by_topic, i16, i32, i64, string
+from millrace.wire.messages import ApiKey, TopicPartitions
 from millrace_broker.handlers.table import Call, outcome_of, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, ResourceType
 
-Producer: TypeAlias = messages.DescribeProducersResponse.Partition.Producer
 _BY_TOPIC = (ResourceType.TOPIC,)
+
+
+class DeleteRecordsRequest(Message, request_of=ApiKey.DELETE_RECORDS):  # KIP-107
+    class Partition(Message):
+        partition_index: int = i32()
+        offset: int = i64()  # the first that is kept; -1: none is
+
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    timeout: int = i32(default=0)
+
+
+class DeleteRecordsResponse(Message, response_of=ApiKey.DELETE_RECORDS):
+    class Partition(Message):
+        partition_index: int = i32()
+        low_watermark: int = i64(default=-1)
+        error_code: int = i16(default=0)
+
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
 @serves(
     range(3),
-    messages.DeleteRecordsRequest,
-    messages.DeleteRecordsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
     needs=lambda asked: [Need(Operation.DELETE, rights.topic(topic.name)) for topic in asked.topics],
     by_item=_BY_TOPIC,
     thread=Broker.in_look_up_thread,
 )
-def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.DeleteRecordsResponse:
-    Partition, seen = messages.DeleteRecordsResponse.Partition, set[tuple[str, int]]()
+def delete_records(call: Call[DeleteRecordsRequest]) -> DeleteRecordsResponse:
+    Partition, seen = DeleteRecordsResponse.Partition, set[tuple[str, int]]()
 
     def delete(topic: str, number: int, offset: int) -> int:
         call.check(rights.topic(topic))
@@ -43,16 +61,14 @@ def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.Delete
             raise PolicyViolation(f"{topic} is a mirror: its records go by retention alone")
         return there.background.delete_records(offset)
 
-    def outcome(
-        topic: str, wanted: messages.DeleteRecordsRequest.Partition
-    ) -> messages.DeleteRecordsResponse.Partition:
+    def outcome(topic: str, wanted: DeleteRecordsRequest.Partition) -> DeleteRecordsResponse.Partition:
         number = wanted.partition_index
         work = partial(delete, topic, number, wanted.offset)
         code, _, start = outcome_of(work, f"deleting records of {topic}-{number}")
         start = -1 if start is None else start
         return Partition(partition_index=number, low_watermark=start, error_code=code)
 
-    return messages.DeleteRecordsResponse(
+    return DeleteRecordsResponse(
         topics=tuple(
             Topic(name=topic.name, partitions=tuple(outcome(topic.name, one) for one in topic.partitions))
             for topic in call.request.topics
@@ -60,16 +76,42 @@ def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.Delete
     )
 
 
+class DescribeProducersRequest(Message, request_of=ApiKey.DESCRIBE_PRODUCERS):  # KIP-664
+    topics: tuple[TopicPartitions, ...] = array(TopicPartitions)
+
+
+class DescribeProducersResponse(Message, response_of=ApiKey.DESCRIBE_PRODUCERS):
+    class Partition(Message):
+        class Producer(Message):
+            producer_id: int = i64()
+            producer_epoch: int = i32()
+            last_sequence: int = i32(default=-1)
+            last_timestamp: int = i64(default=-1)
+            coordinator_epoch: int = i32(default=-1)
+            current_txn_start_offset: int = i64(default=-1)
+
+        partition_index: int = i32()
+        error_code: int = i16(default=0)
+        error_message: str | None = string(null_since=0, default=None)
+        active_producers: tuple[Producer, ...] = array(Producer, default=())
+
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+
+
+Producer: TypeAlias = DescribeProducersResponse.Partition.Producer
+
+
 @serves(
     range(1),
-    messages.DescribeProducersRequest,
-    messages.DescribeProducersResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
     needs=lambda asked: [Need(Operation.READ, rights.topic(topic.name)) for topic in asked.topics],
     by_item=_BY_TOPIC,
     thread=Broker.in_look_up_thread,
 )
-def describe_producers(call: Call[messages.DescribeProducersRequest]) -> messages.DescribeProducersResponse:
-    Partition = messages.DescribeProducersResponse.Partition
+def describe_producers(call: Call[DescribeProducersRequest]) -> DescribeProducersResponse:
+    Partition = DescribeProducersResponse.Partition
 
     def producers(topic: str, number: int) -> tuple[Producer, ...]:
         call.check(rights.topic(topic))
@@ -83,7 +125,7 @@ def describe_producers(call: Call[messages.DescribeProducersRequest]) -> message
             for producer_id, state in call.broker.partition(topic, number).background.active_producers()
         )
 
-    def outcome(topic: str, number: int) -> messages.DescribeProducersResponse.Partition:
+    def outcome(topic: str, number: int) -> DescribeProducersResponse.Partition:
         what = f"describing the producers of {topic}-{number}"
         code, reason, found = outcome_of(partial(producers, topic, number), what)
         return Partition(
@@ -94,7 +136,7 @@ def describe_producers(call: Call[messages.DescribeProducersRequest]) -> message
     topics: dict[str, dict[int, None]] = {}
     for topic in call.request.topics:
         topics.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    return messages.DescribeProducersResponse(
+    return DescribeProducersResponse(
         topics=tuple(
             Topic(name=name, partitions=tuple(outcome(name, number) for number in numbers))
             for name, numbers in topics.items()

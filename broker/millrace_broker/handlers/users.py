@@ -22,7 +22,8 @@ from millrace.errors import (
     UnacceptableCredential,
     UnsupportedSaslMechanism,
 )
-from millrace.wire import security_messages as messages
+from millrace.wire.fields import Message, array, data, i8, i16, i32, string
+from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.users import Users, check_user_name
 from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
 from millrace_broker.partitions.broker import Broker
@@ -30,9 +31,6 @@ from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceTy
 from millrace_broker.security.scram import MECHANISM_NUMBERS, check_iterations, credential_of_salted
 
 M = TypeVar("M")
-Change: TypeAlias = (
-    messages.AlterUserScramCredentialsRequest.Deletion | messages.AlterUserScramCredentialsRequest.Upsertion
-)
 _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
 _MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
 """Limits of a salt. A shorter one could be kept, but its user could never log in: `scramp` refuses it."""
@@ -44,23 +42,45 @@ def _users(call: Call[M]) -> Users:
     return call.users
 
 
+class DescribeUserScramCredentialsRequest(Message, request_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
+    class User(Message):
+        name: str = string()
+
+    users: tuple[User, ...] | None = array(User, null_since=0)  # None: all
+
+
+class DescribeUserScramCredentialsResponse(Message, response_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
+    class Result(Message):
+        class CredentialInfo(Message):
+            mechanism: int = i8()
+            iterations: int = i32()
+
+        user: str = string()
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0, default=None)
+        credential_infos: tuple[CredentialInfo, ...] = array(CredentialInfo, default=())
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
+    results: tuple[Result, ...] = array(Result, default=())
+
+
 @serves(
     range(1),
-    messages.DescribeUserScramCredentialsRequest,
-    messages.DescribeUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
     needs=lambda _: [Need(Operation.DESCRIBE, CLUSTER)],
     thread=Broker.in_look_up_thread,
 )
-def describe_users(
-    call: Call[messages.DescribeUserScramCredentialsRequest],
-) -> messages.DescribeUserScramCredentialsResponse:
+def describe_users(call: Call[DescribeUserScramCredentialsRequest]) -> DescribeUserScramCredentialsResponse:
     users = None if call.acls is None else call.users
     asked = call.request.users
     names = [user.name for user in asked] if asked else [] if users is None else users.names
     times = Counter(names)
-    Result = messages.DescribeUserScramCredentialsResponse.Result
+    Result = DescribeUserScramCredentialsResponse.Result
 
-    def describe(name: str) -> Iterable[messages.DescribeUserScramCredentialsResponse.Result.CredentialInfo]:
+    def describe(name: str) -> Iterable[DescribeUserScramCredentialsResponse.Result.CredentialInfo]:
         if times[name] > 1:
             raise DuplicateResource(f"user {name!r} is named more than once")
         if users is None or (known := users.credentials(name)) is None:
@@ -76,19 +96,46 @@ def describe_users(
         results.append(
             Result(user=name, error_code=code, error_message=reason, credential_infos=tuple(infos or ()))
         )
-    return messages.DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, results=tuple(results))
+    return DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, results=tuple(results))
+
+
+class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
+    class Deletion(Message):
+        name: str = string()
+        mechanism: int = i8()
+
+    class Upsertion(Message):
+        name: str = string()
+        mechanism: int = i8()
+        iterations: int = i32()
+        salt: bytes = data()
+        salted_password: bytes = data()
+
+    deletions: tuple[Deletion, ...] = array(Deletion)
+    upsertions: tuple[Upsertion, ...] = array(Upsertion)
+
+
+Change: TypeAlias = AlterUserScramCredentialsRequest.Deletion | AlterUserScramCredentialsRequest.Upsertion
+
+
+class AlterUserScramCredentialsResponse(Message, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
+    class Result(Message):
+        user: str = string()
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0, default=None)
+
+    throttle_time: int = i32(default=0)
+    results: tuple[Result, ...] = array(Result)
 
 
 @in_thread(
     range(1),
-    messages.AlterUserScramCredentialsRequest,
-    messages.AlterUserScramCredentialsResponse,
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
     needs=lambda _: [Need(Operation.ALTER, CLUSTER)],
     by_item=(ResourceType.CLUSTER,),
 )
-def alter_users(
-    call: Call[messages.AlterUserScramCredentialsRequest],
-) -> messages.AlterUserScramCredentialsResponse:
+def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramCredentialsResponse:
     request, journal = call.request, call.received.client.access.journal
     changes: dict[str, list[Callable[[Users], None]]] = {}
     wrong: dict[str, BrokerError] = {}
@@ -113,11 +160,11 @@ def alter_users(
         if journal is not None:
             journal.changed(asker(call.received), f"users: {name}")
 
-    Result, results = messages.AlterUserScramCredentialsResponse.Result, []
+    Result, results = AlterUserScramCredentialsResponse.Result, []
     for name in changes:
         code, reason, _ = outcome_of(partial(alter, name), f"changing user {name!r}")
         results.append(Result(user=name, error_code=code, error_message=reason))
-    return messages.AlterUserScramCredentialsResponse(results=tuple(results))
+    return AlterUserScramCredentialsResponse(results=tuple(results))
 
 
 def _change(asked: Change) -> Callable[[Users], None]:
@@ -126,7 +173,7 @@ def _change(asked: Change) -> Callable[[Users], None]:
     if mechanism is None:
         known = ", ".join(MECHANISM_NUMBERS)
         raise UnsupportedSaslMechanism(f"mechanism {asked.mechanism} is none of {known}")
-    if isinstance(asked, messages.AlterUserScramCredentialsRequest.Deletion):
+    if isinstance(asked, AlterUserScramCredentialsRequest.Deletion):
         return partial(_forget, name=name, mechanism=mechanism)
     try:
         check_user_name(name)
