@@ -16,11 +16,11 @@ from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
-from millrace.wire import security_messages as messages
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from millrace.zookeeper.session import Session
 from millrace_broker.coordination.users import Users
+from millrace_broker.handlers import quotas as messages
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.logins import scram_settings

@@ -3,7 +3,7 @@
 Names and order of the fields are those of Kafka's own schemas; the items of a message's lists are declared
 inside it. Times are in milliseconds, error codes plain numbers (another broker may send codes that Millrace
 never does). Groups and administration have modules of their own; Produce and Fetch are laid out by hand in
-`wire.produce` and `wire.fetch`.
+`wire.produce` and `wire.fetch`. Messages that only a broker's handler uses are declared above that handler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_OPERATIONS = -(1 << 31)
 class ApiKey(IntEnum):
     """The numbers of the APIs Millrace knows; those from 10,000 on are its own and never advertised.
 
-    For the other places to change with a new API see docs/architecture.md, "How to add".
+    For the two other places to change with a new API see docs/architecture.md, "How to add".
     """
 
     flexible_since: int
@@ -167,35 +167,6 @@ class ListOffsetsResponse(Message, response_of=ApiKey.LIST_OFFSETS):
 
     throttle_time: int = i32(since=2, default=0)
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-
-
-class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
-            partition: int = i32()
-            current_leader_epoch: int = i32(since=2, default=-1)
-            leader_epoch: int = i32()
-
-        topic: str = string()
-        partitions: tuple[Partition, ...] = array(Partition)
-
-    replica_id: int = i32(since=3, default=-2)
-    topics: tuple[Topic, ...] = array(Topic)
-
-
-class OffsetForLeaderEpochResponse(Message, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
-            error_code: int = i16()
-            partition: int = i32()
-            leader_epoch: int = i32(since=1, default=-1)
-            end_offset: int = i64(default=-1)
-
-        topic: str = string()
-        partitions: tuple[Partition, ...] = array(Partition)
-
-    throttle_time: int = i32(since=2, default=0)
-    topics: tuple[Topic, ...] = array(Topic)
 
 
 class CreateTopicsRequest(Message, request_of=ApiKey.CREATE_TOPICS):

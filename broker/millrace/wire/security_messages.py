@@ -1,8 +1,8 @@
-"""The requests and responses of logins, ACLs, users and quotas, as values; see `wire.messages`."""
+"""The requests and responses of logins and ACLs, as values; see `wire.messages`."""
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, array, boolean, data, f64, i8, i16, i32, i64, string
+from millrace.wire.fields import Message, array, data, i8, i16, i32, i64, string
 from millrace.wire.messages import ApiKey
 
 
@@ -100,57 +100,3 @@ class DeleteAclsResponse(Message, response_of=ApiKey.DELETE_ACLS):
 
     throttle_time: int = i32(default=0)
     filter_results: tuple[FilterResult, ...] = array(FilterResult)
-
-
-class QuotaEntity(Message):
-    entity_type: str = string()
-    entity_name: str | None = string(null_since=0)  # None: the type's default
-
-
-class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Component(Message):
-        entity_type: str = string()
-        match_type: int = i8()
-        match: str | None = string(null_since=0)
-
-    components: tuple[Component, ...] = array(Component)
-    strict: bool = boolean()
-
-
-class DescribeClientQuotasResponse(Message, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Value(Message):
-            key: str = string()
-            value: float = f64()
-
-        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
-        values: tuple[Value, ...] = array(Value)
-
-    throttle_time: int = i32(default=0)
-    error_code: int = i16()
-    error_message: str | None = string(null_since=0, default=None)
-    entries: tuple[Entry, ...] | None = array(Entry, null_since=0)
-
-
-class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Op(Message):
-            key: str = string()
-            value: float = f64()
-            remove: bool = boolean()
-
-        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
-        ops: tuple[Op, ...] = array(Op)
-
-    entries: tuple[Entry, ...] = array(Entry)
-    validate_only: bool = boolean()
-
-
-class AlterClientQuotasResponse(Message, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
-        error_code: int = i16()
-        error_message: str | None = string(null_since=0)
-        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
-
-    throttle_time: int = i32(default=0)
-    entries: tuple[Entry, ...] = array(Entry)

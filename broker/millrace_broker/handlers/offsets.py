@@ -37,13 +37,8 @@ from millrace.errors import (
 )
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
-from millrace.wire.fields import Topic, group_by_topic, replace
-from millrace.wire.messages import (
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-)
+from millrace.wire.fields import Message, Topic, array, group_by_topic, i16, i32, i64, replace, string
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT
 from millrace_broker.coordination.groups import CommittedOffset
 from millrace_broker.groups.commits import Offsets
@@ -127,6 +122,35 @@ def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
         return found or (-1, -1)
     except OSError as error:
         raise StorageError(f"cannot look up an offset: {error}") from error
+
+
+class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(Message):
+        class Partition(Message):
+            partition: int = i32()
+            current_leader_epoch: int = i32(since=2, default=-1)
+            leader_epoch: int = i32()
+
+        topic: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    replica_id: int = i32(since=3, default=-2)
+    topics: tuple[Topic, ...] = array(Topic)
+
+
+class OffsetForLeaderEpochResponse(Message, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(Message):
+        class Partition(Message):
+            error_code: int = i16()
+            partition: int = i32()
+            leader_epoch: int = i32(since=1, default=-1)
+            end_offset: int = i64(default=-1)
+
+        topic: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    throttle_time: int = i32(since=2, default=0)
+    topics: tuple[Topic, ...] = array(Topic)
 
 
 @serves(

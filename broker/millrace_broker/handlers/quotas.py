@@ -11,7 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest, SecurityDisabled
-from millrace.wire import security_messages as messages
+from millrace.wire.fields import Message, array, boolean, f64, i8, i16, i32, string
+from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.quotas import Quotas, QuotaStore
 from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
 from millrace_broker.security.quotas import KEYS
@@ -22,7 +23,6 @@ USER = "user"
 EXACT, DEFAULT, ANY = 0, 1, 2
 """Ways in which a filter of Kafka's matches."""
 MAX_NAME_CHARACTERS = 249
-_Entry = messages.AlterClientQuotasRequest.Entry
 
 
 def _store(call: Call[M]) -> QuotaStore:
@@ -31,17 +31,45 @@ def _store(call: Call[M]) -> QuotaStore:
     return call.quotas
 
 
+class QuotaEntity(Message):
+    entity_type: str = string()
+    entity_name: str | None = string(null_since=0)  # None: the type's default
+
+
+class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Component(Message):
+        entity_type: str = string()
+        match_type: int = i8()
+        match: str | None = string(null_since=0)
+
+    components: tuple[Component, ...] = array(Component)
+    strict: bool = boolean()
+
+
+class DescribeClientQuotasResponse(Message, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Entry(Message):
+        class Value(Message):
+            key: str = string()
+            value: float = f64()
+
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+        values: tuple[Value, ...] = array(Value)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
+    entries: tuple[Entry, ...] | None = array(Entry, null_since=0)
+
+
 @serves(
     range(2),
-    messages.DescribeClientQuotasRequest,
-    messages.DescribeClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
     needs=lambda _: [Need(Operation.DESCRIBE_CONFIGS, CLUSTER)],
 )
-def describe_quotas(
-    call: Call[messages.DescribeClientQuotasRequest],
-) -> messages.DescribeClientQuotasResponse:
+def describe_quotas(call: Call[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:
     request, quotas = call.request, {} if call.quotas is None else call.quotas.limits
-    Entry = messages.DescribeClientQuotasResponse.Entry
+    Entry = DescribeClientQuotasResponse.Entry
     if len({one.entity_type for one in request.components}) < len(request.components):
         raise InvalidRequest("a type of entity is named twice")  # each name would cost a look at every user
     for one in request.components:
@@ -63,25 +91,52 @@ def describe_quotas(
 
     entries = tuple(
         Entry(
-            entity=(messages.QuotaEntity(entity_type=USER, entity_name=user),),
+            entity=(QuotaEntity(entity_type=USER, entity_name=user),),
             values=tuple(Entry.Value(key=key, value=value) for key, value in limits.items()),
         )
         for user, limits in quotas.items()
         if matches(user)
     )
-    return messages.DescribeClientQuotasResponse(error_code=ErrorCode.NONE, entries=entries)
+    return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, entries=entries)
+
+
+class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(Message):
+        class Op(Message):
+            key: str = string()
+            value: float = f64()
+            remove: bool = boolean()
+
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+        ops: tuple[Op, ...] = array(Op)
+
+    entries: tuple[Entry, ...] = array(Entry)
+    validate_only: bool = boolean()
+
+
+_Entry = AlterClientQuotasRequest.Entry
+
+
+class AlterClientQuotasResponse(Message, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(Message):
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0)
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+
+    throttle_time: int = i32(default=0)
+    entries: tuple[Entry, ...] = array(Entry)
 
 
 @in_thread(
     range(2),
-    messages.AlterClientQuotasRequest,
-    messages.AlterClientQuotasResponse,
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
     needs=lambda _: [Need(Operation.ALTER_CONFIGS, CLUSTER)],
     by_item=(ResourceType.CLUSTER,),
 )
-def alter_quotas(call: Call[messages.AlterClientQuotasRequest]) -> messages.AlterClientQuotasResponse:
+def alter_quotas(call: Call[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
     request, journal = call.request, call.received.client.access.journal
-    Result, results = messages.AlterClientQuotasResponse.Entry, []
+    Result, results = AlterClientQuotasResponse.Entry, []
 
     def alter(entry: _Entry) -> None:
         call.check(CLUSTER)
@@ -98,7 +153,7 @@ def alter_quotas(call: Call[messages.AlterClientQuotasRequest]) -> messages.Alte
     for entry in request.entries:
         code, reason, _ = outcome_of(partial(alter, entry), "changing quotas")
         results.append(Result(error_code=code, error_message=reason, entity=entry.entity))
-    return messages.AlterClientQuotasResponse(entries=tuple(results))
+    return AlterClientQuotasResponse(entries=tuple(results))
 
 
 def _user(entry: _Entry) -> str | None:
