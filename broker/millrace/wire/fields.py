@@ -149,12 +149,12 @@ def fields_of(message: type) -> dict[str, Field]:
 
 
 def request_of(message: type) -> tuple[int, ...]:
-    """The keys of the APIs whose request a class of messages is."""
+    """Return the keys of the APIs whose request this class is."""
     return cast("tuple[int, ...]", message.request_of)  # type: ignore[attr-defined]
 
 
 def response_of(message: type) -> tuple[int, ...]:
-    """The keys of the APIs whose response a class of messages is."""
+    """Return the keys of the APIs whose response this class is."""
     return cast("tuple[int, ...]", message.response_of)  # type: ignore[attr-defined]
 
 
