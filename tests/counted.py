@@ -31,10 +31,11 @@ class Counted:
 
 def counted_loads(storage: Storage, topic: str) -> dict[str, list[LoadHour]]:
     """Hour -> the newest edition of each load with rows in it, as an auditor names that has counted all."""
-    editions = layout.newest_editions(storage, topic)
+    folder = layout.Topic(storage, topic)
+    editions = layout.newest_editions(folder)
     loads: dict[str, list[LoadHour]] = {}
-    for load in layout.load_numbers(storage, topic, 0):
-        manifest = layout.read_edition(storage, topic, load, editions.get(load, 1))
+    for load in layout.load_numbers(folder):
+        manifest = layout.read_edition(folder, load, editions.get(load, 1))
         for hour, rows in manifest.rows_by_hour().items():
             loads.setdefault(hour, []).append(LoadHour(load, manifest.edition, manifest.sha256, rows))
     return loads

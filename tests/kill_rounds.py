@@ -34,7 +34,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.history.erasures import read_done, recorded
-from millrace_warehouse.history.layout import load_numbers, newest_load, read_checked
+from millrace_warehouse.history.layout import Topic, load_numbers, newest_load, read_checked
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -123,13 +123,13 @@ class Site:
 def load(site: Site, name: str = "loader") -> None:
     """Load what is new, and read a load again now and then. A program that is begun anew has the old plan."""
     storage, log = open_storage(site.warehouse), site.grown_log()
-    newest = newest_load(storage, TOPIC)
+    newest = newest_load(Topic(storage, TOPIC))
     run_id = f"{name} {newest.load if newest else 0} {log.partitions[0].high_watermark}"
     if load_topic(load_run(log, storage, run_id), TOPIC).published:
         site.note("loads")
     if name == "loader" and random.random() < 0.1:
         writing = load_run(log, storage, f"again {random.random()}").writing
-        again = [random.choice(load_numbers(storage, TOPIC)[-20:])]
+        again = [random.choice(load_numbers(Topic(storage, TOPIC))[-20:])]
         reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, again)
         site.note("editions")
 
@@ -165,14 +165,14 @@ def expire(site: Site) -> None:
 
 def erased(storage: Storage) -> dict[str, int]:
     """Every erasure that was recorded, and the sequence that it takes."""
-    return {each.id: int(each.id.rpartition("-")[2]) for each in recorded(storage, TOPIC)}
+    return {each.id: int(each.id.rpartition("-")[2]) for each in recorded(Topic(storage, TOPIC))}
 
 
 def erase(site: Site, sequence: int | None = None) -> None:
     """Erase one row, or go on with an erasure that was begun."""
     with site.opened() as (storage, catalog):
         ids = erased(storage)
-        begun = [number for id_, number in ids.items() if read_done(storage, TOPIC, id_) is None]
+        begun = [number for id_, number in ids.items() if read_done(Topic(storage, TOPIC), id_) is None]
         most = len(ids) >= MOST_ERASED
         if sequence is None and (begun or most):
             sequence = random.choice(begun or [*ids.values()])

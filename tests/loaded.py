@@ -39,7 +39,7 @@ Rows = Mapping[str, int]
 
 def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaRecord:
     """The next schema record of a topic."""
-    before = pinned(storage, topic)
+    before = pinned(layout.Topic(storage, topic))
     table = parse(avro)
     if before is None:
         columns, last = iceberg_types.iceberg_schema(table), 0  # type: ignore[arg-type]
@@ -64,8 +64,9 @@ def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaR
 
 def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> LoadManifest:
     """One more load with so many rows of each hour."""
-    record = pinned(storage, topic) or pin(storage, topic)
-    before = layout.newest_load(storage, topic)
+    folder = layout.Topic(storage, topic)
+    record = pinned(folder) or pin(storage, topic)
+    before = layout.newest_load(folder)
     number = before.load + 1 if before is not None else 1
     start = before.ends[0] if before is not None else 0
     return _write(storage, record, number, 1, start, rows, before, files_per_hour)
@@ -73,10 +74,11 @@ def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> L
 
 def read_again(storage: Storage, topic: str, number: int, rows: Rows) -> LoadManifest:
     """One more edition of a load, with so many rows of each hour; it has the offsets of the first."""
-    record = pinned(storage, topic)
+    folder = layout.Topic(storage, topic)
+    record = pinned(folder)
     assert record is not None
-    editions = layout.editions_of(storage, topic).get(number, [1])
-    before = layout.read_edition(storage, topic, number, editions[-1])
+    editions = layout.editions_of(folder).get(number, [1])
+    before = layout.read_edition(folder, number, editions[-1])
     start = before.partitions[0].start
     return _write(storage, record, number, editions[-1] + 1, start, rows, before)
 

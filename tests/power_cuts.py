@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from millrace_warehouse.history.layout import load_numbers
+from millrace_warehouse.history.layout import Topic, load_numbers
 from millrace_warehouse.storage import open_storage
 from tests.kill_rounds import (
     TOPIC,
@@ -100,7 +100,7 @@ def work(site: Site) -> None:
 
 def after_the_cut(site: Site) -> None:
     """What was there is there."""
-    there = len(load_numbers(open_storage(site.warehouse), TOPIC))
+    there = len(load_numbers(Topic(open_storage(site.warehouse), TOPIC)))
     assert there >= site.noted()["loads"], f"{there} loads of {site.noted()['loads']} that were made"
     look(site)
 

@@ -13,6 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from millrace_warehouse.at import At
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import CompactResult, compact_topic
@@ -44,6 +45,10 @@ class Warehouse:
     @property
     def topic(self) -> Path:
         return self.folder / TOPIC
+
+    @property
+    def stored(self) -> Topic:
+        return Topic(self.storage, TOPIC)
 
     @property
     def table(self) -> Table:

@@ -19,6 +19,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.at import quiet
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.task import write_cut
@@ -52,10 +53,11 @@ def load_here(
     with connect() as client, SchemaRegistryClient(registry) as schemas:
 
         def pin(topic: str, used: int) -> Pinned:
-            record = pinned(storage, topic, used)
+            folder = Topic(storage, topic)
+            record = pinned(folder, used)
             if record is None:
                 latest = schemas.latest(subject)
-                record = pin_first(storage, topic, latest.schema_id, latest.schema)
+                record = pin_first(folder, latest.schema_id, latest.schema)
             return Pinned.of(record, connect, schemas.find_schema)
 
         writing = Writing(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import open_storage
 from tests.support import REPOSITORY
@@ -57,7 +57,7 @@ def main() -> None:
         load_topic(load_run(log, Path(folder), cut_bytes=64 << 20), TOPIC)
         written = time.process_time() - began
         storage = open_storage(folder)
-        manifest = read_load(storage, TOPIC, 1)
+        manifest = read_load(Topic(storage, TOPIC), 1)
         took = []
         for _ in range(ROUNDS):
             began = time.process_time()

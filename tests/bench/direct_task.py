@@ -24,6 +24,7 @@ from pathlib import Path
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.task import CutTask, write_cut
@@ -156,7 +157,7 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         target = Path(folder) / "warehouse"
         target.mkdir()
         storage = open_storage(str(target))
-        record = pin_first(storage, TOPIC, SCHEMA_ID, PAGE_VIEW)
+        record = pin_first(Topic(storage, TOPIC), SCHEMA_ID, PAGE_VIEW)
         source = Pinned.of(record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get).source
         cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
         filing = Filing(load=1, file_by_ms=int(time.time() * 1000))

@@ -38,7 +38,7 @@ from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.turns import Seat, read_turns
 from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
@@ -484,7 +484,7 @@ def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_rep
     gone = "load 2 was counted with 10 rows and is gone: the warehouse's newest load is 1"
     assert any(reason.startswith(gone) for reason in found.windows[0].reasons)
     world.load("restored")
-    made = read_load(open_storage(str(world.warehouse)), "restored", 2).sha256
+    made = read_load(Topic(open_storage(str(world.warehouse)), "restored"), 2).sha256
     assert world.ask("restored").verdict == "incomplete"
     replace = ("--replace-loads", "--reason", "the disk is lost", "--auditor", world.url)
     assert "replaced: load 2 of restored" in run_millrace("audit", "restored", *replace).stdout

@@ -23,7 +23,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.executors import TIMEOUT
 from millrace_spark.jobs.submit import submit
 from millrace_spark.jobs.tasks import in_tasks
-from millrace_warehouse.history.layout import newest_load
+from millrace_warehouse.history.layout import Topic, newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.task import CutTask, write_cut
@@ -131,7 +131,7 @@ def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_the
     (result,) = load(spark, site, tmp_path, topic)
     assert (result.rows, result.rejected) == (5, 0)
     assert not [note for note in result.notes if "fields that the table has not" in note]
-    newest = newest_load(open_storage(str(tmp_path)), topic)
+    newest = newest_load(Topic(open_storage(str(tmp_path)), topic))
     assert newest is not None
     assert [hour[:11] for hour in result.hours] == ["2015-05-17T"] * 5
     added = [
@@ -184,7 +184,7 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
         raise MillraceError("no broker of dc1 answers: start one")
 
     storage, schema = open_storage(str(tmp_path)), {"type": "record", "name": "R", "fields": []}
-    source = Pinned.of(pin_first(storage, "Unread", 1, schema), connect, {1: schema}.get).source
+    source = Pinned.of(pin_first(Topic(storage, "Unread"), 1, schema), connect, {1: schema}.get).source
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
     tasks = [
         CutTask(

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 import pytest
 
-from millrace_warehouse.history.layout import newest_load, read_load
+from millrace_warehouse.history.layout import Topic, newest_load, read_load
 from millrace_warehouse.storage import open_storage
 from tests.support import REPOSITORY, START_S, Process
 from tests.warehouses import TestSite
@@ -53,13 +53,13 @@ def test_a_change_goes_from_a_pull_request_to_the_table_as_the_page_says(
     assert "+ currency: string" in said["git checkout -q schemas/orders.avsc"]
     assert "currency" in said[next(reversed(said))], "the load before the promotion names the field"
     storage = open_storage(str(folder / "warehouse"))
-    newest = newest_load(storage, "orders")
+    newest = newest_load(Topic(storage, "orders"))
     assert newest is not None
     assert newest.load == 3
     rows = [
         row
         for load in (1, 2, 3)
-        for file in read_load(storage, "orders", load).files
+        for file in read_load(Topic(storage, "orders"), load).files
         for row in pq.read_table(folder / "warehouse" / "orders" / file.path).to_pylist()
     ]
     rows.sort(key=lambda row: row["id"])

@@ -13,7 +13,7 @@ import pytest
 
 from millrace_audit.producer import AuditedProducer
 from millrace_spark.jobs.mirror import mirror_topics
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import LoadManifest, OriginPartition
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Load, Mirror
@@ -83,7 +83,7 @@ def verified(warehouse: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def manifest(warehouse: Path, number: int) -> LoadManifest:
-    return read_load(open_storage(str(warehouse)), TOPIC, number)
+    return read_load(Topic(open_storage(str(warehouse)), TOPIC), number)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
 from millrace_warehouse.commands.auditor import newest_counted
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.history.layout import read_load, unpublished_since
+from millrace_warehouse.history.layout import Topic, read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import pin_first, pinned
@@ -66,8 +66,9 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
     try:
         if len(request.topics) > 1:
             spark.setLocalProperty("spark.scheduler.pool", topic)
-        result = _load(spark, storage, request.of(topic), topic)
-        notes = [*result.notes, *_other_subjects(storage, request, result), *_unpublished(storage, result)]
+        folder = Topic(storage, topic)
+        result = _load(spark, request.of(topic), folder)
+        notes = [*result.notes, *_other_subjects(folder, request, result), *_unpublished(folder, result)]
         return dataclasses.replace(result, notes=notes)
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
@@ -78,61 +79,60 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
         return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
 
 
-def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult:
+def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
     limits = RejectedLimits.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMITS
-    note = _compare_with_auditor(storage, request.auditor, topic)
-    with _writing(spark, storage, request, "load", topic) as writing:
+    note = _compare_with_auditor(request.auditor, topic)
+    with _writing(spark, request, "load", topic) as writing:
         run = LoadRun(
             writing=dataclasses.replace(writing, max_rejected=limits, accept_gaps=request.accept_gaps),
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
             accept_new_topic=request.accept_new_topic,
         )
-        result = load_topic(run, topic)
+        result = load_topic(run, topic.name)
     return dataclasses.replace(result, notes=[*note, *result.notes])
 
 
-def _compare_with_auditor(storage: Storage, url: str, topic: str) -> list[str]:
+def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
     """Return a note when the auditor does not answer: loads do not wait for it.
 
     Raises MillraceError when the auditor has counted a load that the topic's folder does not have.
     """
     try:
-        counted = newest_counted(url, topic) if url else None
+        counted = newest_counted(url, topic.name) if url else None
     except MillraceError as error:
         return [f"{topic}: whether its folder is as new as what was counted is not known: {error}"]
-    check_not_restored(storage, topic, counted)
+    check_not_restored(topic, counted)
     return []
 
 
-def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list[str]:
+def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str]:
     """Return a note for each schema id in the load's messages that is of another subject than the topic's."""
     if result.load is None or not result.published:
         return []
-    topic = result.topic
     try:
-        load = read_load(storage, topic, result.load)
+        load = read_load(topic, result.load)
         loaded = {id_ for part in load.partitions for id_ in part.schema_ids}
         with SchemaRegistryClient(request.registry) as registry:
             others = ids_of_others(
-                topic, loaded, Subjects.parse(request.subjects, request.policies), registry
+                topic.name, loaded, Subjects.parse(request.subjects, request.policies), registry
             )
     except MillraceError as error:  # the load is committed, whatever storage and registry answer now
         return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
-    return others_in_words(topic, others)
+    return others_in_words(topic.name, others)
 
 
-def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
+def _unpublished(topic: Topic, result: LoadResult) -> list[str]:
     """Return a note on loads that wait for `publish`, when the oldest of them has waited for long.
 
     Only the first load of an hour checks: a listing of the publications takes longer the more there are.
     """
-    topic, load = result.topic, result.load
+    load = result.load
     if load is None or not result.published:
         return []
     try:
-        if load > 1 and read_load(storage, topic, load - 1).created[:13] == now()[:13]:
+        if load > 1 and read_load(topic, load - 1).created[:13] == now()[:13]:
             return []
-        waiting = unpublished_since(storage, topic)
+        waiting = unpublished_since(topic)
     except MillraceError as error:  # the load is committed, whatever the storage answers now
         return [f"{topic}: whether older loads wait for `publish` is not known: {error}"]
     if waiting is None or datetime.now(UTC) - datetime.fromisoformat(waiting.created) < UNPUBLISHED_AFTER:
@@ -142,31 +142,30 @@ def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
     """Re-load the loads of some hours, or the named loads; MillraceError when there is no such load."""
-    storage = open_storage(request.warehouse)
-    loads = request.loads or loads_of(storage, request.topic, request.hours)
+    topic = Topic(open_storage(request.warehouse), request.topic)
+    loads = request.loads or loads_of(topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
-    with _writing(spark, storage, request, "reload", request.topic) as writing:
+    with _writing(spark, request, "reload", topic) as writing:
         return reload_topic(ReloadRun(writing=writing, reason=request.reason), request.topic, loads)
 
 
 @contextmanager
-def _writing(
-    spark: SparkContext, storage: Storage, request: Load | Reload, verb: str, topic: str
-) -> Iterator[Writing]:
+def _writing(spark: SparkContext, request: Load | Reload, verb: str, topic: Topic) -> Iterator[Writing]:
     """Return a run's settings for writing, while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
+        subjects = Subjects.parse(request.subjects, request.policies)
         writing = Writing(
-            storage=storage,
+            storage=topic.storage,
             client=client,
             run=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, storage, registry, Subjects.parse(request.subjects, request.policies), connect),
+            pin=partial(_pin, topic.storage, registry, subjects, connect),
             progress=to_stderr(f"{verb} {topic}"),
-            tombstones_as_rows=request.policies.get(topic, NO_POLICY).tombstones_as_rows,
+            tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
         )
         yield writing
 
@@ -176,14 +175,15 @@ def _pin(
     registry: SchemaRegistryClient,
     subjects: Subjects,
     connect: partial[ClusterClient],
-    topic: str,
+    name: str,
     used: int,
 ) -> Pinned:
     """Pin the topic's newest schema record; the first one is made of the newest registered schema."""
-    record = pinned(storage, topic, used)
+    topic = Topic(storage, name)
+    record = pinned(topic, used)
     if record is None:
         with connect() as client:
-            subject = subjects.of_messages(topic, lambda: ids_in(client, topic, tail_only=True), registry)
+            subject = subjects.of_messages(name, lambda: ids_in(client, name, tail_only=True), registry)
         try:
             latest = registry.latest(subject)
         except UnknownSchema:
@@ -191,5 +191,5 @@ def _pin(
                 f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
                 f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
             ) from None
-        record = pin_first(storage, topic, latest.schema_id, latest.schema)
+        record = pin_first(topic, latest.schema_id, latest.schema)
     return Pinned.of(record, connect, registry.find_schema)

@@ -18,7 +18,6 @@ from millrace_audit.reports.messages import VerifyProblem
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.manifest import FORMAT, encode
-from millrace_warehouse.storage import Storage
 
 WHOLE = frozenset({"history", "table", "rows"})
 MOST_TOLD = 200
@@ -44,13 +43,13 @@ class Findings:
     format: int = FORMAT
 
 
-def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[Problem]) -> None:
+def note(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem]) -> None:
     """Keep the findings of a run; do nothing if no reader counts the warehouse for an auditor."""
-    if not storage.names(layout.Folder.AUDITED.of(topic)):
+    if not topic.names(layout.Folder.AUDITED):
         return
     before = None
     with suppress(MillraceError):  # a damaged file is replaced
-        before = read(storage, topic)
+        before = read(topic)
     known = before.problems if before is not None else ()
     looked = {*looked_at}
     found = [*problems]
@@ -59,12 +58,12 @@ def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[P
         looked |= {*before.looked_at}
     if found or known or looked >= WHOLE:
         findings = Findings(looked_at=sorted(looked), problems=found)
-        storage.put(layout.verified_path(topic), io.BytesIO(encode(findings)))
+        topic.storage.put(layout.verified_path(topic.name), io.BytesIO(encode(findings)))
 
 
-def read(storage: Storage, topic: str) -> Findings | None:
+def read(topic: layout.Topic) -> Findings | None:
     """Return the findings kept; None before the first problem. MillraceError when they were cut or edited."""
-    return layout.find(storage, Findings, layout.verified_path(topic))
+    return layout.find(topic.storage, Findings, layout.verified_path(topic.name))
 
 
 def told(findings: Findings) -> list[VerifyProblem]:

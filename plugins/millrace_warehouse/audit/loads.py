@@ -25,7 +25,6 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import HOUR_US, hour_of
 from millrace_warehouse.history.manifest import LoadManifest, Through
 from millrace_warehouse.history.stored import erased_sequences_of
-from millrace_warehouse.storage import Storage
 
 _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
 
@@ -44,9 +43,9 @@ class LoadId(NamedTuple):
 class Loads:
     """The loads of a topic that were reported, and those still to report."""
 
-    def __init__(self, storage: Storage, topic: str) -> None:
-        self._storage, self._topic = storage, topic
-        there = storage.names(layout.Folder.AUDITED.of(topic))
+    def __init__(self, topic: layout.Topic) -> None:
+        self._topic = topic
+        there = topic.names(layout.Folder.AUDITED)
         names = map(_AUDITED.fullmatch, there)
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
         self._is_whole = layout.AUDITED_ROWS in there
@@ -64,25 +63,24 @@ class Loads:
 
         Raises MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
-        storage, topic = self._storage, self._topic
         self._forget_lost()
         yield from self._to_complete()
         if self._listed > self._newest:
-            yield from layout.loads_after(storage, topic, self._newest)
-        told_of = {load: e for load, e in layout.editions_of(storage, topic).items() if load <= self._newest}
+            yield from layout.loads_after(self._topic, self._newest)
+        told_of = {load: e for load, e in layout.editions_of(self._topic).items() if load <= self._newest}
         for load, editions in sorted(told_of.items()):
             for edition in editions:
                 if (load, edition) not in self._told:
-                    yield layout.read_edition(storage, topic, load, edition)
+                    yield layout.read_edition(self._topic, load, edition)
         self._editions = {load: editions[-1] for load, editions in told_of.items()}
 
     def _to_complete(self) -> Iterator[LoadManifest]:
         """Yield, once, all editions that an earlier version reported without rows and rejected messages."""
-        path = layout.audited_rows_path(self._topic)
+        path = layout.audited_rows_path(self._topic.name)
         if not self._is_whole:
             for load, edition in sorted(self._told):
-                yield layout.read_edition(self._storage, self._topic, load, edition)
-            self._storage.put(path, io.BytesIO(b"{}"))
+                yield layout.read_edition(self._topic, load, edition)
+            self._topic.storage.put(path, io.BytesIO(b"{}"))
             self._is_whole = True
 
     def _forget_lost(self) -> None:
@@ -91,14 +89,14 @@ class Loads:
         Loads in their place are reported again. Reading the newest load is enough: its manifest names the one
         before it.
         """
-        numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+        numbers = layout.load_numbers(self._topic, max(self._newest - 1, 0))
         while self._newest > 0 and not self._is_there(numbers):
             for load, edition in sorted(self._told, reverse=True):
                 if load == self._newest:
-                    self._storage.delete(layout.audited_path(self._topic, load, edition))
+                    self._topic.storage.delete(layout.audited_path(self._topic.name, load, edition))
                     self._told.discard((load, edition))
             self._newest = max((load for load, _ in self._told), default=0)
-            numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+            numbers = layout.load_numbers(self._topic, max(self._newest - 1, 0))
         self._listed = numbers[-1] if numbers else 0
 
     def _is_there(self, numbers: Sequence[int]) -> bool:
@@ -112,7 +110,7 @@ class Loads:
         return self._sure_of.sha256 == self._note_of(load, 1).get("manifest")
 
     def _look_at(self, load: int) -> None:
-        self._sure(LoadId(load, layout.read_load(self._storage, self._topic, load).sha256))
+        self._sure(LoadId(load, layout.read_load(self._topic, load).sha256))
 
     def _sure(self, newest: LoadId) -> None:
         self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
@@ -138,7 +136,7 @@ class Loads:
         for load, edition in self._told:
             if load <= published.load and edition > editions.get(load, 1):
                 late += [(load, edition), (load, edition - 1)]
-        manifests = (layout.read_edition(self._storage, self._topic, *each) for each in late)
+        manifests = (layout.read_edition(self._topic, *each) for each in late)
         return {file.hour for manifest in manifests for file in manifest.files}
 
     def accounted(self, manifest: LoadManifest, found: ReadBack) -> SequenceCounts:
@@ -160,15 +158,14 @@ class Loads:
 
         Reads each manifest once, and none while nothing was ever erased.
         """
-        storage, topic = self._storage, self._topic
         newest: dict[int, int] = {}
-        for load, edition in self._told if storage.names(layout.Folder.ERASURES.of(topic)) else ():
+        for load, edition in self._told if self._topic.names(layout.Folder.ERASURES) else ():
             newest[load] = max(edition, newest.get(load, 0))
         hours: dict[str, SequenceCounts] = {}
         for told in sorted(newest.items()):
             if told not in self._erased:
-                manifest = layout.read_edition(storage, topic, *told)
-                self._erased[told] = erased_sequences_of(storage, manifest)
+                manifest = layout.read_edition(self._topic, *told)
+                self._erased[told] = erased_sequences_of(self._topic.storage, manifest)
             for key, tally in self._erased[told].tallies.items():
                 counts = hours.setdefault(hour_of(key.window // (HOUR_US // 1000)), SequenceCounts())
                 counts.merge(SequenceCounts({key: tally}))
@@ -183,7 +180,7 @@ class Loads:
         source = LoadNumber(
             load=manifest.load,
             edition=manifest.edition,
-            manifest=self._storage.uri(layout.manifest_path(manifest)),
+            manifest=self._topic.storage.uri(layout.manifest_path(manifest)),
             sha256=manifest.sha256,
         )
         ends = [LoadEnd(manifest.topic_id, partition, end) for partition, end in manifest.ends.items()]
@@ -199,9 +196,9 @@ class Loads:
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
         content = gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0)
         if (manifest.load, manifest.edition) in self._told:
-            self._storage.put(path, io.BytesIO(content))
+            self._topic.storage.put(path, io.BytesIO(content))
         else:
-            self._storage.create(path, content)
+            self._topic.storage.create(path, content)
         self._told.add((manifest.load, manifest.edition))
         if manifest.load > self._newest:
             self._newest = manifest.load
@@ -216,9 +213,9 @@ class Loads:
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
     def _note_of(self, load: int, edition: int) -> Mapping[str, Any]:
-        path = layout.audited_path(self._topic, load, edition)
+        path = layout.audited_path(self._topic.name, load, edition)
         try:
-            note: Mapping[str, Any] = json.loads(gzip.decompress(self._storage.read(path)))
+            note: Mapping[str, Any] = json.loads(gzip.decompress(self._topic.storage.read(path)))
             SequenceCounts.from_json(note["counts"])
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             raise MillraceError(

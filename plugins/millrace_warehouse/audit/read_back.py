@@ -21,7 +21,7 @@ from millrace_audit.reports.messages import NOTHING, HourRows, RejectedMessages,
 from millrace_warehouse.audit.rejected import EARLIEST_COUNTED, rejected_of
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of, start_ms
-from millrace_warehouse.history.layout import rows_folder
+from millrace_warehouse.history.layout import Topic, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import erased_sequences_of, sequences_of
 from millrace_warehouse.sequences import FileRows
@@ -47,11 +47,11 @@ class ReadBack:
 
 def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
     """Count the files of a load; MillraceError when the storage does not answer, or they go meanwhile."""
-    topic, bad = manifest.topic, list[str]()
-    folder = rows_folder(topic, manifest.load, manifest.attempt)
+    topic, bad = Topic(storage, manifest.topic), list[str]()
+    folder = rows_folder(topic.name, manifest.load, manifest.attempt)
     there = {f"{folder}/{found.path}" for found in storage.files(folder)}
     paths = {file.path: f"{topic}/{file.path}" for file in manifest.files}
-    expired = _expired(storage, topic) if set(paths.values()) - there else set()
+    expired = _expired(topic) if set(paths.values()) - there else set()
     expired_hours = {f.hour for f in manifest.files if f.path in expired and paths[f.path] not in there}
     hours: defaultdict[str, FileRows] = defaultdict(FileRows)
     for file in manifest.files:
@@ -75,7 +75,7 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
             tombstones.update(_tombstones(open_file(storage, f"{topic}/{aside.path}")))
         except FileNotFoundError:
             # An erasure deletes the tombstones of earlier editions; the next edition counts its own.
-            if aside.path not in _expired(storage, topic):
+            if aside.path not in _expired(topic):
                 bad.append(f"{topic}/{aside.path} is gone")
         except (pa.ArrowException, OSError) as error:
             bad.append(f"{topic}/{aside.path} cannot be read: {str(error).splitlines()[0]}")
@@ -133,5 +133,5 @@ def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCoun
     return told
 
 
-def _expired(storage: Storage, topic: str) -> set[str]:
-    return {path for entry in expired_entries(storage, topic) for path in entry.files}
+def _expired(topic: Topic) -> set[str]:
+    return {path for entry in expired_entries(topic) for path in entry.files}

@@ -44,7 +44,7 @@ from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.loads import LoadId, Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable
-from millrace_warehouse.history.layout import Folder, edition_path
+from millrace_warehouse.history.layout import Folder, Topic, edition_path
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import AuditWarehouse
@@ -176,7 +176,7 @@ class WarehouseReader(TierReader):
 
     def _count_loads(self, topic: str) -> None:
         if topic not in self._loads:
-            self._loads[topic] = Loads(self._storage, topic)
+            self._loads[topic] = Loads(Topic(self._storage, topic))
         loads = self._loads[topic]
         for manifest in loads.news():
             if self._stop.is_set() or self._taker.lost.is_set():
@@ -197,7 +197,7 @@ class WarehouseReader(TierReader):
             log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
 
     def _tell_findings(self, topic: str) -> None:
-        found = findings.read(self._storage, topic)
+        found = findings.read(Topic(self._storage, topic))
         if found is not None and found != self._found.get(topic):
             problems = findings.told(found)
             number = next(self._numbered)
@@ -206,7 +206,7 @@ class WarehouseReader(TierReader):
 
     def _count_table(self, catalog: Catalog, topic: str) -> None:
         if topic not in self._tables:
-            self._tables[topic] = PublishedTable(self._storage, topic)
+            self._tables[topic] = PublishedTable(Topic(self._storage, topic))
         if topic not in self._loads:
             return  # the reports of its loads are not known yet
         for found in self._tables[topic].news(catalog, self._loads[topic]):

@@ -28,7 +28,6 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequences, count_unkeyed
-from millrace_warehouse.storage import Storage
 
 NOTED_EVERY = 100
 """Hours between records of what was reported: a reader that was killed repeats at most as many."""
@@ -50,8 +49,8 @@ class TableHour:
 class PublishedTable:
     """The reported contents of a topic's table."""
 
-    def __init__(self, storage: Storage, topic: str) -> None:
-        self._storage, self._topic = storage, topic
+    def __init__(self, topic: layout.Topic) -> None:
+        self._topic = topic
         self.exists = False
         """True if the catalog had the table at the last `news`, even if it cannot be counted."""
         self._seen = "", 0
@@ -60,14 +59,14 @@ class PublishedTable:
         """Hour -> rows of other hours in its partition."""
         # A hint that is lost or cut only makes every hour be counted again.
         with suppress(FileNotFoundError, ValueError, TypeError):
-            self._told = dict(json.loads(storage.read(layout.audited_table_path(topic))))
+            self._told = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
 
     def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
         """Yield the hours to report, ascending; ask for the next hour once one is reported.
 
         MillraceError when the table is not that of its publication, or cannot be read.
         """
-        table = find_table(catalog, self._topic)
+        table = find_table(catalog, self._topic.name)
         snapshot = table.current_snapshot() if table is not None else None
         self.exists = table is not None
         erased = loads.erased_by_hour()
@@ -76,7 +75,7 @@ class PublishedTable:
         version = table.metadata_location, sum(counts.total for counts in erased.values())
         if version == self._seen:
             return
-        publication = publication_of(self._storage, self._topic, table)
+        publication = publication_of(self._topic, table)
         behind = None if publication is None else loads.behind(publication.loads)
         if behind is None:
             return
@@ -138,7 +137,7 @@ class PublishedTable:
         # An hour with rows of other hours is counted again by the next process, which does not know them.
         told = {hour: digest for hour, digest in self._told.items() if digest and hour not in self._strays}
         content = json.dumps(told, sort_keys=True).encode()
-        self._storage.put(layout.audited_table_path(self._topic), io.BytesIO(content))
+        self._topic.storage.put(layout.audited_table_path(self._topic.name), io.BytesIO(content))
 
 
 def _windows(hour: str) -> list[int]:

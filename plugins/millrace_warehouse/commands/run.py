@@ -16,7 +16,7 @@ from millrace_warehouse.audit import findings
 from millrace_warehouse.commands.auditor import auditor_at, newest_counted
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
-from millrace_warehouse.history.layout import read_checked
+from millrace_warehouse.history.layout import Topic, read_checked
 from millrace_warehouse.history.manifest import HourChange, Publication
 from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
@@ -92,11 +92,11 @@ def expire(request: Expire, progress: Progress) -> ExpireResult:
 
 def erase(request: Erase, progress: Progress) -> dict[str, Any]:
     """Take out the rows that a condition matches; return counts, remaining files, and the logs' holdings."""
-    storage = open_storage(request.warehouse)
-    logs = ask_logs(storage, request.topic, request.logs)
+    topic = Topic(open_storage(request.warehouse), request.topic)
+    logs = ask_logs(topic, request.logs)
     with _opened(request, progress) as at:
         result = erase_topic(at, request, auditor_at(request.auditor), lambda: in_force_until(logs))
-    mirrored = [*origins(storage, request.topic)]
+    mirrored = [*origins(topic)]
     return {
         **asdict(result),
         "logs": [asdict(log) for log in logs],
@@ -108,10 +108,9 @@ def promote(request: Promote) -> PromoteResult:
     """Record the promotion; return the changes."""
     with SchemaRegistryClient(request.registry) as registry:
         return promote_registered(
-            open_storage(request.warehouse),
+            Topic(open_storage(request.warehouse), request.topic),
             registry,
             Subjects.parse(request.subjects, request.policies),
-            request.topic,
             request.schema_id,
             request.reason,
         )
@@ -119,7 +118,7 @@ def promote(request: Promote) -> PromoteResult:
 
 def schema_history(request: Promote) -> Sequence[HistoryEntry]:
     """Every schema that a topic's table has had, in order."""
-    return history(open_storage(request.warehouse), request.topic)
+    return history(Topic(open_storage(request.warehouse), request.topic))
 
 
 def verify(request: Verify, progress: Progress) -> list[TopicReport]:
@@ -137,13 +136,13 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
     for report in reports:
         problems = [findings.Problem(text=text, hour=report.hours.get(text)) for text in report.problems]
         try:
-            findings.note(run.storage, report.topic, looked_at, problems)
+            findings.note(Topic(run.storage, report.topic), looked_at, problems)
         except MillraceError as error:
             report.notes.append(f"the findings were not kept for the auditor: {error}")
     for report in reports if request.auditor else ():  # last: the auditor has counted these loads itself
         counted = newest_counted(request.auditor, report.topic)
         try:
-            check_not_restored(run.storage, report.topic, counted)
+            check_not_restored(Topic(run.storage, report.topic), counted)
         except MillraceError as error:
             report.problems.append(str(error))
     return reports

@@ -136,21 +136,21 @@ def erase_topic(
 class _Run:
     def __init__(self, at: At, request: Erase, auditor: Auditor) -> None:
         self._at, self._request, self._auditor = at, request, auditor
-        self._topic = request.topic
+        self._topic = layout.Topic(at.storage, request.topic)
 
     def erase(self, in_force_until: Callable[[], str | None]) -> EraseResult:
-        storage, topic, request = self._at.storage, self._topic, self._request
-        layout.require_load(storage, topic)
+        topic, request = self._topic, self._request
+        layout.require_load(topic)
         before = self._recorded()
-        where = request.where or (erasures.condition_of(storage, topic, before.id) if before else None)
-        if before is not None and erasures.read_done(storage, topic, before.id) is not None:
+        where = request.where or (erasures.condition_of(topic, before.id) if before else None)
+        if before is not None and erasures.read_done(topic, before.id) is not None:
             return self._nothing_to_do(before)
         if where is None:
             raise MillraceError(
                 f"no erasure {request.id} of {topic} is unfinished: give --where and --reason"
             )
         condition = Condition(where)
-        lacking = condition.check([each.schema for each in records(storage, topic)])
+        lacking = condition.check([each.schema for each in records(topic)])
         if before is None or request.dry_run:
             found = self._look(condition, (before or request).rejected)
             if before is None:
@@ -160,17 +160,17 @@ class _Run:
         if before is None:
             if not request.reason:
                 raise ConfigError("give --reason: an erasure says why")
-            before = erasures.record_erasure(storage, self._new(in_force_until()), where)
+            before = erasures.record_erasure(topic, self._new(in_force_until()), where)
             self._at.progress("erasure recorded")
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
         """Return the erasure with the given id, or without an id the newest with the same condition."""
-        storage, topic, request = self._at.storage, self._topic, self._request
+        topic, request = self._topic, self._request
         if not request.id:
-            return erasures.with_same_condition(storage, topic, request.where, request.rejected)
-        known = erasures.read_erasure(storage, topic, request.id)
-        condition = erasures.condition_of(storage, topic, request.id) if known is not None else None
+            return erasures.with_same_condition(topic, request.where, request.rejected)
+        known = erasures.read_erasure(topic, request.id)
+        condition = erasures.condition_of(topic, request.id) if known is not None else None
         if condition is not None and request.where not in ("", condition):
             raise MillraceError(
                 f"erasure {request.id} of {topic} has another condition: give this one another --id"
@@ -184,7 +184,7 @@ class _Run:
     def _new(self, until: str | None) -> Erasure:
         request = self._request
         return Erasure(
-            topic=self._topic,
+            topic=self._topic.name,
             id=request.id or request.fresh_id,
             reason=request.reason,
             by=request.by,
@@ -204,11 +204,10 @@ class _Run:
 
     def _look(self, condition: Condition, rejected: bool) -> _Found:
         """Count matching rows, and messages without rows that have bytes, in each load's newest edition."""
-        storage, topic = self._at.storage, self._topic
-        found, rows = _Found(), Rows(self._at, topic)
-        takers = erasures.taking_bytes(storage, topic)
-        known = {each.id for each in erasures.to_apply(storage, topic, now(), again=True)}
-        for first in layout.loads_after(storage, topic, 0):
+        found, rows = _Found(), Rows(self._at, self._topic)
+        takers = erasures.taking_bytes(self._topic)
+        known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
+        for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, found)
             for hour, count in manifest.rows_by_hour().items():
                 found.rows += count
@@ -221,22 +220,21 @@ class _Run:
                     found.files += sum(file.hour == hour for file in manifest.files)
             if rejected and manifest.aside and takers.isdisjoint(manifest.erasures):
                 found.rejected[manifest.load] = manifest.aside
-            if known.difference(manifest.erasures) and erasures.unheard_of(storage, topic, manifest):
+            if known.difference(manifest.erasures) and erasures.unheard_of(self._topic, manifest):
                 found.unseen.add(manifest.load)
             self._at.progress(f"looked at load {manifest.load}")
         return found
 
     def _newest(self, first: LoadManifest, found: _Found) -> LoadManifest:
-        storage, topic = self._at.storage, self._topic
-        edition = layout.newest_editions(storage, topic).get(first.load, 1)
+        edition = layout.newest_editions(self._topic).get(first.load, 1)
         found.through = first.load
         if edition == 1:
             return first
         found.editions[first.load] = edition
-        return layout.read_edition(storage, topic, first.load, edition)
+        return layout.read_edition(self._topic, first.load, edition)
 
     def _take_out(self, erasure: Erasure, condition: Condition, lacking: Sequence[str]) -> EraseResult:
-        at, topic, storage = self._at, self._topic, self._at.storage
+        at, topic = self._at, self._topic
         self._fence(erasure)
         at.progress("fenced")
         files = 0
@@ -255,16 +253,16 @@ class _Run:
 
         found = retried(attempt, f"{topic}: rows that match are left", "run again when re-loads have ended")
         self._heal_editions()
-        if find_table(at.catalog, topic) is not None:
+        if find_table(at.catalog, topic.name) is not None:
             request = Publish(
-                topics=[topic], warehouse=storage.root, unasked=True, run_id=f"erase-{erasure.id}"
+                topics=[topic.name], warehouse=topic.storage.root, unasked=True, run_id=f"erase-{erasure.id}"
             )
-            publish_topic(at, request, topic, self._auditor)
+            publish_topic(at, request, topic.name, self._auditor)
         at.progress("published")
         out = self._taken(erasure)
         out.files = files
         done = erasures.Done(
-            topic=topic,
+            topic=topic.name,
             id=erasure.id,
             created=now(),
             through=found.through,
@@ -273,7 +271,7 @@ class _Run:
             loads=out.rows_by_load,
             rejected=out.rejected.total(),
         )
-        erasures.record_done(storage, done)
+        erasures.record_done(topic.storage, done)
         at.progress("done")
         return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
@@ -288,9 +286,9 @@ class _Run:
         if erasure is not None and not self._request.dry_run:
             purged = purge(self._at, self._topic, erasure)
         elif not found.rejected:  # a dry run can only report that these messages stay
-            purged = Purged(files=0, bytes=0, left=[*rejected_left(self._at, self._topic)])
+            purged = Purged(files=0, bytes=0, left=[*rejected_left(self._topic)])
         return EraseResult(
-            topic=self._topic,
+            topic=self._topic.name,
             id=self._request.id if erasure is None else erasure.id,
             done=erasure is not None,
             rows=found.hours.total(),
@@ -307,7 +305,7 @@ class _Run:
     def _taken(self, erasure: Erasure) -> _Found:
         """Return the counts that the manifests state for the erasure: rows taken out, or left out."""
         out = _Found()
-        for first in layout.loads_after(self._at.storage, self._topic, 0):
+        for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, out)
             for rows in manifest.erased:
                 if rows.erasure == erasure.id:
@@ -317,54 +315,49 @@ class _Run:
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
         """Yield each load with messages that lost their bytes to the erasure, and their number."""
-        storage, topic = self._at.storage, self._topic
-        takers = erasures.taking_bytes(storage, topic)
-        for load, numbers in layout.editions_of(storage, topic).items() if erasure.rejected else ():
-            editions = (layout.read_edition(storage, topic, load, each) for each in (1, *numbers))
+        takers = erasures.taking_bytes(self._topic)
+        for load, numbers in layout.editions_of(self._topic).items() if erasure.rejected else ():
+            editions = (layout.read_edition(self._topic, load, each) for each in (1, *numbers))
             for before, after in itertools.pairwise(editions):
                 if erasure.id in after.erasures and takers.isdisjoint(before.erasures) and before.aside:
                     yield load, before.aside
 
     def _fence(self, erasure: Erasure) -> None:
         """Make one load without rows: a load that was begun before the erasure loses its number to it."""
-        storage, topic = self._at.storage, self._topic
+        topic = self._topic
 
         def attempt() -> None:
-            loads = list(layout.loads_after(storage, topic, 0))
-            for load in loads:
-                record(storage, layout.manifest_path(load), load)  # the run that made it may have died before
+            loads = list(layout.loads_after(topic, 0))
+            for load in loads:  # the run that made it may have died before
+                record(topic.storage, layout.manifest_path(load), load)
             if any(load.erases == erasure.id for load in loads):
                 return
-            manifest = make(
-                storage, topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._at.progress
-            )
+            manifest = make(topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._at.progress)
             if manifest is not None:
-                record(storage, layout.manifest_path(manifest), manifest)
-                layout.remember_newest(storage, manifest)
+                record(topic.storage, layout.manifest_path(manifest), manifest)
+                layout.remember_newest(topic.storage, manifest)
                 return
             raise Conflict("another run has made the load")
 
         retried(attempt, f"{topic}: no row was erased", "run again while fewer loads run")
 
     def _heal_editions(self) -> None:
-        storage, topic = self._at.storage, self._topic
-        for load, numbers in layout.editions_of(storage, topic).items():
+        for load, numbers in layout.editions_of(self._topic).items():
             for number in numbers:
-                path = layout.edition_path(topic, load, number)
-                record(storage, path, layout.read_edition(storage, topic, load, number))
+                path = layout.edition_path(self._topic.name, load, number)
+                record(self._topic.storage, path, layout.read_edition(self._topic, load, number))
 
     def _make_edition(self, erasure: Erasure, load: int, rows: Rows) -> None:
         """Write a load's rows without the matching ones; another run's newer edition is examined again."""
-        storage, topic = self._at.storage, self._topic
-        edition = layout.newest_editions(storage, topic).get(load, 1)
-        replaced = layout.read_edition(storage, topic, load, edition)
-        where = erasures.to_apply(storage, topic, now(), again=True)
+        edition = layout.newest_editions(self._topic).get(load, 1)
+        replaced = layout.read_edition(self._topic, load, edition)
+        where = erasures.to_apply(self._topic, now(), again=True)
         mine = [each for each in where if each.id == erasure.id]
         others = [each for each in where if each.id != erasure.id]
         writing = _Edition(self._at, erasure, replaced, rows, [*mine, *others])
-        manifest = make(storage, topic, load, edition + 1, writing.write, self._at.progress)
+        manifest = make(self._topic, load, edition + 1, writing.write, self._at.progress)
         if manifest is not None:
-            record(storage, layout.manifest_path(manifest), manifest)
+            record(self._topic.storage, layout.manifest_path(manifest), manifest)
 
 
 _ANY = "_offset"
@@ -409,9 +402,9 @@ class _Edition:
 
     def write(self, attempt: str) -> LoadManifest:
         """Write the rows into the attempt's folder; return the manifest, not sealed yet."""
-        storage, topic = self.at.storage, self.replaced.topic
-        columns = read_record(storage, topic, self.rows.schema(self.replaced))
-        folder = layout.rows_folder(topic, self.replaced.load, attempt)
+        topic = layout.Topic(self.at.storage, self.replaced.topic)
+        columns = read_record(topic, self.rows.schema(self.replaced))
+        folder = layout.rows_folder(topic.name, self.replaced.load, attempt)
         eraser, counts = Eraser(self.erasing), SequenceCounts()
         copied: dict[str, ContentsDigest] = {}
         files: list[tuple[DataFile, bytes]] = []
@@ -429,7 +422,7 @@ class _Edition:
             self._compare(copied, written, columns.schema)
             for file in written:
                 with open(file.path, "rb") as content:
-                    stored = store(storage, f"{folder}/{file.path.name}", content)
+                    stored = store(topic.storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
                 files.append((described, metrics_of(file.metadata, columns.iceberg)))
         rejected, tombstones = self.replaced.rejected_files, self.replaced.tombstone_files
@@ -437,7 +430,7 @@ class _Edition:
             rejected = [self._without_bytes(folder, n, file) for n, file in enumerate(rejected)]
             tombstones = [self._without_bytes(folder, n, file) for n, file in enumerate(tombstones)]
         fresh = (file for file in (*rejected, *tombstones) if file not in self.replaced.aside_files)
-        check_stored(storage, topic, folder, [*(file for file, _ in files), *fresh])
+        check_stored(topic, folder, [*(file for file, _ in files), *fresh])
         manifest = self._manifest(attempt, columns.number, columns.iceberg, files, counts, eraser)
         return dataclasses.replace(manifest, rejected_files=rejected, tombstone_files=tombstones)
 

@@ -15,7 +15,6 @@ from millrace.client.topic_admin import topic_settings
 from millrace.errors import UnknownTopicOrPartition
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.storage.verbs import Storage
 
 MARGIN = timedelta(days=1)
 """Added to the time: a segment is deleted at the check after its time, and a mirror may pause for a while."""
@@ -37,27 +36,27 @@ class LogHolds:
     """Loads whose offsets are all in the log still: a re-load leaves out erased rows."""
 
 
-def ask_logs(storage: Storage, topic: str, addresses: Sequence[str]) -> list[LogHolds]:
+def ask_logs(topic: layout.Topic, addresses: Sequence[str]) -> list[LogHolds]:
     """Ask each cluster what its log holds; MillraceError when a cluster does not answer."""
-    return [_ask(storage, topic, address) for address in addresses]
+    return [_ask(topic, address) for address in addresses]
 
 
-def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
+def _ask(topic: layout.Topic, address: str) -> LogHolds:
     with ClusterClient(address) as client:
         try:
-            client.topic(topic)
+            client.topic(topic.name)
             # Several topics where MirrorMaker 2 fills the cluster: each origin's copy has its own settings.
-            retentions = [_retention(client, name) for name in client.names_there(topic)]
+            retentions = [_retention(client, name) for name in client.names_there(topic.name)]
         except UnknownTopicOrPartition:
             none = {"retention_ms": 0, "offsets": 0, "loads_again": 0}
             return LogHolds(
                 bootstrap=address, cluster_id=client.cluster_id, retention="no such topic", **none
             )
-        first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
+        first, last = client.list_offsets(topic.name, EARLIEST), client.list_offsets(topic.name, LATEST)
         kept = [milliseconds for _, milliseconds in retentions]
         again = sum(
             load.cluster_id == client.cluster_id and _is_there(load, first)
-            for load in layout.loads_after(storage, topic, 0)
+            for load in layout.loads_after(topic, 0)
             if load.ranges
         )
         return LogHolds(
@@ -100,8 +99,8 @@ def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str
     return until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def origins(storage: Storage, topic: str) -> Iterator[str]:
+def origins(topic: layout.Topic) -> Iterator[str]:
     """The clusters that the newest load's partitions are mirrored from."""
-    newest = layout.newest_load(storage, topic)
+    newest = layout.newest_load(topic)
     if newest is not None:
         yield from sorted({part.origin.cluster for part in newest.partitions if part.origin is not None})

@@ -53,27 +53,27 @@ class Purged:
     left: Sequence[Left]
 
 
-def purge(at: At, topic: str, erasure: Erasure) -> Purged:
+def purge(at: At, topic: layout.Topic, erasure: Erasure) -> Purged:
     """Delete every file that only replaced editions and old snapshots of the table name."""
-    replaced = {*_replaced(at, topic)}
-    old = {path: file for path, file in _files(at, topic) if path in replaced}
+    replaced = {*_replaced(topic)}
+    old = {path: file for path, file in _files(topic) if path in replaced}
     table = retried(
-        lambda: find_table(at.catalog, topic) or make_table(at.catalog, at.storage, topic),
+        lambda: find_table(at.catalog, topic.name) or make_table(at.catalog, topic),
         f"old snapshots of {topic} stay",
         "see its catalog, then run again",
     )
-    named_before = _named_ever(table, topic)
-    old |= {path: file for path, file in _files(at, topic) if path in named_before}
-    table = _only_head(at, topic, table)
+    named_before = _named_ever(table, topic.name)
+    old |= {path: file for path, file in _files(topic) if path in named_before}
+    table = _only_head(at, topic.name, table)
     at.progress("snapshots forgotten")
-    named = contents.named_files(table, topic)
+    named = contents.named_files(table, topic.name)
     gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
     _write_down(at, topic, [path for path in gone if path.startswith("rows/")])
     at.progress("written down")
     for path in gone:
         at.storage.delete(f"{topic}/{path}")
         at.progress("deleted")
-    left = [*_left(at, topic, table, named), *rejected_left(at, topic), *_condition(at, topic, erasure)]
+    left = [*_left(topic, table, named), *rejected_left(topic), *_condition(topic, erasure)]
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
 
@@ -81,17 +81,16 @@ def _may_go(path: str) -> bool:
     return path.rpartition("/")[2] not in _STAYS and not path.endswith(".json")
 
 
-def _files(at: At, topic: str) -> Iterator[tuple[str, Listed]]:
+def _files(topic: layout.Topic) -> Iterator[tuple[str, Listed]]:
     """Every file that may hold values, by its path from the topic's folder."""
     for folder in ("rows", "compacted", "table/metadata"):
-        for file in at.storage.files(f"{topic}/{folder}"):
-            yield f"{folder}/{file.path}", file
+        yield from topic.files(folder).items()
 
 
-def _replaced(at: At, topic: str) -> Iterator[str]:
+def _replaced(topic: layout.Topic) -> Iterator[str]:
     """Return the files that only replaced editions name: without files that the newest edition names, too."""
-    for load, numbers in layout.editions_of(at.storage, topic).items():
-        editions = [layout.read_edition(at.storage, topic, load, each) for each in (1, *numbers)]
+    for load, numbers in layout.editions_of(topic).items():
+        editions = [layout.read_edition(topic, load, each) for each in (1, *numbers)]
         newest = {file.path for file in (*editions[-1].files, *editions[-1].aside_files)}
         for edition in editions[:-1]:
             beside = [edition.entries] if edition.entries is not None else []
@@ -153,11 +152,11 @@ def _only_head(at: At, topic: str, table: Table) -> Table:
     return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
 
 
-def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
+def _write_down(at: At, topic: layout.Topic, paths: Sequence[str]) -> None:
     """Record the files of loads that will be deleted: `verify` and the warehouse's reader need the record."""
 
     def attempt() -> None:
-        entries = list(expired_entries(at.storage, topic))
+        entries = list(expired_entries(topic))
         fresh = sorted({*paths} - {path for entry in entries for path in entry.files})
         if not fresh:
             return
@@ -167,18 +166,18 @@ def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
             publication=PreviousPublication(path="", sha256=""),
             files=fresh,
         )
-        path = layout.expired_path(topic, entry.number)
+        path = layout.expired_path(topic.name, entry.number)
         if not at.storage.create(path, encode(entry)):
             raise Conflict(f"another run has written {path}")
 
     retried(attempt, f"old files of {topic} stay", "run again when other runs that expire have ended")
 
 
-def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:
+def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
     """Files of lost attempts that may still run, and snapshots that other branches and tags keep."""
-    known = _known_rows(at, topic)
+    known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
-    for path, file in _files(at, topic):
+    for path, file in _files(topic):
         if path in named or path in known or not _may_go(path):
             continue
         kind = path.partition("/")[0]
@@ -193,26 +192,26 @@ def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:
             )
 
 
-def _known_rows(at: At, topic: str) -> set[str]:
+def _known_rows(topic: layout.Topic) -> set[str]:
     """The files of the newest edition of every load."""
     known: set[str] = set()
-    for manifest in _newest_manifests(at, topic):
+    for manifest in _newest_manifests(topic):
         beside = [manifest.entries] if manifest.entries is not None else []
         known |= {file.path for file in (*manifest.files, *manifest.aside_files, *beside)}
     return known
 
 
-def _newest_manifests(at: At, topic: str) -> Iterator[LoadManifest]:
-    editions = layout.newest_editions(at.storage, topic)
-    for first in layout.loads_after(at.storage, topic, 0):
+def _newest_manifests(topic: layout.Topic) -> Iterator[LoadManifest]:
+    editions = layout.newest_editions(topic)
+    for first in layout.loads_after(topic, 0):
         edition = editions.get(first.load, 1)
-        yield first if edition == 1 else layout.read_edition(at.storage, topic, first.load, edition)
+        yield first if edition == 1 else layout.read_edition(topic, first.load, edition)
 
 
-def rejected_left(at: At, topic: str) -> Iterator[Left]:
+def rejected_left(topic: layout.Topic) -> Iterator[Left]:
     """Messages without rows whose bytes and keys are there: it is not known whether they match."""
-    takers = taking_bytes(at.storage, topic)
-    whole = [each for each in _newest_manifests(at, topic) if takers.isdisjoint(each.erasures)]
+    takers = taking_bytes(topic)
+    whole = [each for each in _newest_manifests(topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}
     tombstones = {manifest.load: manifest.tombstones for manifest in whole if manifest.tombstones}
     if tombstones:
@@ -235,7 +234,7 @@ def rejected_left(at: At, topic: str) -> Iterator[Left]:
         )
 
 
-def _condition(at: At, topic: str, erasure: Erasure) -> Iterator[Left]:
-    path = condition_path(topic, erasure.id)
-    if at.storage.files(path):
+def _condition(topic: layout.Topic, erasure: Erasure) -> Iterator[Left]:
+    path = condition_path(topic.name, erasure.id)
+    if topic.storage.files(path):
         yield Left(what=f"the condition itself, {path}", until=erasure.in_force_until)

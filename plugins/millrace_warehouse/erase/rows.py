@@ -22,7 +22,7 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD
-from millrace_warehouse.history.layout import Folder
+from millrace_warehouse.history.layout import Folder, Topic
 from millrace_warehouse.history.manifest import LoadManifest, Publication, StoredFile
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.history.schemas import read_record
@@ -36,19 +36,18 @@ BATCH_ROWS = 8_192
 class Rows:
     """The rows of a topic's loads at one moment."""
 
-    def __init__(self, at: At, topic: str) -> None:
+    def __init__(self, at: At, topic: Topic) -> None:
         self._at, self._topic = at, topic
         self._sizes = self._listed()
-        self._known = KnownFiles(at.storage, topic)
+        self._known = KnownFiles(topic)
 
     def _listed(self) -> dict[str, int]:
-        files = self._at.storage.files(Folder.ROWS.of(self._topic))
-        return {f"{Folder.ROWS}/{file.path}": file.bytes for file in files}
+        return {path: file.bytes for path, file in self._topic.files(Folder.ROWS).items()}
 
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
         """The table and its newest publication; MillraceError when the table was changed since."""
-        return published_table(self._at.catalog, self._at.storage, self._topic)
+        return published_table(self._at.catalog, self._topic)
 
     @cached_property
     def _head(self) -> Mapping[str, Sequence[TableFile]]:
@@ -99,7 +98,7 @@ class Rows:
     def _own(
         self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None
     ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
-        schema = read_record(self._at.storage, self._topic, manifest.schema).schema
+        schema = read_record(self._topic, manifest.schema).schema
         for file in manifest.files:
             if file.hour == hour:
                 for batch in _batches(self.stored(file), columns):
@@ -140,7 +139,7 @@ class Rows:
 
     def _of_file(self, table: Table, file: TableFile) -> bytes:
         try:
-            return read_proven(table.io, file.file_path, self._topic, self._known)
+            return read_proven(table.io, file.file_path, self._topic.name, self._known)
         except FileNotFoundError:
             raise MillraceError(f"{file.file_path} was deleted meanwhile: run again") from None
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import Folder, find
+from millrace_warehouse.history.layout import Folder, Topic, find
 from millrace_warehouse.history.manifest import FORMAT, LoadManifest, encode, now
 from millrace_warehouse.storage.verbs import Storage
 
@@ -87,46 +87,45 @@ def condition_path(topic: str, id_: str) -> str:
     return _path(topic, id_, WHERE)
 
 
-def _ids(storage: Storage, topic: str) -> list[str]:
-    names = storage.names(Folder.ERASURES.of(topic))
+def _ids(topic: Topic) -> list[str]:
+    names = topic.names(Folder.ERASURES)
     return [match[1] for name in names if not name.endswith(DONE) and (match := RECORD.fullmatch(name))]
 
 
-def recorded(storage: Storage, topic: str) -> list[Erasure]:
+def recorded(topic: Topic) -> list[Erasure]:
     """Return every erasure of a topic, the oldest first; MillraceError for one that was edited."""
-    found = [read_erasure(storage, topic, id_) for id_ in _ids(storage, topic)]
+    found = [read_erasure(topic, id_) for id_ in _ids(topic)]
     return sorted(
         (erasure for erasure in found if erasure is not None), key=lambda one: (one.created, one.id)
     )
 
 
-def read_erasure(storage: Storage, topic: str, id_: str) -> Erasure | None:
-    return find(storage, Erasure, _path(topic, id_, ".json"))
+def read_erasure(topic: Topic, id_: str) -> Erasure | None:
+    return find(topic.storage, Erasure, _path(topic.name, id_, ".json"))
 
 
-def read_done(storage: Storage, topic: str, id_: str) -> Done | None:
+def read_done(topic: Topic, id_: str) -> Done | None:
     """Return the counts of rows that an erasure has taken out; None until it is done."""
-    return find(storage, Done, _path(topic, id_, DONE))
+    return find(topic.storage, Done, _path(topic.name, id_, DONE))
 
 
-def condition_of(storage: Storage, topic: str, id_: str) -> str | None:
+def condition_of(topic: Topic, id_: str) -> str | None:
     """An erasure's condition; None when it was deleted or never written."""
     try:
-        return storage.read(condition_path(topic, id_)).decode()
+        return topic.storage.read(condition_path(topic.name, id_)).decode()
     except FileNotFoundError:
         return None
 
 
-def record_erasure(storage: Storage, erasure: Erasure, where: str) -> Erasure:
+def record_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     """Create an erasure, or return the one with its id; MillraceError when that one erases something else."""
-    topic, id_ = erasure.topic, erasure.id
-    another_id = "give this one another --id"
+    id_, another_id = erasure.id, "give this one another --id"
     # In this order: a reader that finds the record finds the condition.
-    made = storage.create(condition_path(topic, id_), where.encode())
-    if not made and condition_of(storage, topic, id_) != where:
+    made = topic.storage.create(condition_path(topic.name, id_), where.encode())
+    if not made and condition_of(topic, id_) != where:
         raise MillraceError(f"erasure {id_} of {topic} has another condition: {another_id}")
-    storage.create(_path(topic, id_, ".json"), encode(erasure))
-    there = read_erasure(storage, topic, id_)
+    topic.storage.create(_path(topic.name, id_, ".json"), encode(erasure))
+    there = read_erasure(topic, id_)
     assert there is not None
     if erasure.rejected and not there.rejected:
         raise MillraceError(f"erasure {id_} of {topic} leaves rejected records alone: {another_id}")
@@ -138,78 +137,78 @@ def record_done(storage: Storage, done: Done) -> None:
     storage.create(_path(done.topic, done.id, DONE), encode(done))
 
 
-def to_apply(storage: Storage, topic: str, at: str, *, again: bool = False) -> Sequence[Erasing]:
+def to_apply(topic: Topic, at: str, *, again: bool = False) -> Sequence[Erasing]:
     """Return the erasures that a load must apply: those in force; with `again` (a re-load) all others, too.
 
     MillraceError when the condition of an erasure in force is missing: a load without it would bring rows
     back.
     """
     erasing = []
-    for erasure in recorded(storage, topic):
-        where = condition_of(storage, topic, erasure.id)
+    for erasure in recorded(topic):
+        where = condition_of(topic, erasure.id)
         if where is None and erasure.is_in_force(at):
             raise MillraceError(
-                f"{condition_path(topic, erasure.id)} is missing, and the erasure is in force: restore it"
-                " from a copy"
+                f"{condition_path(topic.name, erasure.id)} is missing, and the erasure is in force: restore"
+                " it from a copy"
             )
         if where is not None and (again or erasure.is_in_force(at)):
             erasing.append(Erasing(erasure.id, where, erasure.rejected))
     return erasing
 
 
-def with_same_condition(storage: Storage, topic: str, where: str, rejected: bool) -> Erasure | None:
+def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | None:
     """Return the newest erasure with this condition that is in force or not done; None when there is none.
 
     With `rejected` the erasure must also take the bytes of rejected records.
     """
-    for erasure in reversed(recorded(storage, topic)):
-        goes_on = erasure.is_in_force(now()) or read_done(storage, topic, erasure.id) is None
+    for erasure in reversed(recorded(topic)):
+        goes_on = erasure.is_in_force(now()) or read_done(topic, erasure.id) is None
         takes_all = erasure.rejected or not rejected
-        if goes_on and takes_all and condition_of(storage, topic, erasure.id) == where:
+        if goes_on and takes_all and condition_of(topic, erasure.id) == where:
             return erasure
     return None
 
 
-def taking_bytes(storage: Storage, topic: str) -> set[str]:
+def taking_bytes(topic: Topic) -> set[str]:
     """Erasures that take the bytes of rejected records: an edition that lists one of them has none left."""
-    return {erasure.id for erasure in recorded(storage, topic) if erasure.rejected}
+    return {erasure.id for erasure in recorded(topic) if erasure.rejected}
 
 
-def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
+def old_conditions(topic: Topic, at: str) -> list[str]:
     """Paths of the conditions of erasures that are done and no longer in force."""
     return [
-        condition_path(topic, erasure.id)
-        for erasure in recorded(storage, topic)
-        if not erasure.is_in_force(at) and read_done(storage, topic, erasure.id) is not None
-        if condition_of(storage, topic, erasure.id) is not None
+        condition_path(topic.name, erasure.id)
+        for erasure in recorded(topic)
+        if not erasure.is_in_force(at) and read_done(topic, erasure.id) is not None
+        if condition_of(topic, erasure.id) is not None
     ]
 
 
-def unheard_of(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
+def unheard_of(topic: Topic, manifest: LoadManifest) -> str | None:
     """Return an erasure that the edition does not list, so that it may have erased rows; None without one.
 
     An edition that was begun before an erasure, and made after the erasure was done, does not list it. A
     first edition cannot be stale: the erasure takes the number of every load that is running. An erasure
     whose condition was deleted does not count: no log has its rows any more.
     """
-    for id_ in _ids(storage, topic) if manifest.edition > 1 else ():
-        done = read_done(storage, topic, id_)
+    for id_ in _ids(topic) if manifest.edition > 1 else ():
+        done = read_done(topic, id_)
         if done is None or id_ in manifest.erasures or manifest.load > done.through:
             continue
-        if manifest.edition > done.editions.get(str(manifest.load), 1) and not _is_over(storage, topic, id_):
+        if manifest.edition > done.editions.get(str(manifest.load), 1) and not _is_over(topic, id_):
             return id_
     return None
 
 
-def _is_over(storage: Storage, topic: str, id_: str) -> bool:
-    erasure = read_erasure(storage, topic, id_)
+def _is_over(topic: Topic, id_: str) -> bool:
+    erasure = read_erasure(topic, id_)
     is_in_force = erasure is None or erasure.is_in_force(now())
-    return not is_in_force and condition_of(storage, topic, id_) is None
+    return not is_in_force and condition_of(topic, id_) is None
 
 
-def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
+def not_held(topic: Topic, manifest: LoadManifest) -> str | None:
     """Return the reason why an edition must not be published; None when it may."""
-    id_ = unheard_of(storage, topic, manifest)
+    id_ = unheard_of(topic, manifest)
     return id_ and (
         f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure {id_} and"
         " made after it: erase again with the same --where and another --id"

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from millrace_warehouse.history.layout import Folder, expired_path, numbers_in
+from millrace_warehouse.history.layout import Folder, Topic, expired_path, numbers_in
 from millrace_warehouse.history.manifest import FORMAT, PreviousPublication, decode, encode
 from millrace_warehouse.races import Conflict, retried
-from millrace_warehouse.storage.verbs import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
 
 
 def note_named_again(
-    storage: Storage, topic: str, publication: PreviousPublication, files: Collection[str], created: str
+    topic: Topic, publication: PreviousPublication, files: Collection[str], created: str
 ) -> None:
     """Record that the table takes files back; do nothing for files that no earlier record lists.
 
@@ -51,20 +50,20 @@ def note_named_again(
     """
 
     def attempt() -> None:
-        entries = list(expired_entries(storage, topic))
+        entries = list(expired_entries(topic))
         if named := sorted(waiting_since(entries).keys() & files):
             number = entries[-1].number + 1
             entry = Expired(
                 number=number, created=created, publication=publication, files=(), named_again=named
             )
-            if not storage.create(expired_path(topic, number), encode(entry)):
-                raise Conflict(f"another run has written {expired_path(topic, number)}")
+            if not topic.storage.create(expired_path(topic.name, number), encode(entry)):
+                raise Conflict(f"another run has written {expired_path(topic.name, number)}")
 
     retried(attempt, f"{topic} was not made again", "run again when other runs that expire have ended")
 
 
-def expired_entries(storage: Storage, topic: str) -> Iterator[Expired]:
+def expired_entries(topic: Topic) -> Iterator[Expired]:
     """Return every record, by number; MillraceError for one that was cut or edited."""
-    for number in numbers_in(storage, Folder.EXPIRED.of(topic)):
-        path = expired_path(topic, number)
-        yield decode(Expired, storage.read(path), path)
+    for number in numbers_in(topic.storage, Folder.EXPIRED.of(topic.name)):
+        path = expired_path(topic.name, number)
+        yield decode(Expired, topic.storage.read(path), path)

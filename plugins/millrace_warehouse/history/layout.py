@@ -35,6 +35,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -47,7 +48,7 @@ from millrace_warehouse.history.manifest import (
     check_hash,
     decode,
 )
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.verbs import Listed, Storage
 
 T = TypeVar("T")
 CATALOG = "catalog.db"
@@ -84,17 +85,40 @@ class Folder(StrEnum):
         return f"{topic}/{self}"
 
 
-def check_topic(storage: Storage, topic: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic's folder in the storage of a warehouse; as text it is the topic's name in Kafka."""
+
+    storage: Storage
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def names(self, folder: Folder) -> list[str]:
+        """Names in one of the topic's folders, ascending."""
+        return self.storage.names(folder.of(self.name))
+
+    def recorded(self, folder: Folder, after: str = "") -> list[str]:
+        """Names of a folder's manifests that the ledger lists, ascending; only those behind `after`."""
+        return self.storage.names(ledger_path(folder.of(self.name)), after=after)
+
+    def files(self, folder: str) -> dict[str, Listed]:
+        """Existing files below a folder, by their paths from the topic's folder."""
+        return {f"{folder}/{file.path}": file for file in self.storage.files(f"{self}/{folder}")}
+
+
+def check_topic(topic: Topic) -> None:
     """Refuse a topic whose folder would lie among the warehouse's own files, or holds loads of format 2."""
-    if topic.startswith((CATALOG, ".")):
+    if topic.name.startswith((CATALOG, ".")):
         raise MillraceError(
             f"topic {topic} cannot be loaded: a warehouse keeps its own files under names that begin with"
-            f" {CATALOG if topic.startswith(CATALOG) else 'a dot'}; give the topic another name"
+            f" {CATALOG if topic.name.startswith(CATALOG) else 'a dot'}; give the topic another name"
         )
-    if any(name.startswith(OLD_LOAD) for name in storage.names(topic, after=OLD_LOAD)):
+    if any(name.startswith(OLD_LOAD) for name in topic.storage.names(topic.name, after=OLD_LOAD)):
         raise MillraceError(
-            f"{storage.root}/{topic} holds loads of the warehouse format 2, and this release reads format 3:"
-            " load into a new warehouse, and read the old one with the release that wrote it"
+            f"{topic.storage.root}/{topic} holds loads of the warehouse format 2, and this release reads"
+            " format 3: load into a new warehouse, and read the old one with the release that wrote it"
         )
 
 
@@ -177,22 +201,22 @@ def read_checked(storage: Storage, cls: type[M], path: str) -> M:
     return manifest
 
 
-def read_load(storage: Storage, topic: str, load: int) -> LoadManifest:
+def read_load(topic: Topic, load: int) -> LoadManifest:
     """Return the first edition of a load; MillraceError when it is missing, broken or edited."""
-    return read_checked(storage, LoadManifest, load_path(topic, load))
+    return read_checked(topic.storage, LoadManifest, load_path(topic.name, load))
 
 
-def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadManifest:
+def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
     """Return an edition of a load, after a check that it replaces the previous edition as that is stored now.
 
     MillraceError when it replaces another manifest, because the load was recreated, or when one of them is
     missing or edited.
     """
-    path = edition_path(topic, load, edition)
-    manifest = read_checked(storage, LoadManifest, path)
-    if edition > 1 and manifest.previous != read_edition(storage, topic, load, edition - 1).sha256:
+    path = edition_path(topic.name, load, edition)
+    manifest = read_checked(topic.storage, LoadManifest, path)
+    if edition > 1 and manifest.previous != read_edition(topic, load, edition - 1).sha256:
         raise MillraceError(
-            f"{path} replaces another load than {edition_path(topic, load, edition - 1)}, which was"
+            f"{path} replaces another load than {edition_path(topic.name, load, edition - 1)}, which was"
             f" recreated: restore the old one from a copy, or move this edition away with {ledger_path(path)}"
         )
     return manifest
@@ -205,25 +229,25 @@ def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) 
     return sorted(int(match[1]) for match in numbered if match)
 
 
-def load_numbers(storage: Storage, topic: str, after: int = 0) -> list[int]:
+def load_numbers(topic: Topic, after: int = 0) -> list[int]:
     """Numbers of the loads above `after` that exist, ascending, by one listing; gaps are not noticed."""
-    return numbers_in(storage, Folder.LOADS.of(topic), after)
+    return numbers_in(topic.storage, Folder.LOADS.of(topic.name), after)
 
 
-def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
+def newest_load(topic: Topic) -> LoadManifest | None:
     """Return the newest load, None before the first; MillraceError when a load since `_head` is missing.
 
     Reading on from an earlier load would load the same offsets twice, or skip some for ever. Costs two
     listings from `_head` on, so it does not grow with history; `verify` finds older loads that are missing.
     """
-    head = _head(storage, topic)
+    head = _head(topic)
     # In this order: a load exists before its entry in the ledger.
-    recorded = _recorded_loads(storage, topic, head)
-    numbers = load_numbers(storage, topic, head)
+    recorded = _recorded_loads(topic, head)
+    numbers = load_numbers(topic, head)
     newest = max([head, *numbers, *recorded])
     if gone := set(range(head + 1, newest + 1)) - set(numbers):
-        raise _gone(topic, min(gone))
-    return read_load(storage, topic, newest) if newest else None
+        raise _gone(topic.name, min(gone))
+    return read_load(topic, newest) if newest else None
 
 
 def remember_newest(storage: Storage, load: LoadManifest) -> None:
@@ -236,48 +260,49 @@ def remember_newest(storage: Storage, load: LoadManifest) -> None:
             storage.put(f"{Folder.LOADS.of(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
 
 
-def require_load(storage: Storage, topic: str) -> LoadManifest:
+def require_load(topic: Topic) -> LoadManifest:
     """Return the newest load; MillraceError when there is none, or when a load since `_head` is missing."""
-    newest = newest_load(storage, topic)
+    newest = newest_load(topic)
     if newest is None:
         raise MillraceError(
-            f"no load of {topic} in {storage.root}: check the warehouse and the topic, or run `millrace load`"
+            f"no load of {topic} in {topic.storage.root}: check the warehouse and the topic, or run"
+            " `millrace load`"
         )
     return newest
 
 
-def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManifest]:
+def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
     """Return the first editions of the loads above `after`, ascending, each checked against its predecessor.
 
     MillraceError for the first that is missing, broken or edited, or does not continue its predecessor.
     """
-    before = read_load(storage, topic, after) if after else None
-    recorded = _recorded_loads(storage, topic, after)  # before the loads, as in `newest_load`
-    present = set(load_numbers(storage, topic, after))
+    before = read_load(topic, after) if after else None
+    recorded = _recorded_loads(topic, after)  # before the loads, as in `newest_load`
+    present = set(load_numbers(topic, after))
     newest = max({after, *present, *recorded})
     for number in range(after + 1, newest + 1):
         if number not in present:
-            raise _gone(topic, number)
-        load = read_load(storage, topic, number)
+            raise _gone(topic.name, number)
+        load = read_load(topic, number)
         if problems := check_follows(load, before):
-            raise MillraceError(f"{load_path(topic, number)}: {problems[0]}; restore it from a copy")
+            raise MillraceError(f"{load_path(topic.name, number)}: {problems[0]}; restore it from a copy")
         yield load
         before = load
 
 
-def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
+def unpublished_since(topic: Topic) -> LoadManifest | None:
     """Return the first load that the newest publication has not considered; None when there is no such load.
 
     A publication that the table has lost since then counts: only the catalog knows, and a load does not ask
     it.
     """
-    recorded = storage.names(ledger_path(Folder.PUBLICATIONS.of(topic)))
+    recorded = topic.recorded(Folder.PUBLICATIONS)
     through = 0
     if recorded:
-        path = f"{Folder.PUBLICATIONS.of(topic)}/{recorded[-1]}"
-        through = read_checked(storage, Publication, path).loads.load
-    newest = newest_load(storage, topic)
-    return read_load(storage, topic, through + 1) if newest and newest.load > through else None
+        path = f"{Folder.PUBLICATIONS.of(topic.name)}/{recorded[-1]}"
+        through = read_checked(topic.storage, Publication, path).loads.load
+    newest = newest_load(topic)
+    return read_load(topic, through + 1) if newest and newest.load > through else None
 
 
 def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
@@ -288,25 +313,26 @@ def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Public
         path = record.previous.path if record.previous is not None else ""
 
 
-def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
+def editions_of(topic: Topic) -> dict[int, list[int]]:
     """Map each load to its editions after the first, ascending, by one listing; without loads that have none.
 
     MillraceError when one is missing: going on without it would bring back the rows of the edition before.
     """
     # In this order: an edition exists before its entry in the ledger.
-    recorded = _edition_numbers(storage.names(ledger_path(Folder.EDITIONS.of(topic))))
-    editions = _edition_numbers(storage.names(Folder.EDITIONS.of(topic)))
+    recorded = _edition_numbers(topic.recorded(Folder.EDITIONS))
+    editions = _edition_numbers(topic.names(Folder.EDITIONS))
     for load, numbers in sorted(recorded.items()):
         if missing := sorted(set(numbers) - set(editions.get(load, []))):
             raise MillraceError(
-                f"{edition_path(topic, load, missing[0])} was published and is gone: restore it from a copy"
+                f"{edition_path(topic.name, load, missing[0])} was published and is gone: restore it from a"
+                " copy"
             )
     return editions
 
 
-def newest_editions(storage: Storage, topic: str) -> dict[int, int]:
+def newest_editions(topic: Topic) -> dict[int, int]:
     """Map each re-loaded load to its newest edition; MillraceError when an edition is missing."""
-    return {load: numbers[-1] for load, numbers in editions_of(storage, topic).items()}
+    return {load: numbers[-1] for load, numbers in editions_of(topic).items()}
 
 
 def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
@@ -317,19 +343,19 @@ def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
     return {load: sorted(numbers) for load, numbers in editions.items()}
 
 
-def _head(storage: Storage, topic: str) -> int:
+def _head(topic: Topic) -> int:
     """Return the number in `_head` if that load exists, else 0: a listing from it misses no newer load."""
     try:
-        text = storage.read(f"{Folder.LOADS.of(topic)}/{HEAD}")
+        text = topic.storage.read(f"{Folder.LOADS.of(topic.name)}/{HEAD}")
         load = int(text) if text.isdigit() else 0
-        storage.read(load_path(topic, load), 0, 1)
+        topic.storage.read(load_path(topic.name, load), 0, 1)
     except FileNotFoundError:
         return 0
     return load
 
 
-def _recorded_loads(storage: Storage, topic: str, after: int) -> list[int]:
-    return numbers_in(storage, ledger_path(Folder.LOADS.of(topic)), after)
+def _recorded_loads(topic: Topic, after: int) -> list[int]:
+    return numbers_in(topic.storage, ledger_path(Folder.LOADS.of(topic.name)), after)
 
 
 def _gone(topic: str, load: int) -> MillraceError:

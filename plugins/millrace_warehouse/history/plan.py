@@ -14,9 +14,8 @@ from datetime import datetime
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import MOST_AHEAD_MS
-from millrace_warehouse.history.layout import Folder
+from millrace_warehouse.history.layout import Folder, Topic
 from millrace_warehouse.history.manifest import FORMAT, decode, encode
-from millrace_warehouse.storage.verbs import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +65,17 @@ def name_of_run(run_id: str) -> str:
     return name
 
 
-def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
+def freeze(topic: Topic, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
     """Return the run's plan, and True if this call made it; `propose` is called only when there is no plan.
 
     Two drivers of one run may both propose. The file is created exclusively, and both follow it.
     """
-    path = plan_path(topic, run_id)
+    path = plan_path(topic.name, run_id)
     try:
-        return decode(Plan, storage.read(path), path), False
+        return decode(Plan, topic.storage.read(path), path), False
     except FileNotFoundError:
-        made = storage.create(path, encode(propose()))
-        return decode(Plan, storage.read(path), path), made
+        made = topic.storage.create(path, encode(propose()))
+        return decode(Plan, topic.storage.read(path), path), made
 
 
 def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:

@@ -9,22 +9,21 @@ from __future__ import annotations
 from millrace.errors import MillraceError
 from millrace_audit.answer import NewestLoad
 from millrace_warehouse.history import layout
-from millrace_warehouse.storage.verbs import Storage
 
 
-def check_not_restored(storage: Storage, topic: str, counted: NewestLoad | None) -> None:
+def check_not_restored(topic: layout.Topic, counted: NewestLoad | None) -> None:
     """Raise MillraceError unless the folder has the newest load, if any, that an auditor counted."""
     if counted is None:
         return
-    path = layout.load_path(topic, counted.load)
-    numbers = layout.load_numbers(storage, topic, counted.load - 1)
+    path = layout.load_path(topic.name, counted.load)
+    numbers = layout.load_numbers(topic, counted.load - 1)
     if counted.load not in numbers:
         what = f"{path} was counted by the auditor and is gone"
-    elif layout.read_load(storage, topic, counted.load).sha256 != counted.sha256:
+    elif layout.read_load(topic, counted.load).sha256 != counted.sha256:
         what = f"{path} is not the load that the auditor counted"
     else:
         return
     raise MillraceError(
-        f"{what}: was {storage.uri(topic)} restored from an older copy? Restore a newer one; to go on with"
-        f' this one, run `millrace audit {topic} --replace-loads --reason "..."` first'
+        f"{what}: was {topic.storage.uri(topic.name)} restored from an older copy? Restore a newer one; to go"
+        f' on with this one, run `millrace audit {topic} --replace-loads --reason "..."` first'
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import Folder, attempted, find, read_edition
+from millrace_warehouse.history.layout import Folder, Topic, attempted, find, read_edition
 from millrace_warehouse.history.manifest import FORMAT, StoredFile, encode
 from millrace_warehouse.storage.verbs import Storage
 
@@ -34,10 +34,10 @@ def rewritten_folder(topic: str, attempt: str) -> str:
     return f"{Folder.COMPACTED.of(topic)}/{attempt}"
 
 
-def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:
+def write_list(topic: Topic, rewritten: Rewritten) -> None:
     """Put an attempt's list beside its files, before the table names them."""
-    path = f"{rewritten_folder(topic, rewritten.attempt)}/{LIST}"
-    if not storage.create(path, encode(rewritten)):
+    path = f"{rewritten_folder(topic.name, rewritten.attempt)}/{LIST}"
+    if not topic.storage.create(path, encode(rewritten)):
         raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
 
 
@@ -49,8 +49,8 @@ def read_list(storage: Storage, folder: str) -> Rewritten | None:
 class KnownFiles:
     """Data files of a topic that a manifest or a list proves, by their paths from the topic's folder."""
 
-    def __init__(self, storage: Storage, topic: str) -> None:
-        self._storage, self._topic = storage, topic
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
         self._folders: dict[str, dict[str, StoredFile]] = {}
 
     def stored(self, path: str) -> StoredFile | None:
@@ -67,9 +67,10 @@ class KnownFiles:
         kind, _, name = folder.partition("/")
         if kind == "rows" and (made := attempted(name)):
             return self._of_load(*made, folder)
-        listed = read_list(self._storage, f"{self._topic}/{folder}") if kind == Folder.COMPACTED else None
+        path = f"{self._topic}/{folder}"
+        listed = read_list(self._topic.storage, path) if kind == Folder.COMPACTED else None
         return listed.files if listed is not None else ()
 
     def _of_load(self, load: int, edition: int, folder: str) -> Sequence[StoredFile]:
-        manifest = read_edition(self._storage, self._topic, load, edition)
+        manifest = read_edition(self._topic, load, edition)
         return [file for file in manifest.files if file.path.startswith(f"{folder}/")]

@@ -29,7 +29,6 @@ from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
 from millrace_warehouse.log.messages import Lookup, body_decoder
-from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.words import who
 
 FIRST_REASON = "the newest registered one when the first load began"
@@ -77,11 +76,11 @@ class PromoteResult:
     changes: Sequence[str]
 
 
-def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
+def read_record(topic: layout.Topic, number: int) -> SchemaRecord:
     """Return one record; MillraceError when it is missing or cannot be read."""
-    path = layout.schema_path(topic, number)
+    path = layout.schema_path(topic.name, number)
     try:
-        record = decode(SchemaRecord, storage.read(path), path)
+        record = decode(SchemaRecord, topic.storage.read(path), path)
         _ = record.schema
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
@@ -115,41 +114,41 @@ def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str
     return problems
 
 
-def record_numbers(storage: Storage, topic: str) -> list[int]:
-    return layout.numbers_in(storage, layout.Folder.SCHEMA.of(topic), digits=4)
+def record_numbers(topic: layout.Topic) -> list[int]:
+    return layout.numbers_in(topic.storage, layout.Folder.SCHEMA.of(topic.name), digits=4)
 
 
-def records(storage: Storage, topic: str) -> list[SchemaRecord]:
+def records(topic: layout.Topic) -> list[SchemaRecord]:
     """Every schema that the table has had, in order; MillraceError when one is missing or unreadable."""
-    numbers = record_numbers(storage, topic)
-    return [read_record(storage, topic, number) for number in range(1, max(numbers, default=0) + 1)]
+    numbers = record_numbers(topic)
+    return [read_record(topic, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
-def pinned(storage: Storage, topic: str, used: int = 0) -> SchemaRecord | None:
+def pinned(topic: layout.Topic, used: int = 0) -> SchemaRecord | None:
     """Return the newest record, which the next load decodes with; None before the first one.
 
     MillraceError when record `used`, which a load names, is missing: no load falls back to an older schema.
     """
-    newest = max([used, *record_numbers(storage, topic)])
-    return read_record(storage, topic, newest) if newest else None
+    newest = max([used, *record_numbers(topic)])
+    return read_record(topic, newest) if newest else None
 
 
-def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
+def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
     """Pin the table's first schema: this one, or the one that another run has pinned at the same moment.
 
     MillraceError unless a new table may have the schema.
     """
-    columns = iceberg_types.iceberg_schema(check_pinned(topic, schema_id, schema))
-    record = _create(storage, topic, None, schema_id, columns, FIRST_REASON)
-    return read_record(storage, topic, 1) if record is None else record
+    columns = iceberg_types.iceberg_schema(check_pinned(topic.name, schema_id, schema))
+    record = _create(topic, None, schema_id, columns, FIRST_REASON)
+    return read_record(topic, 1) if record is None else record
 
 
 def _create(
-    storage: Storage, topic: str, before: SchemaRecord | None, schema_id: int, columns: Schema, reason: str
+    topic: layout.Topic, before: SchemaRecord | None, schema_id: int, columns: Schema, reason: str
 ) -> SchemaRecord | None:
     """Create the record that follows another one; None when another run has taken its number."""
     record = SchemaRecord(
-        topic=topic,
+        topic=topic.name,
         number=1 if before is None else before.number + 1,
         schema_id=schema_id,
         iceberg=columns.model_dump(mode="json"),
@@ -159,7 +158,8 @@ def _create(
         reason=reason,
         previous_schema_id=None if before is None else before.schema_id,
     )
-    return record if storage.create(layout.schema_path(topic, record.number), encode(record)) else None
+    path = layout.schema_path(topic.name, record.number)
+    return record if topic.storage.create(path, encode(record)) else None
 
 
 def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
@@ -180,16 +180,15 @@ def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def promote_registered(
-    storage: Storage,
+    topic: layout.Topic,
     registry: SchemaRegistryClient,
     subjects: Subjects,
-    topic: str,
     schema_id: int | None,
     reason: str,
 ) -> PromoteResult:
     """Promote to a schema registered under the topic's subject: the one with this id, or the newest."""
-    now = pinned(storage, topic)
-    subject = subjects.of_messages(topic, lambda: [] if now is None else [now.schema_id], registry)
+    now = pinned(topic)
+    subject = subjects.of_messages(topic.name, lambda: [] if now is None else [now.schema_id], registry)
     try:
         if schema_id is None:
             schema_id = registry.latest(subject).schema_id
@@ -201,32 +200,32 @@ def promote_registered(
             f"{what} is registered for subject {subject!r} at {registry.url}: register it with"
             f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then promote again"
         ) from None
-    return promote(storage, topic, schema_id, reason, registry.find_schema)
+    return promote(topic, schema_id, reason, registry.find_schema)
 
 
-def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
+def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
     """Record that loads from now on decode with this schema, unless it is the table's schema already.
 
     MillraceError when old messages or files could not be read with it, or when another promotion was
     recorded at the same moment.
     """
-    newest = layout.require_load(storage, topic)
+    newest = layout.require_load(topic)
     # Before any comparison: a promotion that is recorded in between then takes the next number.
-    before = pinned(storage, topic, newest.schema)
+    before = pinned(topic, newest.schema)
     assert before is not None
     if before.schema_id == schema_id:
-        return PromoteResult(topic=topic, schema_id=schema_id, record=None, changes=[])
+        return PromoteResult(topic=topic.name, schema_id=schema_id, record=None, changes=[])
     old, new = avro_schema(before, lookup), _look_up_schema(lookup, schema_id)
-    table = check_promotion(topic, (before.schema_id, old), (schema_id, new))
+    table = check_promotion(topic.name, (before.schema_id, old), (schema_id, new))
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    record = _create(storage, topic, before, schema_id, columns, reason)
+    record = _create(topic, before, schema_id, columns, reason)
     if record is None:
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"
         )
     changes = _changes(before.schema, columns)
-    return PromoteResult(topic=topic, schema_id=schema_id, record=record, changes=changes)
+    return PromoteResult(topic=topic.name, schema_id=schema_id, record=record, changes=changes)
 
 
 def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
@@ -252,13 +251,13 @@ class HistoryEntry:
     reason: str
 
 
-def history(storage: Storage, topic: str) -> list[HistoryEntry]:
-    newest = layout.require_load(storage, topic)
+def history(topic: layout.Topic) -> list[HistoryEntry]:
+    newest = layout.require_load(topic)
     # Loads keep the order of the records, so a binary search reads few manifests for each of them.
     loads = range(1, newest.load + 1)
 
     def schema_of(load: int) -> int:
-        return layout.read_load(storage, topic, load).schema
+        return layout.read_load(topic, load).schema
 
     def first_load(number: int) -> int | None:
         load = bisect.bisect_left(loads, number, key=schema_of)
@@ -266,7 +265,7 @@ def history(storage: Storage, topic: str) -> list[HistoryEntry]:
 
     return [
         HistoryEntry(r.number, r.schema_id, first_load(r.number), r.created, r.by, r.reason)
-        for r in records(storage, topic)
+        for r in records(topic)
     ]
 
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import LoadManifest, ProducerSequences, StoredFile
 from millrace_warehouse.storage.verbs import Storage
 
@@ -31,11 +32,11 @@ def store(storage: Storage, path: str, content: BinaryIO) -> StoredFile:
     return StoredFile(path=path.partition("/")[2], bytes=written.bytes, sha256=written.sha256)
 
 
-def read_stored(storage: Storage, topic: str, file: StoredFile) -> bytes:
+def read_stored(topic: Topic, file: StoredFile) -> bytes:
     """Return a stored file's bytes; MillraceError when the file is missing or was changed."""
     path = f"{topic}/{file.path}"
     try:
-        content = storage.read(path)
+        content = topic.storage.read(path)
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing: restore it from a copy") from None
     if hashlib.sha256(content).hexdigest() != file.sha256:
@@ -75,5 +76,5 @@ def _counts(
 ) -> SequenceCounts:
     if file is None:
         return SequenceCounts.from_json(asdict(entry) for entry in held)
-    content = read_stored(storage, manifest.topic, file)
+    content = read_stored(Topic(storage, manifest.topic), file)
     return SequenceCounts.from_json(json.loads(gzip.decompress(content)))

@@ -14,9 +14,8 @@ from contextlib import suppress
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import Progress
-from millrace_warehouse.history.layout import manifest_path, read_edition, rows_folder
+from millrace_warehouse.history.layout import Topic, manifest_path, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
-from millrace_warehouse.storage.verbs import Storage
 
 CREATE_TRIES = 3
 """Most tries to create a manifest while the storage gives no answer; each try has retries of its own."""
@@ -30,9 +29,7 @@ def new_attempt(edition: int) -> str:
     return f"{edition:04d}-{uuid.uuid4().hex[:16]}"
 
 
-def make(
-    storage: Storage, topic: str, load: int, edition: int, write: Write, progress: Progress
-) -> LoadManifest | None:
+def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress) -> LoadManifest | None:
     """Write a load's edition and create its manifest; None when another attempt has taken that number.
 
     MillraceError when it cannot be written, or when the storage does not answer whether the manifest exists.
@@ -41,26 +38,26 @@ def make(
     try:
         manifest = sealed(write(attempt))
     except BaseException:
-        _discard(storage, topic, load, attempt)
+        _discard(topic, load, attempt)
         raise
     progress("described")
     # From here on the folder may be deleted only if another attempt certainly has the number: a create
     # without an answer may have happened, or may still happen.
-    if not _create(storage, manifest):
-        _discard(storage, topic, load, attempt)
+    if not _create(topic, manifest):
+        _discard(topic, load, attempt)
         return None
     progress("published")
     return manifest
 
 
-def _create(storage: Storage, manifest: LoadManifest) -> bool:
+def _create(topic: Topic, manifest: LoadManifest) -> bool:
     """Return True if this attempt has the number, however often the storage's answers were lost."""
     path, content = manifest_path(manifest), encode(manifest)
     for turn in range(1, CREATE_TRIES + 1):
         try:
-            if storage.create(path, content):
+            if topic.storage.create(path, content):
                 return True
-            there = read_edition(storage, manifest.topic, manifest.load, manifest.edition)
+            there = read_edition(topic, manifest.load, manifest.edition)
             return there.attempt == manifest.attempt
         except MillraceError as error:
             if turn == CREATE_TRIES:
@@ -70,7 +67,7 @@ def _create(storage: Storage, manifest: LoadManifest) -> bool:
     raise AssertionError  # the loop returns or raises
 
 
-def _discard(storage: Storage, topic: str, load: int, attempt: str) -> None:
+def _discard(topic: Topic, load: int, attempt: str) -> None:
     """Delete the files of a lost attempt; ignore errors of a storage that may have failed the attempt."""
     with suppress(MillraceError):
-        storage.delete(rows_folder(topic, load, attempt))
+        topic.storage.delete(rows_folder(topic.name, load, attempt))

@@ -73,27 +73,27 @@ class LoadResult:
     """The same in bytes of log; estimated on Apache Kafka."""
 
 
-def load_topic(run: LoadRun, topic: str) -> LoadResult:
+def load_topic(run: LoadRun, name: str) -> LoadResult:
     """Load up to the end in the run's plan, unless that is done already; MillraceError when it fails."""
-    storage, client = run.writing.storage, run.writing.client
-    layout.check_topic(storage, topic)
-    metadata = _metadata(client, topic)
+    topic, client = layout.Topic(run.writing.storage, name), run.writing.client
+    layout.check_topic(topic)
+    metadata = _metadata(client, name)
     topic_id = metadata.topic_id.hex
-    newest = layout.newest_load(storage, topic)
+    newest = layout.newest_load(topic)
     _check_same_log(run, topic_id, newest)  # before anything is written
     _heal(run, newest)
-    plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
+    plan, fresh = freeze(topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
 
     def attempt() -> LoadResult:
         nonlocal newest
-        seen, newest = newest, layout.newest_load(storage, topic)
+        seen, newest = newest, layout.newest_load(topic)
         if newest != seen:
             _heal(run, newest)
-        check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
+        check_planned_log(plan, client.cluster_id, _metadata(client, name).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
-            holder, message = _nothing_to_do(storage, plan, newest, fresh)
+            holder, message = _nothing_to_do(topic, plan, newest, fresh)
             return _result(run, plan, newest, holder, message)
         if (result := _attempt(run, plan, newest)) is not None:
             return result
@@ -119,9 +119,8 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     """
     if newest is None:
         return
-    storage = run.writing.storage
-    record(storage, layout.manifest_path(newest), newest)
-    layout.remember_newest(storage, newest)
+    record(run.writing.storage, layout.manifest_path(newest), newest)
+    layout.remember_newest(run.writing.storage, newest)
     run.writing.progress("healed")
 
 
@@ -204,7 +203,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
         )
         return writing.write_ranges(run.writing, draft, pinned, parts)
 
-    manifest = make(storage, plan.topic, load, 1, write, progress)
+    manifest = make(layout.Topic(storage, plan.topic), load, 1, write, progress)
     if manifest is None:
         return None
     record(storage, layout.manifest_path(manifest), manifest)
@@ -245,7 +244,7 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 
 
 def _nothing_to_do(
-    storage: Storage, plan: Plan, newest: LoadManifest | None, fresh: bool
+    topic: layout.Topic, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
     """Return the load that holds everything up to the plan's end, and why there is nothing to do."""
     bounded = plan.max_bytes is not None or plan.until_ms is not None
@@ -256,7 +255,7 @@ def _nothing_to_do(
         return newest, f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
     holder = newest
     while holder.load > 1:
-        earlier = layout.read_load(storage, plan.topic, holder.load - 1)
+        earlier = layout.read_load(topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier

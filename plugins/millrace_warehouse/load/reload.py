@@ -26,7 +26,6 @@ from millrace_warehouse.load.rejections import RejectedLimit, RejectedLimits
 from millrace_warehouse.log.kinds import TOMBSTONE, Kind
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.races import Conflict, retried
-from millrace_warehouse.storage.verbs import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +55,17 @@ class ReloadResult:
     """Hours with rows of this edition or of the one before -> rows in this edition."""
 
 
-def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
+def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
     """Return the loads with rows of one of these hours in any edition, or with rejected records that may be.
 
     The event time of a rejected record may differ from the hour that it is filed under. So a load with such
     records also counts if it has rows on both sides of an hour, or none. Reads every manifest of the topic.
     """
-    layout.require_load(storage, topic)
-    later = layout.editions_of(storage, topic)
+    layout.require_load(topic)
+    later = layout.editions_of(topic)
     loads = []
-    for first in layout.loads_after(storage, topic, 0):
-        editions = [
-            first,
-            *(layout.read_edition(storage, topic, first.load, n) for n in later.get(first.load, ())),
-        ]
+    for first in layout.loads_after(topic, 0):
+        editions = [first, *(layout.read_edition(topic, first.load, n) for n in later.get(first.load, ()))]
         newest = editions[-1]
         present = {hour for edition in editions for hour in edition.rows_by_hour()}
         rejected = {each.hour for each in newest.aside_by_hour if each.kind != TOMBSTONE}
@@ -83,20 +79,20 @@ def _may_have(present: set[str], hours: Sequence[str]) -> bool:
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
-def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[ReloadResult]:
+def reload_topic(run: ReloadRun, name: str, loads: Sequence[int]) -> list[ReloadResult]:
     """Make the next edition of every load, unless this run has made it already; return the result of each.
 
     MillraceError, and nothing is read, when the log no longer holds all of their offsets.
     """
-    storage = run.writing.storage
-    newest = layout.require_load(storage, topic)
-    if unknown := sorted(set(loads) - set(layout.load_numbers(storage, topic))):
+    topic = layout.Topic(run.writing.storage, name)
+    newest = layout.require_load(topic)
+    if unknown := sorted(set(loads) - set(layout.load_numbers(topic))):
         raise MillraceError(f"{topic} has no load {unknown[0]}: its loads are 1 to {newest.load}")
-    _heal(run, topic)
-    later = layout.editions_of(storage, topic)
-    manifests = [layout.read_edition(storage, topic, load, later.get(load, [1])[-1]) for load in loads]
-    _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
-    pinned = run.writing.pin(topic, newest.schema)
+    _heal(topic)
+    later = layout.editions_of(topic)
+    manifests = [layout.read_edition(topic, load, later.get(load, [1])[-1]) for load in loads]
+    _check_retained(run, name, [manifest for manifest in manifests if not _is_own(run, manifest)])
+    pinned = run.writing.pin(name, newest.schema)
     return [_reload(run, topic, load, pinned) for load in loads]
 
 
@@ -104,14 +100,13 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
     return manifest.edition > 1 and manifest.run_id == run.writing.run_id
 
 
-def _heal(run: ReloadRun, topic: str) -> None:
+def _heal(topic: layout.Topic) -> None:
     """Write the ledger's entries that a crash after a create left out."""
-    storage = run.writing.storage
-    for load, numbers in layout.editions_of(storage, topic).items():
+    for load, numbers in layout.editions_of(topic).items():
         for number in numbers:
-            path = layout.edition_path(topic, load, number)
-            if read_entry(storage, path) is None:
-                record(storage, path, layout.read_edition(storage, topic, load, number))
+            path = layout.edition_path(topic.name, load, number)
+            if read_entry(topic.storage, path) is None:
+                record(topic.storage, path, layout.read_edition(topic, load, number))
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
@@ -161,31 +156,29 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
     return first <= start or first == base or start >= part.end
 
 
-def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
-    storage = run.writing.storage
-
+def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: writing.Pinned) -> ReloadResult:
     def attempt() -> ReloadResult:
-        number = layout.editions_of(storage, topic).get(load, [1])[-1]
-        newest = layout.read_edition(storage, topic, load, number)
-        if _is_own(run, newest) and not _unheld(storage, newest):
-            before = layout.read_edition(storage, topic, load, newest.edition - 1)
+        number = layout.editions_of(topic).get(load, [1])[-1]
+        newest = layout.read_edition(topic, load, number)
+        if _is_own(run, newest) and not _unheld(topic, newest):
+            before = layout.read_edition(topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not suffice: it may have begun before the decoder or schema was
         # corrected. Nor does an edition that was begun before an erasure.
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
-            record(storage, layout.manifest_path(manifest), manifest)
+            record(topic.storage, layout.manifest_path(manifest), manifest)
             run.writing.progress("recorded")
-        if manifest is not None and not _unheld(storage, manifest):
+        if manifest is not None and not _unheld(topic, manifest):
             return _result(manifest, newest, published=True)
         raise Conflict("another run has made the edition, or an erasure came in between")
 
     return retried(attempt, f"{topic}: load {load} was not read again", "run one re-load at a time")
 
 
-def _unheld(storage: Storage, manifest: LoadManifest) -> set[str]:
+def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
     """Erasures that were recorded since the rows of an edition were written."""
-    known = to_apply(storage, manifest.topic, now(), again=True)
+    known = to_apply(topic, now(), again=True)
     return {each.id for each in known} - {*manifest.erasures}
 
 
@@ -206,8 +199,8 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> 
         check_same_offsets(written, replaced)
         return written
 
-    storage, topic = run.writing.storage, replaced.topic
-    return make(storage, topic, replaced.load, edition, write, run.writing.progress)
+    topic = layout.Topic(run.writing.storage, replaced.topic)
+    return make(topic, replaced.load, edition, write, run.writing.progress)
 
 
 def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:

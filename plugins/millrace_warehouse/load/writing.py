@@ -28,7 +28,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.erasures import Erasing, to_apply
-from millrace_warehouse.history.layout import rows_folder
+from millrace_warehouse.history.layout import Topic, rows_folder
 from millrace_warehouse.history.manifest import (
     AsideMessages,
     DataFile,
@@ -208,9 +208,9 @@ def write_ranges(
 
     MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be missing.
     """
-    folder = rows_folder(draft.topic, draft.load, draft.attempt)
+    topic, folder = Topic(writing.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     # After the newest edition was looked up: an erasure that is recorded later takes this number away.
-    erasing = to_apply(writing.storage, draft.topic, now(), again=draft.edition > 1)
+    erasing = to_apply(topic, now(), again=draft.edition > 1)
     results = _write(writing, draft, pinned.source, parts, folder, erasing)
     writing.progress("written")
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
@@ -219,7 +219,7 @@ def write_ranges(
         (file for result in results for file in result.tombstones), key=lambda file: file.path
     )
     stored = [*(file for file, _ in files), *rejected, *tombstones]
-    check_stored(writing.storage, draft.topic, folder, stored)
+    check_stored(topic, folder, stored)
     cuts: dict[int, list[RangeStats]] = {}
     counts, erased, taken = SequenceCounts(), SequenceCounts(), RowsTaken()
     aside = Counter[tuple[str, str]]()
@@ -314,19 +314,19 @@ def _write(
     )
 
 
-def check_stored(storage: Storage, topic: str, folder: str, files: Sequence[StoredFile]) -> None:
+def check_stored(topic: Topic, folder: str, files: Sequence[StoredFile]) -> None:
     """MillraceError unless the storage lists every file with the size that its task has stored.
 
     Other files in the folder come from tasks that ran twice; they are never read. Tasks hash the bytes on
     their way in, and `verify` hashes them later: the driver does not read them.
     """
-    sizes = {f"{folder}/{listed.path}": listed.bytes for listed in storage.files(folder)}
+    sizes = {f"{folder}/{listed.path}": listed.bytes for listed in topic.storage.files(folder)}
     for file in files:
         path = f"{topic}/{file.path}"
         if (size := sizes.get(path)) != file.bytes:
             raise MillraceError(
-                f"{storage.uri(path)} has {size} bytes, its task stored {file.bytes}: the storage does not"
-                " keep what is written; check that all executors see the same warehouse, then run again"
+                f"{topic.storage.uri(path)} has {size} bytes, its task stored {file.bytes}: the storage does"
+                " not keep what is written; check that all executors see the same warehouse, then run again"
             )
 
 

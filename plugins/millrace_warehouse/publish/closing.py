@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of
-from millrace_warehouse.history.layout import read_edition
+from millrace_warehouse.history.layout import Topic, read_edition
 from millrace_warehouse.history.manifest import LoadManifest, LoadRows
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.publish.committer import head_files
@@ -30,7 +30,7 @@ from millrace_warehouse.storage import Storage, open_file
 _HOUR_MS = HOUR_US // 1000
 
 
-def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
+def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
     """Hour -> reasons why the rows of these loads differ from their counts; without hours that agree.
 
     MillraceError when a manifest is missing or edited.
@@ -41,16 +41,16 @@ def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows
         for rows in loads if hour != UNFILED else ():
             by_edition.setdefault((rows.load, rows.edition), []).append(hour)
     for (load, edition), of_edition in sorted(by_edition.items()):
-        manifest = read_edition(storage, topic, load, edition)
-        stated = sequences_of(storage, manifest)
+        manifest = read_edition(topic, load, edition)
+        stated = sequences_of(topic.storage, manifest)
         for hour in of_edition:
-            for problem in _differences(storage, manifest, hour, stated):
+            for problem in _differences(topic.storage, manifest, hour, stated):
                 problems.setdefault(hour, []).append(problem)
     return problems
 
 
 def unclosed_in_table(
-    storage: Storage, topic: str, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
+    topic: Topic, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
     """Return why a table's rows of an hour are not those that these loads have counted; [] if they are.
 
@@ -69,8 +69,8 @@ def unclosed_in_table(
             return [f"{file.file_path} cannot be read: {_first_line(error)}; run `millrace verify`"]
     expected, stated = SequenceCounts(), Counter[int | None]()
     for each in loads:
-        manifest = read_edition(storage, topic, each.load, each.edition)
-        expected.merge(_of_hour(sequences_of(storage, manifest), hour))
+        manifest = read_edition(topic, each.load, each.edition)
+        expected.merge(_of_hour(sequences_of(topic.storage, manifest), hour))
         stated[each.load] += each.rows
     lacking, more = expected.without(found).total, found.without(expected).total
     if rows == stated and not lacking and not more:

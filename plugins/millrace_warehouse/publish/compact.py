@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
-from millrace_warehouse.history.layout import publications_from
+from millrace_warehouse.history.layout import Topic, publications_from
 from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
@@ -70,8 +70,9 @@ class _Hour:
         return sum(file.file_size_in_bytes for file in self.files)
 
 
-def compact_topic(at: At, request: Compact, topic: str) -> CompactResult:
+def compact_topic(at: At, request: Compact, name: str) -> CompactResult:
     """Put the small files of quiet hours together; MillraceError when the table is not as published."""
+    topic = Topic(at.storage, name)
     table = _table(at, topic)
     done: list[_Hour] = []
     kept: dict[str, str] = {}
@@ -79,7 +80,7 @@ def compact_topic(at: At, request: Compact, topic: str) -> CompactResult:
         if not request.dry_run:
             batch = _compact(at, topic, batch, kept)
         done += batch
-    return CompactResult(topic=topic, hours=[_described(hour) for hour in done], kept=kept)
+    return CompactResult(topic=name, hours=[_described(hour) for hour in done], kept=kept)
 
 
 def _described(hour: _Hour) -> CompactedHour:
@@ -109,9 +110,9 @@ def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list
     return [hour for hour in hours if hour.groups]
 
 
-def _table(at: At, topic: str) -> Table:
+def _table(at: At, topic: Topic) -> Table:
     """Return the topic's table as it is now; MillraceError when it differs from its newest publication."""
-    table, _ = published_table(at.catalog, at.storage, topic)
+    table, _ = published_table(at.catalog, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
     return table
@@ -151,10 +152,10 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
         yield batch
 
 
-def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
+def _compact(at: At, topic: Topic, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
     """Write the hours' new files and commit them together; return the hours that were done."""
     begun = at.clock()
-    writing = Rewriting(at.storage, topic, _table(at, topic))
+    writing = Rewriting(topic, _table(at, topic))
     written: dict[str, list[TableFile]] = {}
     for hour in batch:
         try:
@@ -176,7 +177,7 @@ def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -
     return done
 
 
-def _replaced(at: At, topic: str, old: Sequence[TableFile], new: Sequence[TableFile], begun: float) -> bool:
+def _replaced(at: At, topic: Topic, old: Sequence[TableFile], new: Sequence[TableFile], begun: float) -> bool:
     """Commit new files in place of old ones; False when another run was first, or this run has stood still.
 
     After a lost answer, the table shows whether the commit was made. A late commit meets another head, or the

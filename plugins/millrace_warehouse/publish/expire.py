@@ -29,7 +29,7 @@ from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import old_conditions
 from millrace_warehouse.history.expired import Expired, expired_entries, waiting_since
-from millrace_warehouse.history.layout import Folder
+from millrace_warehouse.history.layout import Folder, Topic
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ENTRIES, ERASED, SEQUENCES
@@ -39,7 +39,7 @@ from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
 from millrace_warehouse.races import Conflict
-from millrace_warehouse.storage import Listed, Storage
+from millrace_warehouse.storage import Listed
 from millrace_warehouse.storage.verbs import DRAFT
 from millrace_warehouse.verbs import Expire
 
@@ -85,14 +85,14 @@ class _Found:
 
 def expire_topic(at: At, request: Expire) -> ExpireResult:
     """Delete old files that are not needed; MillraceError when the table is not as published."""
-    topic = request.topic
-    newest = require_loads(at.catalog, at.storage, topic)
+    topic = Topic(at.storage, request.topic)
+    newest = require_loads(at.catalog, topic)
     published = _Published.of(at, topic)
-    rows, rewritten = (_listed(at.storage, topic, kind) for kind in (Folder.ROWS, Folder.COMPACTED))
+    rows, rewritten = (topic.files(kind) for kind in (Folder.ROWS, Folder.COMPACTED))
     if published is not None:
         published.check_files(rows.keys() | rewritten.keys())
     found = _Found()
-    _find_rows(at, request, newest.load, published, found, rows)
+    _find_rows(at, request, topic, newest.load, published, found, rows)
     metadata: dict[str, Listed] = {}
     if published is not None:
         found.compacted = dict(_old_compacted(at, published, rewritten))
@@ -107,13 +107,13 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
             metadata = {path: file for path, file in metadata.items() if path not in named}
         metadata |= _old_hours(at, request)
     found.strays |= _old_drafts(at, topic)
-    plans = _old_plans(at, request)
+    plans = _old_plans(at, request, topic)
     gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(at, topic)}
     for path in gone if not request.dry_run else ():
         at.storage.delete(f"{topic}/{path}")
         at.progress("deleted")
     return ExpireResult(
-        topic=topic,
+        topic=topic.name,
         data_files=len(data),
         compacted_files=len(compacted),
         metadata_files=len(metadata),
@@ -129,14 +129,14 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
 class _Published:
     """The table as published, but for compaction; checked before anything is deleted."""
 
-    topic: str
+    topic: Topic
     table: Table
     record: Publication
     record_path: str
 
     @classmethod
-    def of(cls, at: At, topic: str) -> _Published | None:
-        table, record = published_table(at.catalog, at.storage, topic)
+    def of(cls, at: At, topic: Topic) -> _Published | None:
+        table, record = published_table(at.catalog, topic)
         if table is None or record is None:
             return None
         return cls(topic, table, record, table.properties[PATH])
@@ -144,7 +144,7 @@ class _Published:
     @cached_property
     def named(self) -> set[str]:
         """Paths of every file that a snapshot names, data and metadata."""
-        return contents.named_files(self.table, self.topic)
+        return contents.named_files(self.table, self.topic.name)
 
     @cached_property
     def _files(self) -> Mapping[str, Sequence[TableFile]]:
@@ -153,7 +153,7 @@ class _Published:
     def check_files(self, present: Collection[str]) -> None:
         """MillraceError when a file of the table is missing: unneeded files may be the last with its rows."""
         files = (file.file_path for files in self._files.values() for file in files)
-        paths = {contents.path_in_topic(uri, self.topic) for uri in files}
+        paths = {contents.path_in_topic(uri, self.topic.name) for uri in files}
         if gone := sorted(path for path in paths if path is not None and path not in present):
             raise MillraceError(
                 f"the table of {self.topic} names {len(gone)} files that are gone, such as {gone[0]}: its"
@@ -185,37 +185,32 @@ class _Published:
         return any(part.load == load for part in self.record.unpublished.get(hour, ()))
 
 
-def _listed(storage: Storage, topic: str, kind: Folder) -> dict[str, Listed]:
-    """Existing files below a folder, by their paths from the topic's folder."""
-    return {f"{kind}/{file.path}": file for file in storage.files(kind.of(topic))}
-
-
 def _find_rows(
     at: At,
     request: Expire,
+    topic: Topic,
     newest: int,
     published: _Published | None,
     found: _Found,
     rows: Mapping[str, Listed],
 ) -> None:
     """Sort the files below `rows/`: needed ones, unneeded ones, and strays."""
-    topic = request.topic
     folders: dict[str, dict[str, Listed]] = defaultdict(dict)
     for path, file in rows.items():
         folders[path.split("/")[1]][path] = file
-    editions = layout.newest_editions(at.storage, topic)
+    editions = layout.newest_editions(topic)
     for folder, paths in sorted(folders.items()):
         load, edition = layout.attempted(folder) or (0, 0)
         edition_now = editions.get(load, 1)
         names = {path.rpartition("/")[2] for path in paths}
         if not 1 <= load <= newest or edition > edition_now or names <= _BESIDE:
             continue  # no attempt has won yet, or its data files were deleted before
-        manifest = layout.read_edition(at.storage, topic, load, edition)
+        manifest = layout.read_edition(topic, load, edition)
         named = _named(manifest)
         if max(file.modified for file in paths.values()) <= at.clock() - STALE_S:
             found.strays |= {path: file for path, file in paths.items() if path not in named}
         if published is not None and manifest.attempt == folder[11:]:
-            last = layout.read_edition(at.storage, topic, load, edition_now)
+            last = layout.read_edition(topic, load, edition_now)
             of_load = {path: file for path, file in paths.items() if path in named}
             _find_data(at, request, of_load, manifest, last, published, found)
 
@@ -286,10 +281,9 @@ def _old_compacted(
 def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) -> dict[str, Listed]:
     """Old files of a folder that no snapshot names, where the catalog keeps them in the warehouse."""
     before = at.clock() - max(METADATA_S, request.reader_grace_s)
-    files = {f"{folder}/{file.path}": file for file in at.storage.files(f"{request.topic}/{folder}")}
     return {
         path: file
-        for path, file in files.items()
+        for path, file in Topic(at.storage, request.topic).files(folder).items()
         if path not in named and file.modified <= before and not path.endswith("/version-hint.text")
     }
 
@@ -321,27 +315,26 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
     return any(file.modified > since for file in files.values())
 
 
-def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Listed]:
+def _lost_publications(at: At, topic: Topic, newest: Publication) -> dict[str, Listed]:
     """Records of failed attempts to publish; a record that counts is in the ledger, or the table names it."""
-    folder = Folder.PUBLICATIONS.of(topic)
-    count = {*at.storage.names(layout.ledger_path(folder))}
-    count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
+    count = {*topic.recorded(Folder.PUBLICATIONS)}
+    count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
-    for file in at.storage.files(folder):
+    for path, file in topic.files(Folder.PUBLICATIONS).items():
         match = _RECORD.fullmatch(file.path)
         taken = match is not None and int(match[1]) <= newest.number
         if taken and file.path not in count and file.modified <= at.clock() - STALE_S:
-            lost[f"publications/{file.path}"] = file
+            lost[path] = file
     return lost
 
 
-def _old_drafts(at: At, topic: str) -> dict[str, Listed]:
+def _old_drafts(at: At, topic: Topic) -> dict[str, Listed]:
     """Drafts that a crash has left, in every folder whose files are created exclusively."""
     return {
         path: file
         for kind in Folder
         if kind not in (Folder.ROWS, Folder.COMPACTED, Folder.TABLE, Folder.HOURS)
-        for path, file in _listed(at.storage, topic, kind).items()
+        for path, file in topic.files(kind).items()
         if path.rpartition("/")[2].startswith(DRAFT) and file.modified <= at.clock() - STALE_S
     }
 
@@ -352,7 +345,7 @@ def _written_down(
     """Record newly unneeded files; return data and compacted files to delete now, and the number left."""
     if published is None:
         return {}, {}, 0
-    entries = list(expired_entries(at.storage, request.topic))
+    entries = list(expired_entries(published.topic))
     since = waiting_since(entries)
     named_again = sorted(since.keys() & published.named)
     for path in named_again:
@@ -401,15 +394,15 @@ def _commit_nothing(table: Table) -> None:
         commit(table, TableChange())
 
 
-def _old_conditions(at: At, topic: str) -> dict[str, Listed]:
+def _old_conditions(at: At, topic: Topic) -> dict[str, Listed]:
     """Conditions of erasures whose rows no log can hold any more."""
     clock = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    old = old_conditions(at.storage, topic, clock)
+    old = old_conditions(topic, clock)
     return {path.partition("/")[2]: at.storage.files(path)[0] for path in old}
 
 
-def _old_plans(at: At, request: Expire) -> dict[str, Listed]:
+def _old_plans(at: At, request: Expire, topic: Topic) -> dict[str, Listed]:
     """Plans that no retry needs any more. The newest plan stays: it shows that loads ran."""
     before = at.clock() - max(request.older_than_s, STALE_S)
-    plans = sorted(at.storage.files(Folder.PLANS.of(request.topic)), key=lambda file: file.modified)
-    return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}
+    plans = sorted(topic.files(Folder.PLANS).items(), key=lambda plan: plan[1].modified)
+    return {path: file for path, file in plans[:-1] if file.modified <= before}

@@ -8,16 +8,14 @@ from pyiceberg.manifest import DataFile as IcebergDataFile
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import read_entries
-from millrace_warehouse.history.layout import read_edition, rows_folder
+from millrace_warehouse.history.layout import Topic, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import read_stored
 from millrace_warehouse.publish.state import PendingChange
 from millrace_warehouse.storage.verbs import Storage
 
 
-def new_files(
-    storage: Storage, topic: str, changes: Mapping[str, PendingChange]
-) -> tuple[list[IcebergDataFile], int]:
+def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[IcebergDataFile], int]:
     """Return the entries of the added rows, and the newest schema record that they need; 0 without rows.
 
     MillraceError when a file is missing or has another size than its load states: a table that names it could
@@ -30,9 +28,9 @@ def new_files(
     entries: list[IcebergDataFile] = []
     schema = 0
     for (load, edition), of_load in sorted(hours.items()):
-        manifest = read_edition(storage, topic, load, edition)
-        _check_there(storage, manifest, of_load)
-        entries += entries_of(storage, manifest, of_load)
+        manifest = read_edition(topic, load, edition)
+        _check_there(topic.storage, manifest, of_load)
+        entries += entries_of(topic, manifest, of_load)
         schema = max(schema, manifest.schema)
     return entries, schema
 
@@ -50,23 +48,22 @@ def _check_there(storage: Storage, manifest: LoadManifest, hours: Collection[str
             )
 
 
-def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
+def entries_of(topic: Topic, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
     """Return the entries of a load's files of these hours, whether or not the files exist.
 
     MillraceError unless the entries agree with the load's manifest.
     """
-    topic = manifest.topic
     files = {file.path: file for file in manifest.files if file.hour in hours}
     if not files:
         return []
     assert manifest.entries is not None, "rows have entries"
-    path, content = f"{topic}/{manifest.entries.path}", read_stored(storage, topic, manifest.entries)
+    path, content = f"{topic}/{manifest.entries.path}", read_stored(topic, manifest.entries)
     entries = [entry for entry in read_entries(content) if entry.file_path in files]
     for entry in entries:
         file = files[entry.file_path]
         if (entry.record_count, entry.file_size_in_bytes) != (file.rows, file.bytes):
             raise MillraceError(f"{path} differs from its load on {file.path}: run `millrace verify`")
-        entry[1] = storage.uri(f"{topic}/{entry.file_path}")
+        entry[1] = topic.storage.uri(f"{topic}/{entry.file_path}")
     if len(entries) != len(files):
         raise MillraceError(f"{path} lacks entries of files that its load names: run `millrace verify`")
     return entries

@@ -35,7 +35,7 @@ from pyiceberg.types import ListType, LongType, NestedField, StringType, Timesta
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED, start_of
-from millrace_warehouse.history.layout import Folder, publications_from
+from millrace_warehouse.history.layout import Folder, Topic, publications_from
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.log.kinds import ASIDE
 from millrace_warehouse.publish.catalog import (
@@ -48,7 +48,6 @@ from millrace_warehouse.publish.catalog import (
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.races import retried
-from millrace_warehouse.storage.verbs import Storage
 
 FILES = 100
 """Files of the table of hours at which one is made of all of them."""
@@ -80,20 +79,18 @@ def hours_identifier(topic: str) -> tuple[str, str]:
     return namespace, f"{name}_hours"
 
 
-def bring_up_to_date(
-    catalog: Catalog, storage: Storage, topic: str, table: Table, publication: Publication
-) -> None:
+def bring_up_to_date(catalog: Catalog, topic: Topic, table: Table, publication: Publication) -> None:
     """Append the changes of every publication through this one that the table of hours lacks."""
 
     def attempt() -> None:
-        hours = _table_of_hours(catalog, storage, topic)
+        hours = _table_of_hours(catalog, topic)
         through = int(hours.properties.get(NUMBER, "0"))
         if through >= publication.number:
             return
         head = table.current_snapshot()
         assert head is not None, "a publication makes a snapshot"
         rows: list[dict[str, Any]] = []
-        for path, record in publications_from(storage, table.properties[PATH]):
+        for path, record in publications_from(topic.storage, table.properties[PATH]):
             if record.number <= through:
                 break
             snapshot = head.snapshot_id if record.number == publication.number else None
@@ -114,13 +111,13 @@ def drop_if_gone(catalog: Catalog, topic: str) -> None:
         drop_table(catalog, hours_identifier(topic))
 
 
-def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
-    identifier = hours_identifier(topic)
+def _table_of_hours(catalog: Catalog, topic: Topic) -> Table:
+    identifier = hours_identifier(topic.name)
     table = load_table(catalog, identifier)
     if table is None:
-        location, settings = storage.uri(Folder.HOURS.of(topic)), {**SETTINGS, TOPIC: topic}
+        location, settings = topic.storage.uri(Folder.HOURS.of(topic.name)), {**SETTINGS, TOPIC: topic.name}
         table = create_table(catalog, identifier, SCHEMA, UNPARTITIONED_PARTITION_SPEC, location, settings)
-    if table.properties.get(TOPIC) != topic:
+    if table.properties.get(TOPIC) != topic.name:
         raise MillraceError(
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
             f" {topic}: rename one of the two, or use another catalog with --catalog"

@@ -99,19 +99,20 @@ class PublishResult:
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
 
-def publish_topic(at: At, request: Publish, topic: str, auditor: Auditor) -> PublishResult:
+def publish_topic(at: At, request: Publish, name: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
     Without changes there is no commit. MillraceError, with advice, when the table differs from its newest
     publication, and when the catalog does not answer.
     """
-    layout.check_topic(at.storage, topic)
-    require_loads(at.catalog, at.storage, topic)
+    topic = layout.Topic(at.storage, name)
+    layout.check_topic(topic)
+    require_loads(at.catalog, topic)
     return _Attempts(at, request, topic, auditor).publish()
 
 
 class _Attempts:
-    def __init__(self, at: At, request: Publish, topic: str, auditor: Auditor) -> None:
+    def __init__(self, at: At, request: Publish, topic: layout.Topic, auditor: Auditor) -> None:
         self._at, self._request, self._topic, self._auditor = at, request, topic, auditor
         self._judgements: dict[str, Judgement] = {}
         self._editions = cache(self._read_edition)
@@ -139,7 +140,7 @@ class _Attempts:
         at, request, topic = self._at, self._request, self._topic
         if self._to_rebuild:
             self._rebuild()
-        table, before = published_table(at.catalog, at.storage, topic)
+        table, before = published_table(at.catalog, topic)
         self._read = "" if table is None else table.metadata_location
         at.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
@@ -147,7 +148,7 @@ class _Attempts:
         state = State.of(before)
         self._follow(state)
         at.progress(f"loads read through {state.through.load}")
-        again = rejudged(state, partial(self._auditor.changes, topic)) if request.proven else []
+        again = rejudged(state, partial(self._auditor.changes, topic.name)) if request.proven else []
         choose(state, self._ask, request.hours, again, request.proven, request.unproven_after_s, at.clock())
         self._follow(state)  # also the loads that were made before the auditor was asked
         while judge_late(state, self._ask):
@@ -161,14 +162,14 @@ class _Attempts:
 
     def _is_another_table(self) -> bool:
         """True when another run has committed since this run read the table."""
-        table = find_table(self._at.catalog, self._topic)
+        table = find_table(self._at.catalog, self._topic.name)
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
         """Return a result without a commit, or of a rebuild only; finish what an earlier run left undone."""
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
-            bring_up_to_date(self._at.catalog, self._at.storage, self._topic, table, before)
+            bring_up_to_date(self._at.catalog, self._topic, table, before)
         changes = before.changes if rebuild and before is not None else ()
         return self._result(table, before, state.unpublished, published=rebuild, changes=changes)
 
@@ -188,7 +189,7 @@ class _Attempts:
             self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)
         new = sorted(asked.keys() - self._judgements.keys())
         for _, together in groupby(new, lambda hour: number_of(hour) // MOST_HOURS):
-            self._judgements |= self._auditor.judge(self._topic, [*together])
+            self._judgements |= self._auditor.judge(self._topic.name, [*together])
         return {hour: self._judgements[hour].verdict for hour in asked}
 
     def _hold_back(self, table: Table | None, state: State) -> None:
@@ -227,10 +228,10 @@ class _Attempts:
                     for each in held.loads.values()
                     if each.load not in new and each.rows
                 ]
-                problems = unclosed_in_table(self._at.storage, self._topic, table, hour, old, state.replaced)
+                problems = unclosed_in_table(self._topic, table, hour, old, state.replaced)
                 closing |= {hour: problems} if problems else {}
         added = {hour: change.loads for hour, change in complete.items() if hour not in refused}
-        for hour, problems in unclosed(self._at.storage, self._topic, added).items():
+        for hour, problems in unclosed(self._topic, added).items():
             closing.setdefault(hour, []).extend(problems)
         return refused | {
             hour: Verdict(verdict="incomplete", reasons=problems) for hour, problems in closing.items()
@@ -250,7 +251,7 @@ class _Attempts:
 
     def _read_edition(self, load: int, edition: int) -> tuple[str, Mapping[str, int]]:
         """Return the hash of an edition's manifest, and its rows by hour; cached for thousands of hours."""
-        manifest = layout.read_edition(self._at.storage, self._topic, load, edition)
+        manifest = layout.read_edition(self._topic, load, edition)
         return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: Held) -> Verdict | None:
@@ -259,51 +260,48 @@ class _Attempts:
         The rows are fixed now, so the auditor is asked once more: it may have counted the newest rows
         meanwhile.
         """
-        topic = self._topic
+        topic = self._topic.name
         if refusal(topic, self._judgements[hour].loads, held) is None:
             return None
         self._judgements[hour] = judged = self._auditor.judge(topic, [hour])[hour]
         return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
 
     def _follow(self, state: State) -> None:
-        storage, topic = self._at.storage, self._topic
-        after = state.through.load
-        if after and layout.read_load(storage, topic, after).sha256 != state.through.sha256:
-            path = layout.load_path(topic, after)
+        topic, after = self._topic, state.through.load
+        if after and layout.read_load(topic, after).sha256 != state.through.sha256:
+            path = layout.load_path(topic.name, after)
             raise MillraceError(
                 f"{path} is not the load whose rows were published, it was recreated: restore the published"
                 " one from a copy"
             )
         # In this order: an edition belongs to a load that exists.
-        editions = layout.newest_editions(storage, topic)
-        loads = (
-            layout.loads_after(storage, topic, after) if layout.load_numbers(storage, topic, after) else ()
-        )
+        editions = layout.newest_editions(topic)
+        loads = layout.loads_after(topic, after) if layout.load_numbers(topic, after) else ()
         for load, edition in editions.items():
             if edition > state.through.editions.get(str(load), 1):
-                why = not_held(storage, topic, layout.read_edition(storage, topic, load, edition))
+                why = not_held(topic, layout.read_edition(topic, load, edition))
                 if why is not None:
                     raise MillraceError(why)
-        state.follow(loads, editions, partial(layout.read_edition, storage, topic))
+        state.follow(loads, editions, partial(layout.read_edition, topic))
 
     def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
-        at, request, topic, storage = self._at, self._request, self._topic, self._at.storage
+        at, request, topic = self._at, self._request, self._topic
         attempt = uuid.uuid4().hex[:16]
-        added, schema = new_files(storage, topic, state.changes)
+        added, schema = new_files(topic, state.changes)
         state.schema = max(schema, state.schema, 1)
         removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
         publication = self._record(table, before, state, attempt)
         if request.dry_run:
             return self._result(table, publication, state.unpublished, changes=publication.changes)
         if table is None:
-            table = make_table(at.catalog, storage, topic)
+            table = make_table(at.catalog, topic)
             at.progress("table made")
         old: list[DataFile] = []
         if removed:
-            old, rest = take_out(storage, topic, table, state.replaced, removed)
+            old, rest = take_out(topic, table, state.replaced, removed)
             added += rest
             at.progress("rows of earlier editions taken out")
-        self._made.add(layout.publication_path(topic, publication.number, attempt))
+        self._made.add(layout.publication_path(topic.name, publication.number, attempt))
         return self._finish(commit_publication(at, table, publication, added, old), publication)
 
     def _record(
@@ -315,14 +313,14 @@ class _Attempts:
         changes = state.settled()
         counted = {change.hour: self._judgements.get(change.hour) for change in changes}
         rejected = {hour: judged.rejected for hour, judged in counted.items() if judged and judged.rejected}
-        return state.record(self._topic, attempt, self._request.run_id, previous, changes, rejected)
+        return state.record(self._topic.name, attempt, self._request.run_id, previous, changes, rejected)
 
     def _settle(self, table: Table, publication: Publication) -> None:
         """Do the steps after a commit, which the next run does if this one dies before."""
         at = self._at
         record(at.storage, table.properties[PATH], publication)
         at.progress("recorded")
-        bring_up_to_date(at.catalog, at.storage, self._topic, table, publication)
+        bring_up_to_date(at.catalog, self._topic, table, publication)
         at.progress("table of hours written")
 
     def _finish(self, table: Table, publication: Publication) -> PublishResult:
@@ -342,8 +340,8 @@ class _Attempts:
     ) -> PublishResult:
         head = table.current_snapshot() if table is not None else None
         return PublishResult(
-            topic=self._topic,
-            table=".".join(table_identifier(self._topic)),
+            topic=self._topic.name,
+            table=".".join(table_identifier(self._topic.name)),
             published=published,
             publication=publication,
             path=table.properties.get(PATH, "") if table is not None else "",

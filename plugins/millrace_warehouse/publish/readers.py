@@ -17,7 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import load_numbers, read_checked
+from millrace_warehouse.history.layout import Topic, load_numbers, read_checked
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
@@ -88,7 +88,7 @@ def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescr
         published=f"{record.published[0][0]} to {record.published[-1][1]}" if record.published else "",
         complete=f"{record.complete_from} to {record.complete_until}" if record.complete_until else "",
         through_load=record.loads.load,
-        loads_behind=len(load_numbers(storage, topic, record.loads.load)),
+        loads_behind=len(load_numbers(Topic(storage, topic), record.loads.load)),
         waiting_hours=len(record.unpublished),
         waiting_rows=sum(waiting),
         readers=_readers(storage, catalog, topic, table),

@@ -60,7 +60,6 @@ from millrace_warehouse.publish.hours_table import drop_if_gone
 from millrace_warehouse.publish.state import State
 from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.streams import open_file
-from millrace_warehouse.storage.verbs import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,43 +140,43 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(one, value_set=other)).as_py())
 
 
-def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
+def rebuild_table(at: At, topic: layout.Topic, run_id: str) -> tuple[Table, Publication]:
     """Rebuild the table of the newest publication, as far as files are left; return the next publication.
 
     Conflict when another commit to main was faster: read again, then begin again.
     """
-    storage, catalog = at.storage, at.catalog
+    catalog = at.catalog
     table, head = _table(at, topic)
-    base, base_path, number = _newest(storage, topic, table)
+    base, base_path, number = _newest(topic, table)
     if base is not None:  # the run that made it may have died, and its successor hides it from later runs
-        record(storage, base_path, base)
-    drop_if_gone(catalog, topic)
+        record(topic.storage, base_path, base)
+    drop_if_gone(catalog, topic.name)
     state = State.of(base)
     state.number = number
     at.progress("record read")
-    hours, schema = _wanted(storage, topic, state)
-    kept = [file for file in head if not _is_replaced(topic, state, file)]
-    _choose(storage, topic, table, hours, kept, state.through.editions)
+    hours, schema = _wanted(topic, state)
+    kept = [file for file in head if not _is_replaced(topic.name, state, file)]
+    _choose(topic, table, hours, kept, state.through.editions)
     at.progress("files found")
     if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
-        drop_table(catalog, table_identifier(topic))
+        drop_table(catalog, table_identifier(topic.name))
         table, head = None, []
     if table is None:
-        table = tables.make_table(catalog, storage, topic)
+        table = tables.make_table(catalog, topic)
     state.schema = max(schema, state.schema, int(table.properties.get(tables.SCHEMA, "1")))
     chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
     state.rows = sum(file.record_count for file in chosen.values())
-    publication = _record(topic, state, run_id, base, base_path, _lost(state, hours))
+    publication = _record(topic.name, state, run_id, base, base_path, _lost(state, hours))
     there = {file.file_path for file in head}
     added = [file for uri, file in chosen.items() if uri not in there]
     removed = [file for file in head if file.file_path not in chosen]
     if publication.previous is not None:
-        paths = {path for file in added if (path := path_in_topic(file.file_path, topic)) is not None}
-        note_named_again(storage, topic, publication.previous, paths, publication.created)
+        paths = {path for file in added if (path := path_in_topic(file.file_path, topic.name)) is not None}
+        note_named_again(topic, publication.previous, paths, publication.created)
     return tables.commit_publication(at, table, publication, added, removed), publication
 
 
-def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
+def _table(at: At, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile]]:
     """Return the topic's table and its files; drop it and return None if metadata or a manifest is missing.
 
     This happens when the catalog is older than the last expiry, or newer than the folder. The loads and
@@ -185,14 +184,14 @@ def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
     """
     table = None
     try:
-        table = tables.find_table(at.catalog, topic)
+        table = tables.find_table(at.catalog, topic.name)
         return table, list(live_files(table)) if table is not None else []
     except TableFileGone:
-        if not layout.load_numbers(at.storage, topic):
+        if not layout.load_numbers(topic):
             raise
-        if table is not None and _is_newer(at, topic, table):
+        if table is not None and _is_newer(at, topic.name, table):
             raise Conflict("another run has changed the table while it was read") from None
-        drop_table(at.catalog, table_identifier(topic))
+        drop_table(at.catalog, table_identifier(topic.name))
         return None, []
 
 
@@ -201,11 +200,11 @@ def _is_newer(at: At, topic: str, table: Table) -> bool:
     return again is not None and again.metadata_location != table.metadata_location
 
 
-def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
+def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | None, str, int]:
     """The newest readable record, its path, and the highest number that any publication has had."""
     paths = []
-    folder = layout.Folder.PUBLICATIONS.of(topic)
-    for name in storage.names(layout.ledger_path(folder)):
+    folder = layout.Folder.PUBLICATIONS.of(topic.name)
+    for name in topic.recorded(layout.Folder.PUBLICATIONS):
         paths.append(f"{folder}/{name}")
     if table is not None and (named := table.properties.get(tables.PATH)) and named not in paths:
         paths.append(named)  # the run that made it died before the ledger's entry
@@ -213,8 +212,8 @@ def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publicat
     highest = max([*numbers, int(table.properties.get(tables.NUMBER, "0")) if table is not None else 0])
     for _, path in sorted(zip(numbers, paths, strict=True), reverse=True):
         try:
-            publication = layout.read_checked(storage, Publication, path)
-            entry = read_entry(storage, path)
+            publication = layout.read_checked(topic.storage, Publication, path)
+            entry = read_entry(topic.storage, path)
             if entry is None or entry.sha256 == publication.sha256:
                 return publication, path, highest
         except MillraceError:
@@ -222,27 +221,26 @@ def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publicat
     return None, "", highest
 
 
-def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour], int]:
+def _wanted(topic: layout.Topic, state: State) -> tuple[dict[str, _Hour], int]:
     """The rows that every published hour must have, the existing files of loads, and the newest schema."""
-    present = {found.path: found.bytes for found in storage.files(layout.Folder.ROWS.of(topic))}
+    present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     hours: dict[str, _Hour] = {}
     schema = 0
     for load in range(1, state.through.load + 1):
         edition = state.through.editions.get(str(load), 1)
-        manifest = layout.read_edition(storage, topic, load, edition)
+        manifest = layout.read_edition(topic, load, edition)
         rows = {hour: rows for hour, rows in manifest.rows_by_hour().items() if state.is_published(hour)}
         for hour, count in rows.items():
             hours.setdefault(hour, _Hour()).wanted[load] = count
             schema = max(schema, manifest.schema)
-        gone = {f.hour for f in manifest.files if present.get(f.path.removeprefix("rows/")) != f.bytes}
-        for entry in entries_of(storage, manifest, rows.keys() - gone):
+        gone = {f.hour for f in manifest.files if present.get(f.path) != f.bytes}
+        for entry in entries_of(topic, manifest, rows.keys() - gone):
             hours[hour_of(entry.partition[0])].raw.setdefault(load, []).append(entry)
     return hours, schema
 
 
 def _choose(
-    storage: Storage,
-    topic: str,
+    topic: layout.Topic,
     table: Table | None,
     hours: dict[str, _Hour],
     head: list[IcebergDataFile],
@@ -268,7 +266,7 @@ def _choose(
             missing[hour] = {"": there}
     if missing:
         known = {file.file_path for file in head}
-        for attempt, found in _compacted(storage, topic, known, editions):
+        for attempt, found in _compacted(topic, known, editions):
             hour = hour_of(found.file.partition[0])
             if hour in missing:
                 missing[hour].setdefault(attempt, []).append(found)
@@ -297,19 +295,19 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
 
 
 def _compacted(
-    storage: Storage, topic: str, known: set[str], editions: Mapping[str, int]
+    topic: layout.Topic, known: set[str], editions: Mapping[str, int]
 ) -> Iterator[tuple[str, _Found]]:
     """Yield files below `compacted/` that are not in the table, newest first, with their attempt's folder.
 
     Leaves out files with rows of other editions than these, as far as a list states the editions.
     """
-    folder = layout.Folder.COMPACTED.of(topic)
-    for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
+    folder = layout.Folder.COMPACTED.of(topic.name)
+    for found in sorted(topic.storage.files(folder), key=lambda found: found.modified, reverse=True):
         path = f"{folder}/{found.path}"
-        if not path.endswith(".parquet") or storage.uri(path) in known:
+        if not path.endswith(".parquet") or topic.storage.uri(path) in known:
             continue
         try:
-            with open_file(storage, path) as source, pq.ParquetFile(source) as parquet:
+            with open_file(topic.storage, path) as source, pq.ParquetFile(source) as parquet:
                 columns = pyarrow_to_schema(parquet.schema_arrow)
                 rows = parquet.read(columns=[LOAD.name, TIME.name])
                 metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
@@ -319,14 +317,14 @@ def _compacted(
             continue
         counts = rows_by_load(rows.to_batches())
         attempt = path.rpartition("/")[0]
-        listed = read_list(storage, attempt)
+        listed = read_list(topic.storage, attempt)
         made_of = listed.editions if listed is not None else editions
         other = any(made_of.get(str(load), 1) != editions.get(str(load), 1) for load in counts)
         if times["min"] == times["max"] and not other:
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
-            entry = data_file(file, metrics, storage.uri(path))
-            yield attempt, _Found(entry, counts, partial(open_file, storage, path))
+            entry = data_file(file, metrics, topic.storage.uri(path))
+            yield attempt, _Found(entry, counts, partial(open_file, topic.storage, path))
 
 
 def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:

@@ -12,14 +12,14 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.contents import stated_loads
 from millrace_warehouse.publish.rewriting import Rewriting
-from millrace_warehouse.storage import Storage
 
 
 def take_out(
-    storage: Storage, topic: str, table: Table, loads: Collection[int], expected: Mapping[str, int]
+    topic: Topic, table: Table, loads: Collection[int], expected: Mapping[str, int]
 ) -> tuple[list[DataFile], list[DataFile]]:
     """Return the files that leave the table with the rows of these loads, and new files with the other rows.
 
@@ -27,7 +27,7 @@ def take_out(
     """
     removed: list[DataFile] = []
     added: list[DataFile] = []
-    writing = Rewriting(storage, topic, table)
+    writing = Rewriting(topic, table)
     files = head_files(table, expected)
     for hour, rows in sorted(expected.items()):
         gone = 0

@@ -26,14 +26,14 @@ from millrace_warehouse.contents_digest import ContentsDigest
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
 from millrace_warehouse.history import rewritten
 from millrace_warehouse.history.entries import data_file
-from millrace_warehouse.history.layout import read_checked
+from millrace_warehouse.history.layout import Topic, read_checked
 from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish.contents import RowsByLoad, read_proven, rows_by_load
 from millrace_warehouse.publish.table import PATH
-from millrace_warehouse.storage import Storage, open_file
+from millrace_warehouse.storage import open_file
 
 BATCH_ROWS = 8_192
 """Rows that are decoded at a time: a file of 256 MiB decodes to some GB of rows."""
@@ -42,11 +42,11 @@ BATCH_ROWS = 8_192
 class Rewriting:
     """Files that one attempt writes, and the list of their hashes."""
 
-    def __init__(self, storage: Storage, topic: str, table: Table) -> None:
-        self._storage, self._topic, self._table = storage, topic, table
+    def __init__(self, topic: Topic, table: Table) -> None:
+        self._topic, self._table = topic, table
         self._attempt = uuid.uuid4().hex[:16]
         self._schema = iceberg.schema_to_pyarrow(table.schema())
-        self._known = rewritten.KnownFiles(storage, topic)
+        self._known = rewritten.KnownFiles(topic)
         self._files: list[StoredFile] = []
 
     def write(
@@ -56,7 +56,7 @@ class Rewriting:
 
         MillraceError when a source was changed, or when the storage returns other rows.
         """
-        folder = rewritten.rewritten_folder(self._topic, self._attempt)
+        folder = rewritten.rewritten_folder(self._topic.name, self._attempt)
         name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
         before, after, copied, written_as = RowsByLoad(), RowsByLoad(), ContentsDigest(), ContentsDigest()
         with tempfile.TemporaryDirectory(prefix="millrace-rewriting-") as scratch:
@@ -67,8 +67,8 @@ class Rewriting:
                 pq.read_metadata(local), self._table.schema().model_dump(by_alias=True, mode="json")
             )
             with open(local, "rb") as content:
-                stored = store(self._storage, name, content)
-        with open_file(self._storage, name) as content, pq.ParquetFile(content) as file:
+                stored = store(self._topic.storage, name, content)
+        with open_file(self._topic.storage, name) as content, pq.ParquetFile(content) as file:
             for batch in file.iter_batches(BATCH_ROWS):
                 after += rows_by_load([batch])
                 written_as.add(batch, self._table.schema())
@@ -84,17 +84,17 @@ class Rewriting:
             )
         self._files.append(stored)
         written = DataFile(**asdict(stored), hour=hour, rows=before.total())
-        return data_file(written, metrics, self._storage.uri(name))
+        return data_file(written, metrics, self._topic.storage.uri(name))
 
     def finish(self) -> None:
         """Put the list of hashes beside the files; after that the table may name them."""
         if not self._files:
             return
-        record = read_checked(self._storage, Publication, self._table.properties[PATH])
+        record = read_checked(self._topic.storage, Publication, self._table.properties[PATH])
         files = rewritten.Rewritten(
             attempt=self._attempt, created=now(), files=self._files, editions=record.loads.editions
         )
-        rewritten.write_list(self._storage, self._topic, files)
+        rewritten.write_list(self._topic, files)
 
     def _copy(
         self,
@@ -138,7 +138,7 @@ class Rewriting:
 
     def _checked(self, uri: str) -> bytes:
         try:
-            return read_proven(self._table.io, uri, self._topic, self._known)
+            return read_proven(self._table.io, uri, self._topic.name, self._known)
         except FileNotFoundError:
             raise MillraceError(f"{uri} is gone: run `millrace verify`") from None
 

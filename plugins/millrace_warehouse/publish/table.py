@@ -33,7 +33,6 @@ from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.races import Conflict
-from millrace_warehouse.storage.verbs import Storage
 
 FORMAT = "millrace.format"
 TOPIC = "millrace.topic"
@@ -85,20 +84,21 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
         )
 
 
-def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifest:
+def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
     """Return the newest load; MillraceError when there is none, naming a table that has followed loads."""
-    if (newest := layout.newest_load(storage, topic)) is not None:
+    if (newest := layout.newest_load(topic)) is not None:
         return newest
-    table = find_table(catalog, topic)
+    table = find_table(catalog, topic.name)
     if table is None or THROUGH not in table.properties:
-        return layout.require_load(storage, topic)
+        return layout.require_load(topic)
     raise MillraceError(
-        f"{storage.root} has no load of {topic}, and its table in catalog {catalog.name} has rows of loads 1"
-        f" to {table.properties[THROUGH]}: mount the warehouse, or correct --warehouse; load nothing before"
+        f"{topic.storage.root} has no load of {topic}, and its table in catalog {catalog.name} has rows of"
+        f" loads 1 to {table.properties[THROUGH]}: mount the warehouse, or correct --warehouse; load nothing"
+        " before"
     )
 
 
-def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
+def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     """Create the topic's empty table, or return another run's. Conflict when that one has rows already.
 
     The rows to add were chosen for an empty table: added to another run's rows they would be there twice.
@@ -108,19 +108,19 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
     as text, and gets its type, with the ids of our files, in the first publication's commit. No row has ever
     been text.
     """
-    first = read_record(storage, topic, 1).schema
+    first = read_record(topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
-    identifier = table_identifier(topic)
+    identifier = table_identifier(topic.name)
     settings = {
         **SETTINGS,
         FORMAT: "1",
-        TOPIC: topic,
+        TOPIC: topic.name,
         # Files of other programs lie beside those of `compact`.
-        "write.data.path": storage.uri(layout.Folder.COMPACTED.of(topic)),
+        "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.of(topic.name)),
     }
-    location = storage.uri(layout.Folder.TABLE.of(topic))
+    location = topic.storage.uri(layout.Folder.TABLE.of(topic.name))
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
-    _check_owner(catalog, topic, table)
+    _check_owner(catalog, topic.name, table)
     if table.current_snapshot() is not None:
         raise Conflict(f"another run has just made {'.'.join(identifier)}, and published")
     ids = {field.name: field.field_id for field in table.schema().fields}
@@ -138,7 +138,7 @@ def _without_fields(field: NestedField) -> NestedField:
     return NestedField(field.field_id, field.name, StringType())
 
 
-def publication_of(storage: Storage, topic: str, table: Table | None) -> Publication | None:
+def publication_of(topic: layout.Topic, table: Table | None) -> Publication | None:
     """Return the record of the table's publication; None before the first.
 
     MillraceError when the record is missing or was edited, and when a later publication was made: the table
@@ -148,16 +148,16 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
     number = int(properties.get(NUMBER, "0"))
     publication = None
     if number:
-        publication = layout.read_checked(storage, Publication, properties[PATH])
+        publication = layout.read_checked(topic.storage, Publication, properties[PATH])
         if publication.sha256 != properties[SHA256]:
             raise TableChanged(
                 f"{properties[PATH]} is not the record that the table names: restore it from a copy, or run"
                 f" `millrace publish {topic} --rebuild`"
             )
-        if read_entry(storage, properties[PATH]) is None:  # the run that made it has died since
-            record(storage, properties[PATH], publication)
+        if read_entry(topic.storage, properties[PATH]) is None:  # the run that made it has died since
+            record(topic.storage, properties[PATH], publication)
     # After every name of this number: "-" comes before ".".
-    later = storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic)), after=f"{number:010d}.")
+    later = topic.recorded(layout.Folder.PUBLICATIONS, after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"
         raise TableChanged(
@@ -168,24 +168,22 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
     return publication
 
 
-def published_table(
-    catalog: Catalog, storage: Storage, topic: str
-) -> tuple[Table | None, Publication | None]:
+def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None, Publication | None]:
     """Return the topic's table and its newest publication; TableChanged when the two disagree.
 
     Both are read again when another run has committed between the two readings.
     """
     while True:
-        table = find_table(catalog, topic)
+        table = find_table(catalog, topic.name)
         try:
-            publication = publication_of(storage, topic, table)
+            publication = publication_of(topic, table)
             if table is not None:
                 check_table(table, publication)
                 if publication is not None:
-                    check_columns(table, read_record(storage, topic, publication.schema).schema)
+                    check_columns(table, read_record(topic, publication.schema).schema)
             return table, publication
         except TableChanged:
-            again = find_table(catalog, topic)
+            again = find_table(catalog, topic.name)
             if getattr(again, "metadata_location", None) == getattr(table, "metadata_location", None):
                 raise
 
@@ -293,7 +291,7 @@ def commit_publication(
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     at.storage.create(path, encode(publication))
     at.progress("record written")
-    columns = read_record(at.storage, publication.topic, publication.schema).schema
+    columns = read_record(layout.Topic(at.storage, publication.topic), publication.schema).schema
     properties = properties_of(publication, path)
     made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(

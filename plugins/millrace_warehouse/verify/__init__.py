@@ -60,7 +60,7 @@ def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
         raise MillraceError(
             f"nothing of {topic or 'any topic'} in {run.storage.root}: check the path and the topic"
         )
-    reports = [_verified(run, name) for name in topics]
+    reports = [_verified(run, layout.Topic(run.storage, name)) for name in topics]
     for name in names if topic is None else ():
         if name not in topics and not name.startswith((".", "_", layout.CATALOG)):
             note = f"{name} is no topic: nothing that Millrace writes is in it"
@@ -88,7 +88,7 @@ def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
         )
 
 
-def _verified(run: VerifyRun, topic: str) -> TopicReport:
+def _verified(run: VerifyRun, topic: layout.Topic) -> TopicReport:
     """Return the report of one topic; repeat a check with problems if others changed the topic meanwhile."""
     for _ in range(CHECKS - 1):
         before = _version(run, topic)
@@ -98,27 +98,26 @@ def _verified(run: VerifyRun, topic: str) -> TopicReport:
     return _verify_topic(run, topic)
 
 
-def _version(run: VerifyRun, topic: str) -> object:
+def _version(run: VerifyRun, topic: layout.Topic) -> object:
     """Return a value that changes with each load, edition, publication and compaction."""
     try:
-        table = find_table(run.catalog, topic) if run.catalog is not None else None
+        table = find_table(run.catalog, topic.name) if run.catalog is not None else None
     except MillraceError:
         table = None
-    manifests = (layout.Folder.LOADS.of(topic), layout.Folder.EDITIONS.of(topic))
-    made = [len(run.storage.names(layout.ledger_path(folder))) for folder in manifests]
+    made = [len(topic.recorded(folder)) for folder in (layout.Folder.LOADS, layout.Folder.EDITIONS)]
     return made, table.metadata_location if table is not None else None
 
 
-def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
-    check = Check(run.storage, topic, TopicReport(topic), run.progress)
-    layout.check_topic(run.storage, topic)
+def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
+    check = Check(topic, TopicReport(topic.name), run.progress)
+    layout.check_topic(topic)
     # In this order: the table follows publications in the ledger, and history has the loads that it follows.
-    publications = check.recorded(layout.Folder.PUBLICATIONS.of(topic))
+    publications = check.recorded(layout.Folder.PUBLICATIONS)
     head = _head(check, run.catalog, len(publications)) if run.catalog is not None else None
     history = check_history(check)
     path = head.table.properties.get(PATH) if head is not None else None
     replay = check_publications(check, history, publications, path)
-    checked = check_files(check, history, replay, head.paths(topic) if head is not None else None)
+    checked = check_files(check, history, replay, head.paths(topic.name) if head is not None else None)
     if head is not None and replay is not None:
         check_table(check, head, replay, checked.whole)
         if run.catalog is not None:
@@ -145,7 +144,7 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
 def _head(check: Check, catalog: Catalog, publications: int) -> Head | None:
     """Return the head of the topic's table; None, with a problem, if it is missing or unreadable."""
     try:
-        table: Table | None = find_table(catalog, check.topic)
+        table: Table | None = find_table(catalog, check.topic.name)
         if table is not None:
             return Head.of(table)
     except MillraceError as error:

@@ -45,11 +45,14 @@ class TopicReport:
 class Check:
     """The check of one topic: its sources, and its findings so far."""
 
-    storage: Storage
-    topic: str
+    topic: layout.Topic
     report: TopicReport
     progress: Progress
     """Called with the path of each load, publication and file before it is checked."""
+
+    @property
+    def storage(self) -> Storage:
+        return self.topic.storage
 
     def problem(self, *problems: str, hour: str | None = None) -> None:
         self.report.problems.extend(problems)
@@ -59,9 +62,9 @@ class Check:
     def note(self, *notes: str) -> None:
         self.report.notes.extend(notes)
 
-    def recorded(self, folder: str) -> set[str]:
+    def recorded(self, folder: layout.Folder) -> set[str]:
         """Paths of all manifests in a folder that the ledger lists."""
-        return {f"{folder}/{name}" for name in self.storage.names(layout.ledger_path(folder))}
+        return {f"{self.topic}/{folder}/{name}" for name in self.topic.recorded(folder)}
 
     def read(self, cls: type[M], path: str) -> M | None:
         """Read a manifest or record, and check its own hash and the ledger's; None when it is unreadable."""

@@ -37,7 +37,7 @@ def check_files(
     """Hash every file of every edition; `named` are the paths in the table's head, None if not known."""
     checked = CheckedFiles()
     topic = check.topic
-    sizes = {f"rows/{file.path}": file.bytes for file in check.storage.files(f"{topic}/rows")}
+    sizes = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     expired = _expired(check)
     stated: set[str] = set()
     for manifest in history.manifests.values():
@@ -74,7 +74,7 @@ def _check_unheard(check: Check, history: History, present: Collection[str]) -> 
         files = (*manifest.files, *manifest.aside_files)
         if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
             continue
-        if (id_ := unheard_of(check.storage, check.topic, manifest)) is not None:
+        if (id_ := unheard_of(check.topic, manifest)) is not None:
             check.problem(
                 f"{layout.manifest_path(manifest)} was begun before erasure {id_} and made after it, and its"
                 f" files are still there: run `millrace erase {check.topic} --id {id_}` again"
@@ -83,7 +83,7 @@ def _check_unheard(check: Check, history: History, present: Collection[str]) -> 
 
 def _expired(check: Check) -> set[str]:
     try:
-        return {path for entry in expired_entries(check.storage, check.topic) for path in entry.files}
+        return {path for entry in expired_entries(check.topic) for path in entry.files}
     except MillraceError as error:
         check.problem(str(error))
         return set()

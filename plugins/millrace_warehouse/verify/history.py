@@ -51,9 +51,10 @@ def check_history(check: Check) -> History:
 
 def _check_strays(check: Check) -> None:
     """Report foreign files in the topic's folder, among the loads or among the editions."""
-    loads, editions = (folder.of(check.topic) for folder in (layout.Folder.LOADS, layout.Folder.EDITIONS))
+    topic = check.topic.name
+    loads, editions = layout.Folder.LOADS.of(topic), layout.Folder.EDITIONS.of(topic)
     ours: dict[str, str | re.Pattern[str]] = {
-        check.topic: "|".join(layout.Folder),
+        topic: "|".join(layout.Folder),
         loads: _LOAD,
         editions: layout.EDITION,
     }
@@ -64,10 +65,10 @@ def _check_strays(check: Check) -> None:
 
 
 def _check_loads(check: Check, history: History) -> None:
-    topic = check.topic
+    topic = check.topic.name
     # In this order: a manifest exists before its entry in the ledger.
-    recorded = check.recorded(layout.Folder.LOADS.of(topic))
-    numbers = layout.load_numbers(check.storage, topic)
+    recorded = check.recorded(layout.Folder.LOADS)
+    numbers = layout.load_numbers(check.topic)
     before: LoadManifest | None = None
     for number in numbers:
         history.editions[number] = [1]
@@ -91,7 +92,7 @@ def _check_loads(check: Check, history: History) -> None:
 
 def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[str]:
     problems = check_law(manifest)
-    if (manifest.topic, manifest.load, manifest.edition) != (check.topic, load, edition):
+    if (manifest.topic, manifest.load, manifest.edition) != (check.topic.name, load, edition):
         problems.insert(
             0, f"it is the manifest of {manifest.topic}, load {manifest.load}, edition {manifest.edition}"
         )
@@ -120,8 +121,8 @@ def _what_is_gone(check: Check, history: History, path: str, number: int) -> str
 
 def _check_editions(check: Check, history: History) -> None:
     """Check every later edition: its predecessor, the same offsets, the laws."""
-    folder = layout.Folder.EDITIONS.of(check.topic)
-    recorded = check.recorded(folder)
+    folder = layout.Folder.EDITIONS.of(check.topic.name)
+    recorded = check.recorded(layout.Folder.EDITIONS)
     found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
     for path in sorted(recorded - found.keys()):
         check.problem(f"{path} is missing: an edition that was made is gone")
@@ -165,21 +166,22 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
 def _check_schemas(check: Check, history: History) -> None:
     """Report schema records that are missing or broken, and loads with an older schema than before."""
     used = {manifest.schema for manifest in history.manifests.values()}
-    there = schemas.record_numbers(check.storage, check.topic)
+    there = schemas.record_numbers(check.topic)
     before = None
     for number in range(1, max([*used, *there], default=0) + 1):
         try:
-            record = schemas.read_record(check.storage, check.topic, number)
+            record = schemas.read_record(check.topic, number)
         except MillraceError as error:
             check.problem(str(error))
             break
+        path = layout.schema_path(check.topic.name, number)
         for problem in schemas.check_follows(record, before):
-            check.problem(f"{layout.schema_path(check.topic, number)}: {problem}; restore it from a copy")
+            check.problem(f"{path}: {problem}; restore it from a copy")
         before = record
     newest = 0
     for (load, edition), manifest in sorted(history.manifests.items()):
         if edition == 1 and manifest.schema < newest:
-            path = layout.load_path(check.topic, load)
+            path = layout.load_path(check.topic.name, load)
             check.problem(
                 f"{path}: its columns are those of schema {manifest.schema}, before it was {newest}"
             )
@@ -190,7 +192,7 @@ def _check_erasures(check: Check, history: History) -> None:
     """Report erased rows without an erasure, and editions that an erasure missed; note unfinished ones."""
     topic = check.topic
     try:
-        known = {erasure.id: erasure for erasure in recorded(check.storage, topic)}
+        known = {erasure.id: erasure for erasure in recorded(topic)}
         for manifest in history.manifests.values():
             named = {manifest.erases, *(rows.erasure for rows in manifest.erased)} - {None}
             if unknown := sorted(str(name) for name in named - known.keys()):
@@ -198,17 +200,17 @@ def _check_erasures(check: Check, history: History) -> None:
                 check.problem(f"{path}: erasure {unknown[0]} took rows out, but is not recorded")
         for load in history.editions:
             newest = history.newest_of(load)
-            if newest is not None and (why := not_held(check.storage, topic, newest)):
+            if newest is not None and (why := not_held(topic, newest)):
                 check.problem(why)
         for id_ in known:
-            if read_done(check.storage, topic, id_) is None:
+            if read_done(topic, id_) is None:
                 check.note(f"{topic}: erasure {id_} is not finished: run `millrace erase {topic} --id {id_}`")
     except MillraceError as error:
         check.problem(str(error))
 
 
 def _note_unfinished(check: Check, newest: LoadManifest | None) -> None:
-    folder = layout.Folder.PLANS.of(check.topic)
+    folder = layout.Folder.PLANS.of(check.topic.name)
     for name in check.storage.names(folder):
         try:
             plan = decode(Plan, check.storage.read(f"{folder}/{name}"), f"{folder}/{name}")

@@ -27,9 +27,9 @@ COLUMNS = ("publication", "kind", "verdict", "added", "removed", "sha256")
 def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
     """Hold the rows of a topic's table of hours against its publications."""
     stated = list(records)
-    name = ".".join(hours_identifier(check.topic))
+    name = ".".join(hours_identifier(check.topic.name))
     try:
-        table = load_table(catalog, hours_identifier(check.topic))
+        table = load_table(catalog, hours_identifier(check.topic.name))
         found = [] if table is None else _rows(table)
     except MillraceError as error:
         check.problem(f"{name} cannot be read: {error}")

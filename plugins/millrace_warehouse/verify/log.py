@@ -11,7 +11,7 @@ from millrace_warehouse.verify.check import Check
 
 def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None:
     """Compare the brokers' offsets with the ends of the newest load."""
-    topic = check.topic
+    topic = check.topic.name
     try:
         topic_id = client.topic(topic).topic_id.hex
     except UnknownTopicOrPartition:

@@ -109,7 +109,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
         if sha256 and record.sha256 != sha256:
             check.problem(f"{path} is not the publication that its successor names")
         # Numbers may be skipped: a rebuild continues from the newest record that can be read.
-        if record.topic != check.topic or (records and record.number >= records[-1][1].number):
+        if record.topic != check.topic.name or (records and record.number >= records[-1][1].number):
             check.problem(f"{path} is publication {record.number} of {record.topic}")
         records.append((path, record))
         path, sha256 = (record.previous.path, record.previous.sha256) if record.previous else ("", "")

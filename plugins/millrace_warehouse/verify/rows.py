@@ -45,7 +45,7 @@ _BROKEN = (pa.ArrowException, OSError)
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
     """Read every existing data file of loads: hours and offsets; for loads with all files also the counts."""
-    takers = taking_bytes(check.storage, check.topic)
+    takers = taking_bytes(check.topic)
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
         found: Found = {}
@@ -197,9 +197,9 @@ def check_erased(check: Check, head: Head | None, history: History, whole: Mappi
     """Search every current file for rows that a finished erasure matches, while its condition exists."""
     conditions = {
         erasure.id: Condition(where)
-        for erasure in recorded(check.storage, check.topic)
-        if read_done(check.storage, check.topic, erasure.id) is not None
-        if (where := condition_of(check.storage, check.topic, erasure.id)) is not None
+        for erasure in recorded(check.topic)
+        if read_done(check.topic, erasure.id) is not None
+        if (where := condition_of(check.topic, erasure.id)) is not None
     }
     if not conditions:
         return
@@ -212,7 +212,7 @@ def check_erased(check: Check, head: Head | None, history: History, whole: Mappi
         if file.path in whole
     }
     for other in head.files if head is not None else ():
-        path = path_in_topic(other.file_path, check.topic) or other.file_path
+        path = path_in_topic(other.file_path, check.topic.name) or other.file_path
         assert head is not None
         files.setdefault(path, head.table.io.new_input(other.file_path).open)
     for path, opened in files.items():
@@ -232,7 +232,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
     """Read the table's files that no load wrote: hours, and the offsets of each load within each hour."""
     by_hour: dict[str, list[str]] = {}
     for file in head.files:
-        if path_in_topic(file.file_path, check.topic) not in whole:
+        if path_in_topic(file.file_path, check.topic.name) not in whole:
             by_hour.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
     name = ".".join(head.table.name())
     for hour, uris in sorted(by_hour.items()):

@@ -81,10 +81,10 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     _check_line(check, head.table, replay.record)
     _check_columns(check, head.table, replay.record)
     counted = _Counted()
-    known = KnownFiles(check.storage, check.topic)
+    known = KnownFiles(check.topic)
     for file in head.files:
         _count(check, head.table, file, known, whole, counted)
-        wrote = edition_in(file.file_path, check.topic)
+        wrote = edition_in(file.file_path, check.topic.name)
         if wrote is not None and wrote[1] != replay.edition(wrote[0]):
             check.problem(
                 f"{file.file_path}: rows of edition {wrote[1]} of load {wrote[0]}, but published was"
@@ -119,7 +119,7 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     """Report changed columns or partitions: readers look for the rows' values by them."""
     try:
-        check_columns(table, read_record(check.storage, check.topic, newest.schema).schema)
+        check_columns(table, read_record(check.topic, newest.schema).schema)
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:
@@ -136,7 +136,7 @@ def _count(
 ) -> None:
     """Add the rows of one file, from its load's manifest or from the column `_load`."""
     hour, uri = hour_of(file.partition[0]), file.file_path
-    path = path_in_topic(uri, check.topic) or uri
+    path = path_in_topic(uri, check.topic.name) or uri
     check.progress(path)
     # In a copied warehouse the file exists, but its table still names the original's file.
     is_here = uri == check.storage.uri(f"{check.topic}/{path}")

@@ -42,10 +42,10 @@ def check_values(
     check: Check, head: Head, history: History, replay: Replay, whole: Mapping[str, DataFile]
 ) -> None:
     """Compare the rows of each hour that the table has in files which no load wrote."""
-    named, table = head.paths(check.topic), head.table
+    named, table = head.paths(check.topic.name), head.table
     copies: dict[str, list[str]] = {}
     for file in head.files:
-        if path_in_topic(file.file_path, check.topic) not in whole:
+        if path_in_topic(file.file_path, check.topic.name) not in whole:
             copies.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
     for hour, uris in sorted(copies.items()):
         stored = _stored(hour, history, replay, named, whole)

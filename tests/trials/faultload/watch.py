@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.table import StaticTable
 
-from millrace_warehouse.history.layout import CATALOG, load_numbers, load_path, read_load
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.storage import open_storage
 from tests.trials.faultload.produced import Ledger
@@ -66,19 +66,19 @@ class Topic:
         self.loads: dict[int, str] = {}
         """Load -> its manifest's hash."""
         self._warehouse, self._topic, self._ledger = warehouse, topic, ledger
-        self._storage = open_storage(str(warehouse))
+        self._folder = layout.Topic(open_storage(str(warehouse)), topic)
 
     def look(self, chance: random.Random) -> None:
         """Take in new loads, look at one of the old ones again; Problem if something is wrong."""
-        for number in load_numbers(self._storage, self._topic):
+        for number in layout.load_numbers(self._folder):
             if number not in self.loads:
                 self._take_in(number)
         if self.loads:
             self._again(chance.choice(list(self.loads)))
 
     def _take_in(self, number: int) -> None:
-        where = load_path(self._topic, number)
-        manifest = read_load(self._storage, self._topic, number)
+        where = layout.load_path(self._topic, number)
+        manifest = layout.read_load(self._folder, number)
         rows = rows_of(files_of(self._warehouse, manifest))
         if len(rows) != manifest.rows:
             raise Problem(f"{where} has {len(rows)} rows, its manifest says {manifest.rows}")
@@ -94,8 +94,8 @@ class Topic:
         self.loads[number] = manifest.sha256
 
     def _again(self, number: int) -> None:
-        where = load_path(self._topic, number)
-        manifest = read_load(self._storage, self._topic, number)
+        where = layout.load_path(self._topic, number)
+        manifest = layout.read_load(self._folder, number)
         if manifest.sha256 != self.loads[number]:
             raise Problem(f"{where} has changed since it was made")
         for path, file in zip(files_of(self._warehouse, manifest), manifest.files, strict=True):
@@ -166,7 +166,7 @@ class Reader:
 
     def _look(self, name: str) -> None:
         topic = self.topics.setdefault(name, Topic(self._warehouse, name, self._ledger))
-        published = published_rows(self._warehouse / CATALOG, name)  # first: such rows are in a load already
+        published = published_rows(self._warehouse / layout.CATALOG, name)  # first: its rows are loaded
         topic.look(self._chance)
         for key, sequences in published.items():
             if missing := sequences - topic.seen.get(key, set()):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.layout import CATALOG, load_path, read_load
 from millrace_warehouse.history.manifest import encode, sealed
 from millrace_warehouse.load.load import load_topic
@@ -68,7 +69,7 @@ def test_a_row_that_is_in_the_table_twice_is_seen(tmp_path: Path) -> None:
 
 
 def first_file(folder: Path) -> Path:
-    return files_of(folder, read_load(open_storage(str(folder)), TOPIC, 1))[0]
+    return files_of(folder, read_load(layout.Topic(open_storage(str(folder)), TOPIC), 1))[0]
 
 
 def cut(folder: Path) -> None:
@@ -88,7 +89,7 @@ def emptied(folder: Path) -> None:
 
 
 def rewritten(folder: Path) -> None:
-    manifest = read_load(open_storage(str(folder)), TOPIC, 1)
+    manifest = read_load(layout.Topic(open_storage(str(folder)), TOPIC), 1)
     changed = sealed(dataclasses.replace(manifest, run_id="another"))
     (folder / load_path(TOPIC, 1)).write_bytes(encode(changed))
 

@@ -21,7 +21,7 @@ from pyiceberg.catalog import Catalog
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.hours import hours_in, partition_of
-from millrace_warehouse.history.layout import editions_of, load_numbers, read_edition, require_load
+from millrace_warehouse.history.layout import Topic, editions_of, load_numbers, read_edition, require_load
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect
@@ -124,13 +124,13 @@ class Scenario(Mended):
         self.publish(storage)
 
     def reload(self, storage: Storage) -> None:
-        if loads := load_numbers(storage, TOPIC):
+        if loads := load_numbers(Topic(storage, TOPIC)):
             self.runs += 1
             some = sorted(self.random.sample(loads, min(2, len(loads))))
             reload_topic(self.reload_run(storage, f"run {self.runs}"), TOPIC, some)
 
     def compact(self, storage: Storage) -> None:
-        require_load(storage, TOPIC)
+        require_load(Topic(storage, TOPIC))
         request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=-1, small_files=1)
         with self.catalog() as catalog:
             compact_topic(At(storage=storage, catalog=catalog), request, TOPIC)
@@ -159,13 +159,13 @@ class Scenario(Mended):
 
     def _remember_editions(self) -> None:
         storage = self.storage()
-        later = editions_of(storage, TOPIC)
-        for load in load_numbers(storage, TOPIC):
+        later = editions_of(Topic(storage, TOPIC))
+        for load in load_numbers(Topic(storage, TOPIC)):
             for edition in (1, *later.get(load, ())):
                 if (load, edition) in self.editions:
                     continue
                 rows: Rows = Counter()
-                for file in read_edition(storage, TOPIC, load, edition).files:
+                for file in read_edition(Topic(storage, TOPIC), load, edition).files:
                     table = pq.read_table(self.folder / TOPIC / file.path, columns=["header", "_load"])
                     for row in table.to_pylist():
                         rows[row["_load"], file.hour, row["header"]["sequence"]] += 1
@@ -177,7 +177,7 @@ class Scenario(Mended):
             table = find_table(catalog, TOPIC)
             if table is None:
                 return Counter(), None
-            publication = publication_of(self.storage(), TOPIC, table)
+            publication = publication_of(Topic(self.storage(), TOPIC), table)
             rows = table.scan().to_arrow()
         found = zip(
             rows["_load"].to_pylist(), rows["_time"].to_pylist(), rows["header"].to_pylist(), strict=True
@@ -212,7 +212,7 @@ class Scenario(Mended):
         """After the fix and one re-load of all, nothing is rejected and every event is there once."""
         self.fixed = True
         self.runs += 1
-        reload_topic(self.reload_run(storage, f"run {self.runs}"), TOPIC, load_numbers(storage, TOPIC))
+        reload_topic(self.reload_run(storage, f"run {self.runs}"), TOPIC, load_numbers(Topic(storage, TOPIC)))
         self.publish(storage)
         self.look()
         sequences = Counter(sequence for _, _, sequence in self.visible()[0].elements())

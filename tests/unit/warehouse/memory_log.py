@@ -26,7 +26,7 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_broker.storage.epochs import EpochMap
 from millrace_warehouse.at import Progress
-from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
+from millrace_warehouse.history.layout import Topic, loads_after, newest_editions, read_edition
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.task import write_cut
@@ -250,10 +250,10 @@ def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) 
 
 def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
     """The newest schema record of the log; the first one is made of its newest schema."""
-    record = pinned(storage, topic, used)
+    record = pinned(Topic(storage, topic), used)
     if record is None:
         newest = max(log.schemas)
-        record = pin_first(storage, topic, newest, log.schemas[newest])
+        record = pin_first(Topic(storage, topic), newest, log.schemas[newest])
     return Pinned.of(record, lambda: log, log.schemas.get)
 
 
@@ -297,9 +297,9 @@ class Row:
 def rows_of(warehouse: Path | Storage, topic: str = TOPIC) -> list[Row]:
     """Every row of the newest edition of each load, by sequence, read from the files the plainest way."""
     storage = open_storage(str(warehouse)) if isinstance(warehouse, Path) else warehouse
-    newest, rows = newest_editions(storage, topic), []
-    for first in loads_after(storage, topic, 0):
-        manifest = read_edition(storage, topic, first.load, newest.get(first.load, 1))
+    newest, rows = newest_editions(Topic(storage, topic)), []
+    for first in loads_after(Topic(storage, topic), 0):
+        manifest = read_edition(Topic(storage, topic), first.load, newest.get(first.load, 1))
         for file in manifest.files:
             table = pq.read_table(io.BytesIO(storage.read(f"{topic}/{file.path}")))
             assert table.num_rows == file.rows

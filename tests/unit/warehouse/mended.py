@@ -15,6 +15,7 @@ from typing import Any
 import fastavro
 
 from millrace.records import Message
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.load.reload import ReloadRun
@@ -73,6 +74,10 @@ class Mended:
     def storage(self) -> Storage:
         return open_storage(str(self.folder))
 
+    @property
+    def topic(self) -> Topic:
+        return Topic(self.storage(), TOPIC)
+
     def load(self, storage: Storage | None = None, **changes: Any) -> LoadResult:
         """Load what is new, as a run of its own."""
         self.runs += 1
@@ -84,7 +89,8 @@ class Mended:
         """As `Writing.pin`: with the decoder that there is now."""
 
         def pin(topic: str, used: int) -> Pinned:
-            record = pinned(storage, topic, used) or pin_first(storage, topic, SCHEMA_ID, SCHEMA)
+            folder = Topic(storage, topic)
+            record = pinned(folder, used) or pin_first(folder, SCHEMA_ID, SCHEMA)
             return Pinned.of(record, lambda: self.log, DECODERS[self.fixed].get)
 
         return pin

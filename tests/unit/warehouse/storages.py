@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import (
+    Topic,
     edition_path,
     editions_of,
     load_numbers,
@@ -127,13 +128,13 @@ class UnansweredStorage(Wrapped):
 def problems(storage: Storage | Path, topic: str) -> list[str]:
     """What is wrong with a topic's loads: the chain, the laws, the ledger, and the hash of every file."""
     storage = open_storage(str(storage)) if isinstance(storage, Path) else storage
-    found: list[str] = []
+    found, stored = list[str](), Topic(storage, topic)
     try:
-        newest = {load.load: load for load in loads_after(storage, topic, 0)}
-        if list(newest) != load_numbers(storage, topic):
+        newest = {load.load: load for load in loads_after(stored, 0)}
+        if list(newest) != load_numbers(stored):
             found.append("a listing shows other loads than the chain")
         manifests = list(newest.values())
-        for load, numbers in editions_of(storage, topic).items():
+        for load, numbers in editions_of(stored).items():
             for number in numbers:
                 edition = read_checked(storage, LoadManifest, edition_path(topic, load, number))
                 if edition.previous != newest[load].sha256:

@@ -235,5 +235,5 @@ def test_an_erasure_whose_copy_lost_a_null_makes_no_edition(
     )
     with pytest.raises(MillraceError, match=r"load 5 .* in items: nothing was erased of that load"):
         erase_topic(At(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
-    assert newest_editions(w.storage, TOPIC) == {}
+    assert newest_editions(w.stored) == {}
     assert all(path.read_bytes() == content for path, content in before.items())

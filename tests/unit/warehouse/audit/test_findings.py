@@ -32,13 +32,13 @@ def w(tmp_path: Path) -> Iterator[Warehouse]:
 def verify(w: Warehouse, *, no_catalog: bool = False) -> list[tuple[str | None, str]]:
     """Hour and text of everything that the auditor is told after a run."""
     run.verify(Verify(warehouse=str(w.folder), no_catalog=no_catalog), lambda _: None)
-    found = read(w.storage, TOPIC)
+    found = read(w.stored)
     return [] if found is None else [(problem.hour, problem.text) for problem in found.problems]
 
 
 def test_a_file_that_was_edited_is_told_with_its_hour_and_taken_back_once_it_is_right(w: Warehouse) -> None:
     assert verify(w) == []
-    assert read(w.storage, TOPIC) is None, "nothing was ever wrong"
+    assert read(w.stored) is None, "nothing was ever wrong"
     (path,) = (path for path in w.data_files() if NINE in path.name)
     right = path.read_bytes()
     path.write_bytes(right[:-1] + b"!")
@@ -46,7 +46,7 @@ def test_a_file_that_was_edited_is_told_with_its_hour_and_taken_back_once_it_is_
     assert problem == NINE
     path.write_bytes(right)
     assert verify(w) == []
-    found = read(w.storage, TOPIC)
+    found = read(w.stored)
     assert found is not None
     assert told(found) == []
 
@@ -68,7 +68,7 @@ def test_what_concerns_no_hour_is_of_the_whole_topic(w: Warehouse) -> None:
 
 def test_a_run_takes_back_only_what_it_has_looked_for(w: Warehouse) -> None:
     first = [Problem(text="in the table", hour=NINE)]
-    note(w.storage, TOPIC, {"history", "table"}, first)
+    note(w.stored, {"history", "table"}, first)
     assert verify(w, no_catalog=True) == [(NINE, "in the table")]
     assert verify(w) == []
 
@@ -76,9 +76,9 @@ def test_a_run_takes_back_only_what_it_has_looked_for(w: Warehouse) -> None:
 def test_a_whole_run_takes_back_what_was_found_before_the_folder_was_put_back(w: Warehouse) -> None:
     """The auditor still has what an earlier run found, and the folder does not."""
     assert verify(w) == []
-    assert read(w.storage, TOPIC) is None, "this run has not read the rows"
+    assert read(w.stored) is None, "this run has not read the rows"
     run.verify(Verify(warehouse=str(w.folder), rows=True), lambda _: None)
-    found = read(w.storage, TOPIC)
+    found = read(w.stored)
     assert found is not None
     assert told(found) == []
 
@@ -91,8 +91,8 @@ def test_a_warehouse_that_nobody_counts_is_left_alone(w: Warehouse) -> None:
 
 def test_the_auditor_is_told_a_bounded_number_of_lines_of_bounded_length(w: Warehouse) -> None:
     many = [Problem(text=f"{n} {'x' * 1000}", hour=NINE) for n in range(MOST_TOLD + 7)]
-    note(w.storage, TOPIC, {"history"}, [*many, Problem(text="of no window", hour="none")])
-    found = read(w.storage, TOPIC)
+    note(w.stored, {"history"}, [*many, Problem(text="of no window", hour="none")])
+    found = read(w.stored)
     assert found is not None
     lines = told(found)
     assert len(lines) == MOST_TOLD + 1
@@ -101,12 +101,12 @@ def test_the_auditor_is_told_a_bounded_number_of_lines_of_bounded_length(w: Ware
 
 
 def test_findings_that_were_cut_are_named_and_written_anew_by_the_next_run(w: Warehouse) -> None:
-    note(w.storage, TOPIC, {"history"}, [Problem(text="wrong", hour=NINE)])
+    note(w.stored, {"history"}, [Problem(text="wrong", hour=NINE)])
     path = w.folder / verified_path(TOPIC)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(MillraceError, match="audited/_verified is not JSON"):
-        read(w.storage, TOPIC)
-    note(w.storage, TOPIC, {"history"}, [Problem(text="wrong", hour=TEN)])
-    found = read(w.storage, TOPIC)
+        read(w.stored)
+    note(w.stored, {"history"}, [Problem(text="wrong", hour=TEN)])
+    found = read(w.stored)
     assert found is not None
     assert [problem.hour for problem in found.problems] == [TEN]

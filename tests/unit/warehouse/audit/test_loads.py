@@ -23,6 +23,7 @@ from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.rejected import MOST_TOLD
 from millrace_warehouse.history.expired import Expired
 from millrace_warehouse.history.layout import (
+    Topic,
     audited_path,
     audited_rows_path,
     expired_path,
@@ -43,7 +44,7 @@ from tests.unit.warehouse.mended import Mended, later_event, moved_event
 @pytest.fixture
 def loaded(tmp_path: Path) -> LoadManifest:
     load_topic(load_run(filled_log(), tmp_path), TOPIC)
-    return read_load(open_storage(str(tmp_path)), TOPIC, 1)
+    return read_load(Topic(open_storage(str(tmp_path)), TOPIC), 1)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_a_row_that_a_file_lacks_is_not_told_although_the_manifest_names_it(
     tmp_path: Path, storage: Storage, loaded: LoadManifest
 ) -> None:
     rewrite(tmp_path / TOPIC / loaded.files[0].path, lambda table: table.slice(3))
-    (told,) = tell(storage, Loads(storage, TOPIC))
+    (told,) = tell(storage, Loads(Topic(storage, TOPIC)))
     lost = sequences_of(storage, loaded).without(told.counts)
     assert lost.total == 3
     assert told.source.sha256 == loaded.sha256
@@ -138,18 +139,18 @@ def test_files_that_expire_has_deleted_before_they_were_counted_count_as_their_m
 def test_a_load_is_told_once_and_again_in_the_same_words_by_who_comes_after_a_kill(tmp_path: Path) -> None:
     log, storage = filled_log(), open_storage(str(tmp_path))
     load_topic(load_run(log, tmp_path), TOPIC)
-    first = tell(storage, Loads(storage, TOPIC), killed=True)
-    loads = Loads(storage, TOPIC)
+    first = tell(storage, Loads(Topic(storage, TOPIC)), killed=True)
+    loads = Loads(Topic(storage, TOPIC))
     again = tell(storage, loads)
     assert [dataclasses.replace(told, time=0) for told in first] == [
         dataclasses.replace(told, time=0) for told in again
     ]
-    assert tell(storage, loads) == tell(storage, Loads(storage, TOPIC)) == []
+    assert tell(storage, loads) == tell(storage, Loads(Topic(storage, TOPIC))) == []
     log.append_events(0, [START])
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
     (told,) = tell(storage, loads)
     assert (told.source.load, told.counts.total) == (2, 1)
-    assert tell(storage, Loads(storage, TOPIC)) == []
+    assert tell(storage, Loads(Topic(storage, TOPIC))) == []
 
 
 def test_an_edition_is_told_as_what_it_has_more_than_the_one_before(tmp_path: Path) -> None:
@@ -159,10 +160,10 @@ def test_an_edition_is_told_as_what_it_has_more_than_the_one_before(tmp_path: Pa
     scene.log.append(1, [later_event(3, START + HOUR)])
     scene.load()
     storage = scene.storage()
-    before = tell(storage, Loads(storage, TOPIC))
+    before = tell(storage, Loads(Topic(storage, TOPIC)))
     scene.fixed = True
     reload_topic(scene.reload_run(), TOPIC, [1, 2])
-    told = tell(storage, Loads(storage, TOPIC))
+    told = tell(storage, Loads(Topic(storage, TOPIC)))
     assert [(each.source.load, each.source.edition) for each in told] == [(1, 2), (2, 2)]
     total = SequenceCounts()
     for each in (*before, *told):
@@ -171,12 +172,12 @@ def test_an_edition_is_told_as_what_it_has_more_than_the_one_before(tmp_path: Pa
         total = total.without(each.removed)
     expected = SequenceCounts()
     for load in (1, 2):
-        expected.merge(sequences_of(storage, read_edition(storage, TOPIC, load, 2)))
+        expected.merge(sequences_of(storage, read_edition(Topic(storage, TOPIC), load, 2)))
     assert total == expected
     (tmp_path / TOPIC / "audited" / "0000000001.0002.json.gz").unlink()
     (tmp_path / TOPIC / "audited" / "0000000001.0001.json.gz").write_bytes(b"edited")
     with pytest.raises(MillraceError, match=r"audited/0000000001\.0001\.json\.gz is gone or was edited"):
-        tell(storage, Loads(storage, TOPIC))
+        tell(storage, Loads(Topic(storage, TOPIC)))
 
 
 def test_a_manifest_that_was_edited_is_told_nothing_of(
@@ -185,7 +186,7 @@ def test_a_manifest_that_was_edited_is_told_nothing_of(
     path = tmp_path / TOPIC / "loads" / "0000000001.json"
     path.write_text(path.read_text().replace('"rows": 5', '"rows": 6', 1).replace("run-1", "run-9"))
     with pytest.raises(MillraceError, match="the manifest was edited"):
-        tell(storage, Loads(storage, TOPIC))
+        tell(storage, Loads(Topic(storage, TOPIC)))
 
 
 def set_aside(scene: Mended) -> None:
@@ -199,7 +200,7 @@ def test_rejected_messages_are_told_by_window_as_they_lie_in_the_files(tmp_path:
     scene = Mended(tmp_path)
     set_aside(scene)
     storage = scene.storage()
-    (told,) = tell(storage, Loads(storage, TOPIC))
+    (told,) = tell(storage, Loads(Topic(storage, TOPIC)))
     assert [(each.window, each.last, each.messages, each.keyed) for each in told.rejected] == [
         (START, START, 1, 0),
         (START + HOUR, START + HOUR, 2, 0),
@@ -208,7 +209,7 @@ def test_rejected_messages_are_told_by_window_as_they_lie_in_the_files(tmp_path:
     assert told.hours == [HourRows(START, 1)]
     scene.fixed = True
     reload_topic(scene.reload_run(), TOPIC, [1])
-    (again,) = tell(storage, Loads(storage, TOPIC))
+    (again,) = tell(storage, Loads(Topic(storage, TOPIC)))
     assert [(each.window, each.messages) for each in again.rejected] == [(START, 1), (START + HOUR, 1)]
     assert again.hours == [HourRows(START, 1), HourRows(START + HOUR, 1)]
 
@@ -221,14 +222,14 @@ def test_tombstones_are_told_as_messages_without_a_header_that_lie_in_no_hours_p
     scene.log.append(1, [Message(-(1 << 63), b"m", None)])
     scene.load()
     storage = scene.storage()
-    (told,) = tell(storage, Loads(storage, TOPIC))
+    (told,) = tell(storage, Loads(Topic(storage, TOPIC)))
     assert (told.rejected, told.hours, told.counts.total) == ([], [HourRows(START, 1)], 1)
     assert told.unkeyed is not None
     assert [(each.rows, each.unfiled) for each in told.unkeyed] == [(1, 1)] * 3
     assert [each.window for each in told.unkeyed][1:] == [START, START + HOUR]
     (path, _) = sorted((tmp_path / TOPIC).glob("rows/*/tombstones-*.parquet"))
     path.unlink()
-    found = read_back(storage, read_load(storage, TOPIC, 1))
+    found = read_back(storage, read_load(Topic(storage, TOPIC), 1))
     assert [line.rpartition(" is ")[2] for line in found.bad] == ["gone"]
 
 
@@ -238,12 +239,12 @@ def test_a_rejected_event_has_a_header_where_its_schema_begins_with_one(tmp_path
     assert whole is not None
     scene.log.append(0, [event(1, START), Message(START, None, whole[:-1])])
     scene.load()
-    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (told,) = tell(scene.storage(), Loads(scene.topic))
     assert [(each.messages, each.keyed) for each in told.rejected] == [(1, 1)]
 
 
 def rewrite_rejected(scene: Mended, change: Callable[[pa.Table], pa.Table]) -> Path:
-    (path,) = {scene.folder / TOPIC / f.path for f in read_load(scene.storage(), TOPIC, 1).rejected_files[:1]}
+    (path,) = {scene.folder / TOPIC / f.path for f in read_load(scene.topic, 1).rejected_files[:1]}
     rewrite(path, change)
     return path
 
@@ -260,7 +261,7 @@ def test_of_a_file_that_tells_no_times_any_window_of_the_load_may_be_meant(
         path.unlink()
     elif fault == "broken":
         path.write_bytes(b"PAR1")
-    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (told,) = tell(scene.storage(), Loads(scene.topic))
     (aside,) = told.rejected
     assert (aside.window, aside.last, aside.messages) == (START, START + HOUR, 1)
     assert aside.reason.startswith("not known which: ")
@@ -272,7 +273,7 @@ def test_in_a_load_of_one_window_it_is_known_which_one_is_meant(tmp_path: Path) 
     scene.log.append(1, [event(1, START), Message(START, None, b"more")])
     scene.load()
     path = rewrite_rejected(scene, lambda rows: rows.drop_columns(["timestamp", "keyed"]))
-    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (told,) = tell(scene.storage(), Loads(scene.topic))
     assert [(each.window, each.last, each.messages) for each in told.rejected] == [(START, START, 2)], path
 
 
@@ -284,7 +285,7 @@ def test_rejected_messages_of_very_many_windows_are_told_in_a_bounded_number_of_
     for at in range(0, len(times), 100):
         scene.log.append(0, [Message(time, None, b"text") for time in times[at : at + 100]])
     scene.load(max_rejected=RejectedLimits.parse("100%"))
-    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (told,) = tell(scene.storage(), Loads(scene.topic))
     assert len(told.rejected) == MOST_TOLD + 1
     span = told.rejected[-1]
     assert (span.window, span.last, span.messages) == (times[MOST_TOLD], times[-1], 50)
@@ -295,7 +296,7 @@ def test_rows_without_a_header_are_told_by_the_time_of_their_record(tmp_path: Pa
     scene = Mended(tmp_path)
     scene.log.append(0, [event(0, START), event(1, START), event(2, START + HOUR)])
     scene.load()
-    path = next(f.path for f in read_load(scene.storage(), TOPIC, 1).files if f.hour.endswith("10"))
+    path = next(f.path for f in read_load(scene.topic, 1).files if f.hour.endswith("10"))
 
     def without_header(rows: pa.Table) -> pa.Table:
         index = rows.column_names.index("header")
@@ -303,7 +304,7 @@ def test_rows_without_a_header_are_told_by_the_time_of_their_record(tmp_path: Pa
         return rows.set_column(index, field, pa.nulls(len(rows), field.type))
 
     rewrite(tmp_path / TOPIC / path, without_header)
-    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (told,) = tell(scene.storage(), Loads(scene.topic))
     assert told.unkeyed == [UnkeyedRows(START, 2)]
     assert told.counts.total == 1
     assert told.hours == [HourRows(START, 2), HourRows(START + HOUR, 1)]
@@ -314,10 +315,10 @@ def test_what_was_made_in_place_of_loads_that_are_gone_is_told_again(tmp_path: P
     load_topic(load_run(log, tmp_path), TOPIC)
     log.append_events(0, [START])
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
-    loads = Loads(storage, TOPIC)
+    loads = Loads(Topic(storage, TOPIC))
     assert len(tell(storage, loads)) == 2
     second = loads.newest()
-    assert second == (2, read_load(storage, TOPIC, 2).sha256)
+    assert second == (2, read_load(Topic(storage, TOPIC), 2).sha256)
     for folder in ("loads", "ledger/loads"):
         (tmp_path / TOPIC / folder / "0000000002.json").unlink()
     assert (tell(storage, loads), loads.newest().load) == ([], 1)
@@ -333,22 +334,22 @@ def test_a_reader_that_comes_after_notices_another_load_under_a_number_that_was_
     load_topic(load_run(log, tmp_path), TOPIC)
     log.append_events(0, [START])
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
-    tell(storage, Loads(storage, TOPIC))
+    tell(storage, Loads(Topic(storage, TOPIC)))
     for folder in ("loads", "ledger/loads"):
         (tmp_path / TOPIC / folder / "0000000002.json").unlink()
     load_topic(load_run(log, tmp_path, "run-3"), TOPIC)
-    (told,) = tell(storage, Loads(storage, TOPIC))
-    assert told.source.sha256 == read_load(storage, TOPIC, 2).sha256
+    (told,) = tell(storage, Loads(Topic(storage, TOPIC)))
+    assert told.source.sha256 == read_load(Topic(storage, TOPIC), 2).sha256
 
 
 def test_loads_that_the_version_before_told_of_are_told_again_with_their_rows(tmp_path: Path) -> None:
     scene = Mended(tmp_path)
     set_aside(scene)
     storage = scene.storage()
-    (told,) = tell(storage, Loads(storage, TOPIC))
+    (told,) = tell(storage, Loads(Topic(storage, TOPIC)))
     storage.delete(audited_rows_path(TOPIC))  # as the version before left it
     note = {"manifest": told.source.sha256, "counts": told.counts.to_json()}
     storage.put(audited_path(TOPIC, 1, 1), io.BytesIO(gzip.compress(json.dumps(note).encode())))
-    (again,) = tell(storage, Loads(storage, TOPIC))
+    (again,) = tell(storage, Loads(Topic(storage, TOPIC)))
     assert dataclasses.replace(again, time=0) == dataclasses.replace(told, time=0)
-    assert tell(storage, Loads(storage, TOPIC)) == []
+    assert tell(storage, Loads(Topic(storage, TOPIC))) == []

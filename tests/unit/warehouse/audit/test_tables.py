@@ -23,7 +23,7 @@ from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable, TableHour
-from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
+from millrace_warehouse.history.layout import Topic, audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
@@ -75,9 +75,8 @@ class Scene:
 def scene(tmp_path: Path) -> Iterator[Scene]:
     storage = open_storage(str(tmp_path))
     with connect(storage) as catalog:
-        scene = Scene(
-            Mended(tmp_path), storage, catalog, Loads(storage, TOPIC), PublishedTable(storage, TOPIC)
-        )
+        mended = Mended(tmp_path)
+        scene = Scene(mended, storage, catalog, Loads(mended.topic), PublishedTable(mended.topic))
         scene.load(START, START + 1, START + HOUR)
         yield scene
 
@@ -87,7 +86,7 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     scene.publish(H10)
     (found,) = scene.news()
     assert (found.hour, found.windows) == (H10, [START + n * 600_000 for n in range(6)])
-    stated = sequences_of(scene.storage, read_edition(scene.storage, TOPIC, 1, 1))
+    stated = sequences_of(scene.storage, read_edition(scene.mended.topic, 1, 1))
     expected = SequenceCounts()
     expected.tallies = {key: tally for key, tally in stated.tallies.items() if key.window < START + HOUR}
     assert found.counts == expected
@@ -99,8 +98,8 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
     assert compact_topic(at, request, TOPIC).hours
     assert scene.tell() == {H10: 3}, "other files, the same rows"
-    assert PublishedTable(scene.storage, TOPIC)._told.keys() == {H10, H11}
-    assert list(PublishedTable(scene.storage, TOPIC).news(scene.catalog, scene.loads)) == []
+    assert PublishedTable(scene.mended.topic)._told.keys() == {H10, H11}
+    assert list(PublishedTable(scene.mended.topic).news(scene.catalog, scene.loads)) == []
 
 
 def test_an_hour_waits_for_the_publication_that_brings_it_what_was_loaded_late(scene: Scene) -> None:
@@ -140,7 +139,7 @@ def test_a_re_load_is_told_of_the_table_once_it_is_published(tmp_path: Path) -> 
     mended.load()
     storage = mended.storage()
     with connect(storage) as catalog:
-        scene = Scene(mended, storage, catalog, Loads(storage, TOPIC), PublishedTable(storage, TOPIC))
+        scene = Scene(mended, storage, catalog, Loads(mended.topic), PublishedTable(mended.topic))
         scene.publish(H10, H12)
         before = scene.tell()
         mended.fixed = True
@@ -154,8 +153,8 @@ def test_a_re_load_is_told_of_the_table_once_it_is_published(tmp_path: Path) -> 
 
 def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_hour(scene: Scene) -> None:
     scene.publish(H10)
-    (load,) = load_numbers(scene.storage, TOPIC)
-    manifest: LoadManifest = read_edition(scene.storage, TOPIC, load, 1)
+    (load,) = load_numbers(scene.mended.topic)
+    manifest: LoadManifest = read_edition(scene.mended.topic, load, 1)
     for m in scene.loads.news():
         found = read_back(scene.storage, m)
         scene.loads.note(m, found.counts, found.unkeyed)
@@ -169,7 +168,7 @@ def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) ->
     scene.publish(H10, H11)
     told = scene.tell()
     scene.storage.delete(audited_table_path(TOPIC))
-    scene.table = PublishedTable(scene.storage, TOPIC)
+    scene.table = PublishedTable(scene.mended.topic)
     assert scene.tell() == told
 
 
@@ -192,7 +191,7 @@ def test_rows_in_the_partition_of_another_hour_are_told_with_their_own_hour(scen
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: both([rows, more]))
     assert scene.tell() == {H10: 2, H11: 2}, "the row of the later hour is there twice"
     assert scene.tell() == {}
-    scene.table = PublishedTable(scene.storage, TOPIC)
+    scene.table = PublishedTable(scene.mended.topic)
     assert scene.tell() == {H10: 2, H11: 2}, "a reader that comes after looks again"
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: rows.slice(0, 2))
     assert scene.tell() == {H10: 2, H11: 1}
@@ -221,7 +220,7 @@ def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
     with connect(storage) as catalog:
-        loads, table = Loads(storage, TOPIC), PublishedTable(storage, TOPIC)
+        loads, table = Loads(Topic(storage, TOPIC)), PublishedTable(Topic(storage, TOPIC))
         for manifest in loads.news():
             found = read_back(storage, manifest)
             (told,) = loads.records(manifest, found.counts, found)

@@ -38,16 +38,16 @@ def put_back(w: Warehouse) -> None:
 
 def counted(w: Warehouse) -> NewestLoad:
     """Newest load as an auditor names it that has counted all."""
-    newest = read_load(w.storage, TOPIC, 2)
+    newest = read_load(w.stored, 2)
     return NewestLoad(newest.load, newest.sha256)
 
 
 def test_a_folder_that_is_as_new_as_what_was_counted_or_newer_passes(w: Warehouse) -> None:
-    check_not_restored(w.storage, TOPIC, None)
-    check_not_restored(w.storage, TOPIC, counted(w))
+    check_not_restored(w.stored, None)
+    check_not_restored(w.stored, counted(w))
     newest = counted(w)
     w.load({TEN: 1})
-    check_not_restored(w.storage, TOPIC, newest)
+    check_not_restored(w.stored, newest)
 
 
 def test_a_folder_without_the_newest_counted_load_is_refused_with_the_command_that_goes_on(
@@ -56,7 +56,7 @@ def test_a_folder_without_the_newest_counted_load_is_refused_with_the_command_th
     newest = counted(w)
     put_back(w)
     with pytest.raises(MillraceError, match=r"was counted by the auditor and is gone: was .* older copy"):
-        check_not_restored(w.storage, TOPIC, newest)
+        check_not_restored(w.stored, newest)
 
 
 def test_a_load_that_was_made_again_under_the_same_number_is_refused(w: Warehouse) -> None:
@@ -64,7 +64,7 @@ def test_a_load_that_was_made_again_under_the_same_number_is_refused(w: Warehous
     put_back(w)
     w.load({TEN: 30})
     with pytest.raises(MillraceError, match=f"is not the load .*`millrace audit {TOPIC} --replace-loads"):
-        check_not_restored(w.storage, TOPIC, newest)
+        check_not_restored(w.stored, newest)
 
 
 def test_verify_with_an_auditor_names_the_folder_that_was_put_back(

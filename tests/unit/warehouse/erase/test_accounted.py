@@ -10,7 +10,7 @@ from millrace_warehouse.audit.tables import PublishedTable
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.stored import ERASED, HELD_ENTRIES
 from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, MEMBERS, TEN, TWELVE, WITH_MEMBER, Scene
-from tests.unit.warehouse.memory_log import START, TOPIC, event
+from tests.unit.warehouse.memory_log import START, event
 
 
 def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
@@ -31,7 +31,7 @@ def hours(scene: Scene, table: PublishedTable, loads: Loads) -> dict[str, int]:
 
 def test_erased_rows_are_accounted_for_in_loads_and_in_the_table(scene: Scene) -> None:
     scene.publish(TEN, ELEVEN)
-    loads, table = Loads(scene.storage, TOPIC), PublishedTable(scene.storage, TOPIC)
+    loads, table = Loads(scene.stored), PublishedTable(scene.stored)
     assert tell(scene, loads) == [(8, 0), (2, 0)]
     assert hours(scene, table, loads) == {TEN: 7, ELEVEN: 2}
     scene.erase(id="4711")
@@ -42,7 +42,7 @@ def test_erased_rows_are_accounted_for_in_loads_and_in_the_table(scene: Scene) -
 def test_late_rows_that_a_load_left_out_are_accounted_for_in_the_hour_they_belong_to(scene: Scene) -> None:
     scene.publish(TEN, ELEVEN)
     scene.erase(id="4711")
-    loads, table = Loads(scene.storage, TOPIC), PublishedTable(scene.storage, TOPIC)
+    loads, table = Loads(scene.stored), PublishedTable(scene.stored)
     tell(scene, loads)
     hours(scene, table, loads)
     scene.send(MEMBER, hour=1, times=2)
@@ -52,10 +52,10 @@ def test_late_rows_that_a_load_left_out_are_accounted_for_in_the_hour_they_belon
 
 
 def test_an_erasure_cannot_account_for_what_was_never_there(scene: Scene) -> None:
-    loads = Loads(scene.storage, TOPIC)
+    loads = Loads(scene.stored)
     tell(scene, loads)
     scene.erase(id="4711")
-    second = layout.read_edition(scene.storage, TOPIC, 1, 2)
+    second = layout.read_edition(scene.stored, 1, 2)
     first, *rest = second.erased_sequences
     more = dataclasses.replace(first, ranges=[*first.ranges, [1_000, 1_009]])
     claimed = dataclasses.replace(second, erased_sequences=[more, *rest])

@@ -103,7 +103,7 @@ def test_a_complete_hour_whose_rows_do_not_close_after_an_erasure_is_complete_no
     scene.publish(TEN, ELEVEN)
     problems = {TEN: ["a file is damaged"]}
     monkeypatch.setattr(
-        publisher, "unclosed", lambda *of: {hour: problems[hour] for hour in of[2] if hour in problems}
+        publisher, "unclosed", lambda *of: {hour: problems[hour] for hour in of[1] if hour in problems}
     )
     scene.erase(id="4711", verdict_of=lambda *_: pytest.fail("nobody needs to be asked"))
     after = scene.publish().publication
@@ -138,7 +138,7 @@ def test_what_the_log_still_holds_comes_back_by_no_load_and_no_reload(scene: Sce
     scene.send(MEMBER, hour=1, times=2)  # late, or from a cluster that is mirrored later
     scene.send(OTHER, hour=1)
     scene.load_new()
-    newest = layout.newest_load(scene.storage, TOPIC)
+    newest = layout.newest_load(scene.stored)
     assert newest is not None
     assert [(rows.erasure, rows.hour, rows.rows) for rows in newest.erased] == [("4711", ELEVEN, 2)]
     scene.reload(1, 2)
@@ -232,7 +232,7 @@ def test_a_second_erasure_takes_its_own_rows_and_the_first_one_stays_named(scene
     assert dict(second.loads) == {"1": 3, "2": 1}
     assert scene.members() == [None, None]
     assert scene.problems(rows=True) == []
-    manifest = layout.read_edition(scene.storage, TOPIC, 1, 3)
+    manifest = layout.read_edition(scene.stored, 1, 3)
     assert {rows.erasure: rows.rows for rows in manifest.erased if rows.hour == TEN} == {
         "first": 2,
         "second": 3,
@@ -242,7 +242,7 @@ def test_a_second_erasure_takes_its_own_rows_and_the_first_one_stays_named(scene
 def forge(scene: Scene, change: Callable[[LoadManifest], LoadManifest]) -> None:
     """Change an erasure's edition, its hash and the ledger, as whoever may write all of them can."""
     path = layout.edition_path(TOPIC, 1, 2)
-    forged = sealed(change(layout.read_edition(scene.storage, TOPIC, 1, 2)))
+    forged = sealed(change(layout.read_edition(scene.stored, 1, 2)))
     for each in (path, layout.ledger_path(path)):
         (scene.folder / each).unlink()
     assert scene.storage.create(path, encode(forged))
@@ -343,10 +343,10 @@ def test_an_erasure_that_is_killed_at_any_step_goes_on(tmp_path: Path, step: str
         assert scene.members() == [OTHER, OTHER, OTHER, OTHER, None, None]
         assert scene.problems(rows=True) == []
         taken = sum(
-            rows.rows for load in (1, 2) for rows in layout.read_edition(scene.storage, TOPIC, load, 2).erased
+            rows.rows for load in (1, 2) for rows in layout.read_edition(scene.stored, load, 2).erased
         )
         assert taken == 4
-        fences = [load for load in layout.loads_after(scene.storage, TOPIC, 0) if load.erases]
+        fences = [load for load in layout.loads_after(scene.stored, 0) if load.erases]
         assert len(fences) == 1
         assert holding(scene.folder, NAME) == []
         holding_it = holding(scene.folder, MEMBER)

@@ -15,7 +15,6 @@ from millrace_warehouse.erase.erasing import EraseResult
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.erasures import Erasure, read_done
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, read_without_bytes
-from millrace_warehouse.storage import Storage
 from tests.unit.warehouse.erase.scene import (
     ELEVEN,
     MEMBERS,
@@ -27,7 +26,7 @@ from tests.unit.warehouse.erase.scene import (
     Scene,
     holding,
 )
-from tests.unit.warehouse.memory_log import START, TOPIC
+from tests.unit.warehouse.memory_log import START
 
 
 def named(done: EraseResult) -> list[str]:
@@ -59,15 +58,15 @@ def test_their_bytes_are_taken_out_of_every_file_and_the_account_closes(scene: S
     scene.send(OTHER)
     scene.load_new()
     scene.publish(TEN, ELEVEN, TWELVE)
-    before = layout.read_edition(scene.storage, TOPIC, 3, 1)
+    before = layout.read_edition(scene.stored, 3, 1)
     assert scene.erase(rejected=True, dry_run=True).rejected == 2
     assert len(holding(scene.folder, NAME)) == 1
     done = scene.erase(id="4711", rejected=True)
     assert (done.rows, done.rejected, named(done)) == (4, 2, [])
     assert holding(scene.folder, NAME) == []
-    after = layout.read_edition(scene.storage, TOPIC, 3, 2)
+    after = layout.read_edition(scene.stored, 3, 2)
     assert (after.rejected, after.rows, after.erased) == (before.rejected, before.rows, ())
-    written = read_done(scene.storage, TOPIC, "4711")
+    written = read_done(scene.stored, "4711")
     assert written is not None
     assert written.rejected == 2
     assert scene.members().count(OTHER) == 5
@@ -158,9 +157,9 @@ def test_of_two_runs_with_one_new_name_the_one_that_takes_more_is_told_that_it_l
     scene.load_new()
     record = erasures.record_erasure
 
-    def behind_another(storage: Storage, erasure: Erasure, where: str) -> Erasure:
-        record(storage, dataclasses.replace(erasure, rejected=False), where)
-        return record(storage, erasure, where)
+    def behind_another(topic: layout.Topic, erasure: Erasure, where: str) -> Erasure:
+        record(topic, dataclasses.replace(erasure, rejected=False), where)
+        return record(topic, erasure, where)
 
     monkeypatch.setattr(erasures, "record_erasure", behind_another)
     with pytest.raises(MillraceError, match=r"4711 of PageView leaves rejected records alone.*another --id"):
@@ -181,7 +180,7 @@ def test_files_of_a_reload_that_ran_across_an_erasure_are_named_until_it_is_give
 
     scene.reload(3, progress=meanwhile)
     assert begun
-    assert layout.editions_of(scene.storage, TOPIC)[3] == [2, 3], "it was made anew without what matches"
+    assert layout.editions_of(scene.stored)[3] == [2, 3], "it was made anew without what matches"
     assert holding(scene.folder, NAME) != []
     (problem,) = scene.problems()
     assert "was begun before erasure 4711" in problem
@@ -260,7 +259,7 @@ def test_keys_of_tombstones_and_rejected_records_are_named_and_taken_with_the_by
     assert len(holding(scene.folder, NAME)) == 2
     done = scene.erase(id="4711", rejected=True)
     assert (done.rejected, holding(scene.folder, NAME)) == (2, [])
-    replaced = read_back(scene.storage, layout.read_edition(scene.storage, TOPIC, 3, 1))
+    replaced = read_back(scene.storage, layout.read_edition(scene.stored, 3, 1))
     assert replaced.bad == [], "the erasure has written down that it deleted the file"
     assert done.purged is not None
     assert not [left for left in done.purged.left if "tombstones" in left.what]
@@ -268,7 +267,7 @@ def test_keys_of_tombstones_and_rejected_records_are_named_and_taken_with_the_by
     scene.load_new()
     assert holding(scene.folder, NAME) == [], "the erasure is in force"
     for load, edition in ((3, 2), (6, 1)):
-        manifest = layout.read_edition(scene.storage, TOPIC, load, edition)
+        manifest = layout.read_edition(scene.stored, load, edition)
         assert (manifest.tombstones, manifest.rejected) == (1, 1)
     assert scene.problems(rows=True) == []
     (path,) = scene.topic.glob("rows/0000000006-*/tombstones-*.parquet")

@@ -8,6 +8,7 @@ import pytest
 
 from millrace_spark.jobs import load as load_job
 from millrace_warehouse.history.layout import (
+    Topic,
     attempted,
     ledger_path,
     read_load,
@@ -37,22 +38,22 @@ def test_a_ledger_entry_has_the_name_of_what_it_records() -> None:
 def test_a_load_says_since_when_nothing_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, storage = filled_log(), open_storage(str(tmp_path))
-    assert unpublished_since(storage, TOPIC) is None
+    log, topic = filled_log(), Topic(open_storage(str(tmp_path)), TOPIC)
+    assert unpublished_since(topic) is None
     first = load_topic(load_run(log, tmp_path), TOPIC)
-    assert load_job._unpublished(storage, first) == [], "it may be published in an hour"
+    assert load_job._unpublished(topic, first) == [], "it may be published in an hour"
     monkeypatch.setattr(load_job, "UNPUBLISHED_AFTER", -load_job.UNPUBLISHED_AFTER)
-    (note,) = load_job._unpublished(storage, first)
+    (note,) = load_job._unpublished(topic, first)
     assert note.startswith(f"{TOPIC}: no load since 20")
-    with connect(storage) as catalog:
-        publish_in(storage, catalog, "2015-05-17T10")
-    assert load_job._unpublished(storage, first) == []
+    with connect(topic.storage) as catalog:
+        publish_in(topic.storage, catalog, "2015-05-17T10")
+    assert load_job._unpublished(topic, first) == []
     log.append_events(0, [START])
     second = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
     monkeypatch.setattr(load_job, "now", lambda: "2015-05-17T10:00:00.000Z")
-    assert len(load_job._unpublished(storage, second)) == 1
-    monkeypatch.setattr(load_job, "now", lambda: read_load(storage, TOPIC, 1).created)
-    assert load_job._unpublished(storage, second) == [], "not the first load of its hour"
-    waiting = unpublished_since(storage, TOPIC)
+    assert len(load_job._unpublished(topic, second)) == 1
+    monkeypatch.setattr(load_job, "now", lambda: read_load(topic, 1).created)
+    assert load_job._unpublished(topic, second) == [], "not the first load of its hour"
+    waiting = unpublished_since(topic)
     assert waiting is not None
     assert waiting.load == 2

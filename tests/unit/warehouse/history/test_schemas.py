@@ -15,7 +15,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import schemas
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import encode
 from millrace_warehouse.history.schemas import SchemaRecord, pinned, promote, records
 from millrace_warehouse.load.load import LoadResult, load_topic
@@ -59,18 +59,18 @@ def run(log: MemoryLog, storage: Storage, run_id: str, **changes: Any) -> LoadRe
 
 def schema_ids(storage: Storage, *loads: int) -> list[int]:
     """The registry's ids of the schemas that loads have."""
-    ids = {record.number: record.schema_id for record in records(storage, TOPIC)}
-    return [ids[read_load(storage, TOPIC, load).schema] for load in loads]
+    ids = {record.number: record.schema_id for record in records(Topic(storage, TOPIC))}
+    return [ids[read_load(Topic(storage, TOPIC), load).schema] for load in loads]
 
 
 def promote_to(
     log: MemoryLog, storage: Storage, schema_id: int, reason: str = "why not"
 ) -> SchemaRecord | None:
-    return promote(storage, TOPIC, schema_id, reason, log.schemas.get).record
+    return promote(Topic(storage, TOPIC), schema_id, reason, log.schemas.get).record
 
 
 def column_types(storage: Storage, load: int, column: str) -> set[str]:
-    files = read_load(storage, TOPIC, load).files
+    files = read_load(Topic(storage, TOPIC), load).files
     found = [pq.read_schema(pa.py_buffer(storage.read(f"{TOPIC}/{file.path}"))) for file in files]
     return {str(schema.field(column).type) if column in schema.names else "none" for schema in found}
 
@@ -104,9 +104,9 @@ def test_of_two_first_loads_at_the_same_moment_both_have_the_schema_that_was_pin
     log: MemoryLog, storage: Storage
 ) -> None:
     register(log, WIDE)
-    first = schemas.pin_first(storage, TOPIC, COUNTED, log.schemas[COUNTED])
-    assert schemas.pin_first(storage, TOPIC, WIDE, log.schemas[WIDE]) == first
-    assert [record.schema_id for record in records(storage, TOPIC)] == [COUNTED]
+    first = schemas.pin_first(Topic(storage, TOPIC), COUNTED, log.schemas[COUNTED])
+    assert schemas.pin_first(Topic(storage, TOPIC), WIDE, log.schemas[WIDE]) == first
+    assert [record.schema_id for record in records(Topic(storage, TOPIC))] == [COUNTED]
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "the one that came later")
     assert schema_ids(storage, 1) == [COUNTED]
@@ -138,7 +138,7 @@ def test_after_a_promotion_new_columns_are_null_in_old_rows_and_numbers_are_wide
     run(log, storage, "first")
     assert published(storage).num_rows == 2
     register(log, WIDE, COUNTRY)
-    promoted = promote(storage, TOPIC, COUNTRY, "is wanted", log.schemas.get)
+    promoted = promote(Topic(storage, TOPIC), COUNTRY, "is wanted", log.schemas.get)
     assert promoted.changes == [
         "new column country: null in rows loaded before",
         "column count is long from now on, it was int",
@@ -161,7 +161,7 @@ def test_a_removed_field_is_in_new_rows_no_more_and_comes_back_as_another_column
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "first")
     register(log, BARE)
-    promoted = promote(storage, TOPIC, BARE, "nobody reads it", log.schemas.get)
+    promoted = promote(Topic(storage, TOPIC), BARE, "nobody reads it", log.schemas.get)
     assert promoted.changes == ["column count is in new rows no more"]
     log.append_events(0, [START], schema=COUNTED, count=6)
     assert run(log, storage, "second").rows == 1
@@ -172,7 +172,7 @@ def test_a_removed_field_is_in_new_rows_no_more_and_comes_back_as_another_column
     run(log, storage, "third")
     ids = [
         {field.name: field.field_id for field in record.schema.fields}.get("count")
-        for record in records(storage, TOPIC)
+        for record in records(Topic(storage, TOPIC))
     ]
     assert ids[1] is None
     assert ids[0] != ids[2]
@@ -215,7 +215,7 @@ def test_of_two_promotions_at_the_same_moment_one_is_recorded_and_the_other_says
             return log.schemas.get(wanted)
 
         try:
-            outcomes[schema_id] = promote(storage, TOPIC, schema_id, "race", lookup).record
+            outcomes[schema_id] = promote(Topic(storage, TOPIC), schema_id, "race", lookup).record
         except MillraceError as error:
             outcomes[schema_id] = str(error)
 
@@ -227,7 +227,7 @@ def test_of_two_promotions_at_the_same_moment_one_is_recorded_and_the_other_says
     (winner,) = [each for each in outcomes.values() if isinstance(each, SchemaRecord)]
     (loser,) = [each for each in outcomes.values() if isinstance(each, str)]
     assert "another promotion of PageView was recorded at the same moment" in loser
-    assert records(storage, TOPIC)[1:] == [winner]
+    assert records(Topic(storage, TOPIC))[1:] == [winner]
 
 
 def test_promoting_to_the_schema_the_table_has_changes_nothing(log: MemoryLog, storage: Storage) -> None:
@@ -237,7 +237,7 @@ def test_promoting_to_the_schema_the_table_has_changes_nothing(log: MemoryLog, s
     register(log, WIDE)
     assert promote_to(log, storage, WIDE) is not None
     assert promote_to(log, storage, WIDE) is None
-    assert len(records(storage, TOPIC)) == 2
+    assert len(records(Topic(storage, TOPIC))) == 2
 
 
 def with_n(type_: Any, default: Any = 0, **more: Any) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def test_a_promotion_that_could_not_read_what_is_there_is_refused(
         promote_to(log, storage, WIDE)
     assert str(caught.value).startswith("PageView cannot be promoted from schema 8 to 9")
     assert "\n" not in str(caught.value)
-    assert len(records(storage, TOPIC)) == 1
+    assert len(records(Topic(storage, TOPIC))) == 1
 
 
 CLICK, BUY, VIEW = (
@@ -397,7 +397,7 @@ def test_fields_inside_a_record_come_and_go_by_their_ids(log: MemoryLog, storage
     log.schemas |= {WIDE: without_default("n", array(inner))}
     record = promote_to(log, storage, WIDE)
     assert record is not None
-    first = records(storage, TOPIC)[0]
+    first = records(Topic(storage, TOPIC))[0]
     assert record.schema.find_field("n.element.z").field_id == first.last_column_id + 1
     assert record.last_column_id == first.last_column_id + 1
     log.append_events(0, [START], schema=WIDE, n=[{"y": "b", "z": 2}])
@@ -439,7 +439,7 @@ def test_a_record_that_rows_need_and_that_is_gone_is_named_before_anything_is_lo
     assert schema_ids(storage, 3) == [WIDE]
     storage.delete(f"{TOPIC}/schema/0001.json")
     with pytest.raises(MillraceError, match=r"schema/0001.json is missing"):
-        records(storage, TOPIC)
+        records(Topic(storage, TOPIC))
 
 
 def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
@@ -456,8 +456,8 @@ def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
 
 
 def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Storage) -> None:
-    record = schemas.pin_first(storage, TOPIC, COUNTED, with_field("count", "int", 0))
-    assert schemas.read_record(storage, TOPIC, 1) == record == pinned(storage, TOPIC)
+    record = schemas.pin_first(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
+    assert schemas.read_record(Topic(storage, TOPIC), 1) == record == pinned(Topic(storage, TOPIC))
     assert encode(record) == storage.read(f"{TOPIC}/schema/0001.json")
     assert (record.number, record.previous_schema_id, record.reason) == (1, None, schemas.FIRST_REASON)
     assert [field.name for field in record.schema.fields] == record.arrow_schema.names
@@ -467,7 +467,7 @@ def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Sto
 def edited(storage: Storage, number: int, **changes: Any) -> SchemaRecord:
     """A record on the storage, changed by hand."""
     path = f"{TOPIC}/schema/{number:04d}.json"
-    record = dataclasses.replace(schemas.read_record(storage, TOPIC, number), **changes)
+    record = dataclasses.replace(schemas.read_record(Topic(storage, TOPIC), number), **changes)
     storage.delete(path)
     assert storage.create(path, encode(record))
     return record
@@ -481,7 +481,7 @@ def promoted(log: MemoryLog, storage: Storage) -> list[SchemaRecord]:
     register(log, WIDE, COUNTRY, BARE)
     for schema_id in (BARE, WIDE, COUNTRY):
         promote_to(log, storage, schema_id)
-    return records(storage, TOPIC)
+    return records(Topic(storage, TOPIC))
 
 
 def test_records_follow_each_other(promoted: list[SchemaRecord]) -> None:
@@ -514,7 +514,7 @@ def test_ids_that_somebody_has_changed_in_a_record_are_found(
 def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[SchemaRecord]) -> None:
     edited(storage, 4, iceberg={"type": "struct", "fields": [{"name": "a"}]})
     with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: it was"):
-        pinned(storage, TOPIC)
+        pinned(Topic(storage, TOPIC))
 
 
 def test_the_history_names_every_schema_and_the_first_load_that_has_it(
@@ -528,7 +528,7 @@ def test_the_history_names_every_schema_and_the_first_load_that_has_it(
         if schema_id != BARE:
             log.append_events(0, [START], schema=COUNTED, count=5)
             run(log, storage, str(turn))
-    history = schemas.history(storage, TOPIC)
+    history = schemas.history(Topic(storage, TOPIC))
     assert [(entry.number, entry.schema_id, entry.first_load) for entry in history] == [
         (1, COUNTED, 1),
         (2, WIDE, 3),
@@ -548,7 +548,7 @@ def test_a_schema_that_no_load_has_used_is_in_the_history_without_one(
     promote_to(log, storage, COUNTRY)
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "2")
-    history = schemas.history(storage, TOPIC)
+    history = schemas.history(Topic(storage, TOPIC))
     assert [(entry.schema_id, entry.first_load) for entry in history] == [
         (COUNTED, 1),
         (WIDE, None),
@@ -559,10 +559,11 @@ def test_a_schema_that_no_load_has_used_is_in_the_history_without_one(
 KILLED = """
 import os, sys
 from millrace_warehouse.storage import open_storage
+from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import promote, records
 from tests.unit.warehouse.memory_log import with_field
 
-storage, calls = open_storage(sys.argv[1]), 0
+topic, calls = Topic(open_storage(sys.argv[1]), "PageView"), 0
 schemas = {8: with_field("count", "int", 0), 9: with_field("count", "long", 0)}
 
 def dying(real, step):
@@ -577,17 +578,17 @@ def dying(real, step):
 def try_to_promote(step):
     for name in ("link", "fsync", "open"):
         setattr(os, name, dying(getattr(os, name), step))
-    promote(storage, "PageView", 9, "killed", schemas.get)
+    promote(topic, 9, "killed", schemas.get)
     os._exit(0)
 
 for step in range(1, 30):
-    storage.delete("PageView/schema/0002.json")
+    topic.storage.delete("PageView/schema/0002.json")
     if (pid := os.fork()) == 0:
         try_to_promote(step)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    before = [each.schema_id for each in records(storage, "PageView")[1:]]
-    promote(storage, "PageView", 9, "again", schemas.get)
-    print(code, before, [each.number for each in records(storage, "PageView")[1:]])
+    before = [each.schema_id for each in records(topic)[1:]]
+    promote(topic, 9, "again", schemas.get)
+    print(code, before, [each.number for each in records(topic)[1:]])
     if code == 0:
         break
 """

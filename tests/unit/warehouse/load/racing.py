@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import load_numbers
+from millrace_warehouse.history.layout import Topic, load_numbers
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.log.bounds import Bounds
@@ -46,7 +46,7 @@ def drive(log: MemoryLog, warehouse: Path, seed: int) -> None:
         run = load_run(log, warehouse, f"{seed} {turn}", bounds=Bounds(max_bytes=1_500))
         try:
             result = load_topic(run, TOPIC)
-            if chance.random() < 0.3 and (loads := load_numbers(storage, TOPIC)):
+            if chance.random() < 0.3 and (loads := load_numbers(Topic(storage, TOPIC))):
                 again = load_run(log, warehouse, f"again {seed} {turn}").writing
                 reload_topic(ReloadRun(writing=again, reason="a test"), TOPIC, [chance.choice(loads)])
         except MillraceError as error:

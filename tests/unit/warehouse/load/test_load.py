@@ -20,7 +20,7 @@ from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.entries import read_entries
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import load_numbers, read_load
+from millrace_warehouse.history.layout import Topic, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -41,11 +41,11 @@ from tests.unit.warehouse.storages import UnansweredStorage, Wrapped, problems
 
 
 def manifest_of(warehouse: Path, number: int) -> LoadManifest:
-    return read_load(open_storage(str(warehouse)), TOPIC, number)
+    return read_load(Topic(open_storage(str(warehouse)), TOPIC), number)
 
 
 def loads(warehouse: Path) -> list[int]:
-    return load_numbers(open_storage(str(warehouse)), TOPIC)
+    return load_numbers(Topic(open_storage(str(warehouse)), TOPIC))
 
 
 def attempts(warehouse: Path) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
-from millrace_warehouse.history.layout import Folder, load_numbers, read_load
+from millrace_warehouse.history.layout import Folder, Topic, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_hash, check_law
 from millrace_warehouse.history.schemas import promote, records
 from millrace_warehouse.load.load import load_topic
@@ -105,7 +105,7 @@ class History:
     def promote(self) -> None:
         newest = self.chance.choice(list(self.log.schemas))
         try:
-            promote(self.storage(), TOPIC, newest, "a test", self.log.schemas.get)
+            promote(Topic(self.storage(), TOPIC), newest, "a test", self.log.schemas.get)
         except CutOff:
             self.done[-1] += " cut off"
         except MillraceError as error:
@@ -124,8 +124,8 @@ class History:
 
     def manifests(self) -> Iterator[LoadManifest]:
         storage = open_storage(str(self.warehouse))
-        for number in load_numbers(storage, TOPIC):
-            yield read_load(storage, TOPIC, number)
+        for number in load_numbers(Topic(storage, TOPIC)):
+            yield read_load(Topic(storage, TOPIC), number)
 
     def look(self) -> None:
         """The chain of loads is whole, no plan was changed, no schema goes back, nothing is there twice."""
@@ -138,7 +138,7 @@ class History:
             if before is not None:
                 assert manifest.schema >= before.schema, self.done
             before = manifest
-        numbers = [each.number for each in records(open_storage(str(self.warehouse)), TOPIC)]
+        numbers = [each.number for each in records(Topic(open_storage(str(self.warehouse)), TOPIC))]
         assert numbers == list(range(1, len(numbers) + 1))
         for path in (self.warehouse / Folder.PLANS.of(TOPIC)).glob("[!.]*"):
             assert self.plans.setdefault(path.name, path.read_bytes()) == path.read_bytes(), self.done

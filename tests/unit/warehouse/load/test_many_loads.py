@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import HEAD, HEAD_EVERY, load_numbers, newest_load
+from millrace_warehouse.history.layout import HEAD, HEAD_EVERY, Topic, load_numbers, newest_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import Storage
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run
@@ -57,7 +57,7 @@ def head(minutely: Minutely) -> Path:
 
 def newest(minutely: Minutely) -> int:
     storage: Storage = Listing(minutely.folder)
-    found = newest_load(storage, TOPIC)
+    found = newest_load(Topic(storage, TOPIC))
     assert found is not None
     return found.load
 
@@ -78,7 +78,7 @@ def test_the_hint_may_be_lost_cut_old_or_wrong(minutely: Minutely, content: byte
         head(minutely).unlink()
         if content is not None:
             head(minutely).write_bytes(content)
-        expected = len(load_numbers(Listing(minutely.folder), TOPIC))
+        expected = len(load_numbers(Topic(Listing(minutely.folder), TOPIC)))
         assert newest(minutely) == expected
         minutely.load()
         assert newest(minutely) == expected + 1

@@ -13,7 +13,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.layout import newest_load, read_load
+from millrace_warehouse.history.layout import Topic, newest_load, read_load
 from millrace_warehouse.history.manifest import StoredFile
 from millrace_warehouse.history.stored import SEQUENCES, sequences_of, store_sequences
 from millrace_warehouse.load.load import load_topic
@@ -61,7 +61,7 @@ def test_a_thousand_producers_in_six_windows_leave_the_manifest_small_and_the_co
 ) -> None:
     storage = open_storage(str(crowded))
     assert (crowded / TOPIC / "loads/0000000001.json").stat().st_size < 64 << 10
-    manifest = read_load(storage, TOPIC, 1)
+    manifest = read_load(Topic(storage, TOPIC), 1)
     assert manifest.sequences == ()
     assert manifest.sequences_file is not None
     counts = sequences_of(storage, manifest)
@@ -79,7 +79,7 @@ def test_a_file_of_sequences_that_was_tampered_with_is_noticed_by_whoever_needs_
     crowded: Path, damage: str
 ) -> None:
     storage = open_storage(str(crowded))
-    manifest = newest_load(storage, TOPIC)
+    manifest = newest_load(Topic(storage, TOPIC))
     assert manifest is not None
     assert manifest.sequences_file is not None
     path = crowded / TOPIC / manifest.sequences_file.path
@@ -95,7 +95,7 @@ def test_a_file_of_sequences_that_was_tampered_with_is_noticed_by_whoever_needs_
         assert path.exists() == (damage != "gone")
         with pytest.raises(MillraceError, match=SEQUENCES):
             sequences_of(storage, manifest)
-        assert newest_load(storage, TOPIC) == manifest, "whoever only wants to go on from it needs no counts"
+        assert newest_load(Topic(storage, TOPIC)) == manifest, "a run that only goes on needs no counts"
     finally:
         path.write_bytes(content)
 
@@ -113,7 +113,8 @@ def test_few_counts_stay_in_the_manifest(tmp_path: Path, producers: int, spilled
     entries, file = store_sequences(storage, f"{TOPIC}/rows/a", counts)
     assert (file is not None) == spilled
     load_topic(load_run(filled_log(), tmp_path), TOPIC)
-    manifest = dataclasses.replace(read_load(storage, TOPIC, 1), sequences=entries, sequences_file=file)
+    load = read_load(Topic(storage, TOPIC), 1)
+    manifest = dataclasses.replace(load, sequences=entries, sequences_file=file)
     assert sequences_of(storage, manifest) == counts
 
 

@@ -14,7 +14,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.records import Message
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import load_numbers, read_edition, read_load
+from millrace_warehouse.history.layout import Topic, load_numbers, read_edition, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import RejectedLimits
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -101,7 +101,7 @@ def test_the_manifest_counts_each_kind_by_partition_and_rejected_records_keep_th
     tmp_path: Path,
 ) -> None:
     load_topic(load_run(mixed(), tmp_path), TOPIC)
-    manifest = read_load(open_storage(str(tmp_path)), TOPIC, 1)
+    manifest = read_load(Topic(open_storage(str(tmp_path)), TOPIC), 1)
     first, second = manifest.partitions
     assert (first.read, first.written, first.tombstones, first.rejected) == (3, 1, 1, 1)
     assert (second.read, second.written, second.tombstones, second.rejected) == (4, 1, 1, 2)
@@ -160,7 +160,7 @@ def test_each_kind_has_a_limit_of_its_own(tmp_path: Path) -> None:
     limits = RejectedLimits.parse("100, unknown_schema=79")
     with pytest.raises(MillraceError, match="80 of 165 records have a schema id that the registry does not"):
         load_topic(load_run(log, tmp_path / "b", max_rejected=limits), TOPIC)
-    assert load_numbers(open_storage(str(tmp_path / "b")), TOPIC) == []
+    assert load_numbers(Topic(open_storage(str(tmp_path / "b")), TOPIC)) == []
 
 
 def test_the_error_names_all_kinds_over_their_limits(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_row_of_nulls_in_a_table_of_audited_events_has_no_hour(tmp_path: Path)
     result = load_topic(load_run(mixed(), tmp_path, tombstones_as_rows=True), TOPIC)
     assert result.hours == {"2015-05-17T10": 2, UNFILED: 2}
     storage = open_storage(str(tmp_path))
-    found = read_back(storage, read_load(storage, TOPIC, 1))
+    found = read_back(storage, read_load(Topic(storage, TOPIC), 1))
     assert found.counts.total == 2
     assert {window: (rows.rows, rows.unfiled) for window, rows in found.unkeyed.items()} == {START: (2, 2)}
 
@@ -249,7 +249,7 @@ def test_a_re_load_finds_the_same_tombstones_and_rejected_records_again(tmp_path
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
     reload_topic(ReloadRun(writing=load_run(log, storage, "again").writing, reason="test"), TOPIC, [1])
-    again = read_edition(storage, TOPIC, 1, 2)
+    again = read_edition(Topic(storage, TOPIC), 1, 2)
     assert (again.tombstones, again.rejected) == (2, 3)
     with warehouse(tmp_path) as w:
         assert w.problems(rows=True) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace_warehouse.at import Progress
-from millrace_warehouse.history.layout import read_edition
+from millrace_warehouse.history.layout import Topic, read_edition
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.storage import open_storage
@@ -106,6 +106,6 @@ def test_a_power_cut_at_any_step_leaves_a_warehouse_that_the_next_run_goes_on_fr
         load_topic(load_run(log, found, "after the power cut"), TOPIC)
         if number >= loads:
             reload_topic(reload_run(log, found), TOPIC, [1])
-            assert read_edition(open_storage(str(found)), TOPIC, 1, 2).run_id == "again"
+            assert read_edition(Topic(open_storage(str(found)), TOPIC), 1, 2).run_id == "again"
         assert len(rows_of(found)) == 180, found
         assert problems(found, TOPIC) == [], found

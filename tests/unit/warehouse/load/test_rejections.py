@@ -10,7 +10,7 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
-from millrace_warehouse.history.layout import load_numbers, read_load
+from millrace_warehouse.history.layout import Topic, load_numbers, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import (
     DEFAULT_LIMIT,
@@ -56,14 +56,14 @@ def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothi
         " schema, or raise --max-rejected"
     )
     storage = open_storage(str(tmp_path))
-    assert (load_numbers(storage, TOPIC), storage.files(f"{TOPIC}/rows")) == ([], [])
+    assert (load_numbers(Topic(storage, TOPIC)), storage.files(f"{TOPIC}/rows")) == ([], [])
 
 
 @pytest.mark.parametrize("schema_id", [1 << 31, (1 << 32) - 1])
 def test_an_id_above_what_a_registry_gives_is_rejected_as_any_other(tmp_path: Path, schema_id: int) -> None:
     result = load_topic(load_run(log_with(3, unknown(schema_id)), tmp_path), TOPIC)
     assert (result.rows, result.rejected) == (3, 1)
-    (file,) = read_load(open_storage(str(tmp_path)), TOPIC, 1).rejected_files
+    (file,) = read_load(Topic(open_storage(str(tmp_path)), TOPIC), 1).rejected_files
     (record,) = pq.read_table(tmp_path / TOPIC / file.path, partitioning=None).to_pylist()
     assert record["schema_id"] == schema_id - (1 << 32), "the same four bytes, with a sign"
     assert record["reason"] == f"schema id {schema_id} is not in the registry"
@@ -76,7 +76,7 @@ def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_sam
     log.append_events(0, [START])
     result = load_topic(load_run(log, tmp_path, max_rejected=RejectedLimits.parse("100%")), TOPIC)
     assert (result.rows, result.rejected) == (200, 150)
-    files = read_load(open_storage(str(tmp_path)), TOPIC, 1).rejected_files
+    files = read_load(Topic(open_storage(str(tmp_path)), TOPIC), 1).rejected_files
     assert sum(pq.read_table(tmp_path / TOPIC / file.path).num_rows for file in files) == 150
     assert len(rows_of(tmp_path)) == 200
 

@@ -10,7 +10,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import newest_editions, read_edition
+from millrace_warehouse.history.layout import Topic, newest_editions, read_edition
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, loads_of, reload_topic
 from millrace_warehouse.storage import open_storage
@@ -51,7 +51,7 @@ def test_an_edition_reads_the_same_offsets_and_names_what_it_replaces_and_why(sc
     one, two = reload_topic(scene.reload_run(), TOPIC, [1, 2])
     assert (one.edition, one.rows_before, one.rows, one.hours) == (2, 3, 3, {TEN: 2, TWELVE: 1})
     assert (two.rows_before, two.rejected_before, two.rows, two.rejected) == (0, 1, 1, 0)
-    first, second = (read_edition(scene.storage(), TOPIC, 2, edition) for edition in (1, 2))
+    first, second = (read_edition(scene.topic, 2, edition) for edition in (1, 2))
     assert (second.previous, second.reason) == (first.sha256, "a test")
     assert [(p.start, p.end, p.read) for p in second.partitions] == [
         (p.start, p.end, p.read) for p in first.partitions
@@ -88,7 +88,7 @@ def test_the_same_run_does_not_read_again_what_it_has_read_and_another_one_does(
     assert (again.edition, again.published) == (2, False)
     (other,) = reload_topic(scene.reload_run(run_id="another"), TOPIC, [1])
     assert (other.edition, other.published) == (3, True)
-    assert newest_editions(scene.storage(), TOPIC) == {1: 3}
+    assert newest_editions(scene.topic) == {1: 3}
     assert problems(scene.folder, TOPIC) == []
 
 
@@ -143,7 +143,7 @@ def test_offsets_that_have_expired_are_refused_and_named_before_anything_is_read
     end = scene.log.partitions[0].high_watermark
     with pytest.raises(MillraceError, match=rf"load 1 needs PageView-0 offsets \[0, {end}\)"):
         reload_topic(scene.reload_run(), TOPIC, [1, 2])
-    assert newest_editions(scene.storage(), TOPIC) == {}
+    assert newest_editions(scene.topic) == {}
     (two,) = reload_topic(scene.reload_run(), TOPIC, [2])
     assert two.published
 
@@ -154,7 +154,7 @@ def test_a_log_that_has_lost_something_since_gives_no_edition(scene: Mended) -> 
     first, last = scene.log.lose(0, 2)
     with pytest.raises(MillraceError, match=rf"offsets \[{first}, {last}\) were there and are gone"):
         reload_topic(scene.reload_run(), TOPIC, [3])
-    assert newest_editions(scene.storage(), TOPIC) == {}
+    assert newest_editions(scene.topic) == {}
     assert len(scene.storage().names(f"{TOPIC}/rows")) == 3
 
 
@@ -176,31 +176,29 @@ def test_the_loads_of_an_hour_are_those_with_its_rows_and_those_whose_rejected_r
     times = [START, START + 2 * HOUR]
     scene.log.append(0, [*(event(10 + n, at) for n, at in enumerate(times)), later_event(12, START + HOUR)])
     scene.load()
-    assert loads_of(scene.storage(), TOPIC, [TEN]) == [1, 2, 3]
-    assert loads_of(scene.storage(), TOPIC, [ELEVEN]) == [2, 3], (
-        "2 has no rows at all, 3 has some on both sides"
-    )
-    assert loads_of(scene.storage(), TOPIC, [ONE]) == [2]
-    assert loads_of(scene.storage(), TOPIC, [UNFILED]) == [2]
+    assert loads_of(scene.topic, [TEN]) == [1, 2, 3]
+    assert loads_of(scene.topic, [ELEVEN]) == [2, 3], "2 has no rows at all, 3 has some on both sides"
+    assert loads_of(scene.topic, [ONE]) == [2]
+    assert loads_of(scene.topic, [UNFILED]) == [2]
 
 
 def test_the_loads_of_an_hour_include_those_with_rejected_records_behind_all_rows(scene: Mended) -> None:
     scene.log.append(0, [event(4, START), Message(START + 3 * HOUR, None, b"text")])
     scene.load()
-    assert 3 in loads_of(scene.storage(), TOPIC, [ONE])
+    assert 3 in loads_of(scene.topic, [ONE])
 
 
 def test_the_loads_of_an_hour_include_those_whose_older_edition_has_its_rows(scene: Mended) -> None:
     """The table may still show these: the edition that moved them may not be published."""
-    assert loads_of(scene.storage(), TOPIC, [TWELVE]) == [2]
+    assert loads_of(scene.topic, [TWELVE]) == [2]
     reload_topic(scene.reload_run(), TOPIC, [1, 2])
-    assert loads_of(scene.storage(), TOPIC, [TWELVE]) == [1]
+    assert loads_of(scene.topic, [TWELVE]) == [1]
     scene.log.append(0, [moved_event(4, START + 3 * HOUR, START + 2 * HOUR)])
     scene.fixed = False
     scene.load()
     scene.fixed = True
     reload_topic(scene.reload_run(), TOPIC, [3])
-    assert loads_of(scene.storage(), TOPIC, [ONE]) == [3]
+    assert loads_of(scene.topic, [ONE]) == [3]
 
 
 def test_loads_that_are_not_there_are_one_clear_line(scene: Mended) -> None:
@@ -212,7 +210,7 @@ def test_an_edition_that_is_gone_is_an_error_instead_of_bringing_old_rows_back(s
     reload_topic(scene.reload_run(), TOPIC, [1])
     (scene.folder / TOPIC / "editions/0000000001.0002.json").rename(scene.folder / "elsewhere")
     with pytest.raises(MillraceError, match=r"0000000001\.0002\.json was published and is gone"):
-        newest_editions(scene.storage(), TOPIC)
+        newest_editions(scene.topic)
     with pytest.raises(MillraceError, match=r"0000000001\.0002\.json was published and is gone"):
         reload_topic(scene.reload_run(run_id="another"), TOPIC, [1])
 
@@ -249,7 +247,7 @@ def test_a_load_that_began_behind_expired_positions_of_a_mirror_is_read_again(tm
     [result] = reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, [2])
     assert (result.edition, result.rows) == (2, 5)
     storage = open_storage(str(tmp_path))
-    first, second = (read_edition(storage, TOPIC, 2, edition).partitions for edition in (1, 2))
+    first, second = (read_edition(Topic(storage, TOPIC), 2, edition).partitions for edition in (1, 2))
     assert [gap.reason for gap in first[0].gaps] == ["control"]
     assert second[0].gaps == first[0].gaps
     assert problems(tmp_path, TOPIC) == []

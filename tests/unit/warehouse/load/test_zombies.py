@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_warehouse.history.layout import attempted, load_numbers, read_load
+from millrace_warehouse.history.layout import Topic, attempted, load_numbers, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import open_storage
 from tests.support import run_python
@@ -30,7 +30,7 @@ def test_a_task_that_was_stopped_and_wakes_up_later_changes_no_file_that_a_manif
     warehouse = haunted / pause_at
     assert [row.sequence for row in rows_of(warehouse)] == list(range(180))
     assert problems(warehouse, TOPIC) == []
-    named = {Path(file.path).name for file in read_load(open_storage(str(warehouse)), TOPIC, 1).files}
+    named = {Path(file.path).name for file in read_load(Topic(open_storage(str(warehouse)), TOPIC), 1).files}
     there = {path.name for path in (warehouse / TOPIC / "rows").glob("*/2015*.parquet")}
     assert named < there, "the stopped tasks went on and stored what they had"
 
@@ -51,6 +51,6 @@ def test_a_driver_that_sleeps_while_its_number_is_taken_makes_no_load(tmp_path: 
     result = load_topic(load_run(log, tmp_path, "asleep", progress=sleep), TOPIC)
     assert attempted(slept[0]) == (1, 1)
     assert (result.load, result.published) == (1, False)
-    assert load_numbers(storage, TOPIC) == [1]
-    assert read_load(storage, TOPIC, 1).run_id == "awake"
+    assert load_numbers(Topic(storage, TOPIC)) == [1]
+    assert read_load(Topic(storage, TOPIC), 1).run_id == "awake"
     assert problems(tmp_path, TOPIC) == []

@@ -12,7 +12,7 @@ import pytest
 from millrace.client.cluster_client import ClusterClient
 from millrace.records import build_batch, split_batches
 from millrace.wire.fetch import FetchedPartition
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.plan import plan_path
 from millrace_warehouse.load.load import load_topic
@@ -27,7 +27,7 @@ MINUTE = 60_000
 def load_bounded(log: MemoryLog, warehouse: Path, run_id: str, **bounds: Any) -> LoadManifest:
     result = load_topic(load_run(log, warehouse, run_id, bounds=Bounds(**bounds)), TOPIC)
     assert result.load is not None
-    return read_load(open_storage(str(warehouse)), TOPIC, result.load)
+    return read_load(Topic(open_storage(str(warehouse)), TOPIC), result.load)
 
 
 def size_of(log: MemoryLog, first: int, last: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.storage import open_storage
@@ -23,7 +23,8 @@ from tests.unit.warehouse.storages import problems
 def load(log: MemoryLog, warehouse: Path, run_id: str) -> tuple[LoadResult, tuple[Gap, ...]]:
     result = load_topic(load_run(log, warehouse, run_id), TOPIC)
     assert problems(warehouse, TOPIC) == []
-    return result, tuple(read_load(open_storage(str(warehouse)), TOPIC, result.load or 0).partitions[0].gaps)
+    manifest = read_load(Topic(open_storage(str(warehouse)), TOPIC), result.load or 0)
+    return result, tuple(manifest.partitions[0].gaps)
 
 
 def test_a_quiet_mirrored_partition_that_expires_has_lost_nothing(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_an_hour_that_is_named_is_published_with_what_is_wrong_beside_it(mended:
 
 def test_a_file_that_cannot_be_read_holds_its_hour_back(mended: Mended, run: Run) -> None:
     mended.load()
-    (file,) = (f for f in read_load(mended.storage(), TOPIC, 1).files if f.hour == H10)
+    (file,) = (f for f in read_load(mended.topic, 1).files if f.hour == H10)
     path = mended.folder / TOPIC / file.path
     path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
     assert outcome(run()) == {H10: "waits incomplete", H11: "published complete"}
@@ -139,11 +139,11 @@ def test_an_hour_that_was_published_early_becomes_complete_once_it_closes(mended
 
 def test_rows_of_another_hour_in_a_file_of_this_one_are_too_many(mended: Mended) -> None:
     mended.load()
-    files = {file.hour: file for file in read_load(mended.storage(), TOPIC, 1).files}
+    files = {file.hour: file for file in read_load(mended.topic, 1).files}
     paths = [mended.folder / TOPIC / files[hour].path for hour in (H10, H11)]
     both = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
     pq.write_table(both, paths[0])
     hours = {hour: [LoadRows(load=1, rows=file.rows)] for hour, file in files.items()}
-    (rows, sequences) = unclosed(mended.storage(), TOPIC, hours)[H10]
+    (rows, sequences) = unclosed(mended.topic, hours)[H10]
     assert "has 4 rows, the load wrote 3" in rows
     assert "0 missing, 1 too many" in sequences

@@ -121,7 +121,7 @@ def test_readers_have_their_time_from_the_moment_it_was_written_down(w: Warehous
     assert len(w.data_files()) == 6
     last = w.expire(reader_grace_s=3 * DAY, clock=lambda: begin + 3 * DAY + 1)
     assert (last.data_files, last.waiting) == (6, 0)
-    (entry,) = expired_entries(w.storage, TOPIC)
+    (entry,) = expired_entries(w.stored)
     assert len(entry.files) == 6
 
 
@@ -291,7 +291,7 @@ def test_a_run_that_ends_at_any_step_leaves_what_the_next_one_finishes(w: Wareho
     assert w.data_files() == []
     assert offsets(w.table) == rows
     assert w.problems(rows=True) == []
-    assert len(list(expired_entries(w.storage, TOPIC))) == 1
+    assert len(list(expired_entries(w.stored))) == 1
 
 
 def test_of_two_runs_at_once_one_stops_or_both_delete_the_same(w: Warehouse) -> None:

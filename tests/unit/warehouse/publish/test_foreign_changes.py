@@ -13,7 +13,7 @@ from pyiceberg.types import StringType
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import Folder, read_load
+from millrace_warehouse.history.layout import Folder, Topic, read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.compact import compact_topic
@@ -214,7 +214,7 @@ def test_rows_of_expired_files_come_from_what_was_compacted(
 ) -> None:
     compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
     for number in (1, 2):
-        for file in read_load(storage, TOPIC, number).files:
+        for file in read_load(Topic(storage, TOPIC), number).files:
             if file.hour == H10:
                 storage.delete(f"{TOPIC}/{file.path}")
     catalog.drop_table(table_identifier(TOPIC))
@@ -228,7 +228,7 @@ def test_a_file_that_was_cut_off_while_it_was_written_holds_no_rebuild_up(
 ) -> None:
     compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
     for number in (1, 2):
-        for file in read_load(storage, TOPIC, number).files:
+        for file in read_load(Topic(storage, TOPIC), number).files:
             if file.hour == H10:
                 storage.delete(f"{TOPIC}/{file.path}")
     [whole] = (tmp_path / "w" / Folder.COMPACTED.of(TOPIC)).rglob("*.parquet")
@@ -244,7 +244,7 @@ def test_a_rebuild_does_not_take_a_file_for_lost_because_the_storage_does_not_an
 ) -> None:
     compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
     for number in (1, 2):
-        for file in read_load(storage, TOPIC, number).files:
+        for file in read_load(Topic(storage, TOPIC), number).files:
             storage.delete(f"{TOPIC}/{file.path}")
     real = LocalStorage.read
 
@@ -268,7 +268,7 @@ def test_rows_of_an_edition_that_was_replaced_do_not_come_back(
     compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
     read_again(storage, TOPIC, 1, {H10: 1})
     publish()
-    for file in read_load(storage, TOPIC, 2).files:
+    for file in read_load(Topic(storage, TOPIC), 2).files:
         storage.delete(f"{TOPIC}/{file.path}")  # load 2 is in the compacted file's remainder now
     catalog.drop_table(table_identifier(TOPIC))
     publish(rebuild=True)
@@ -282,7 +282,7 @@ def test_what_was_compacted_before_its_loads_were_read_again_does_not_come_back(
     compacted = compact_topic(At(storage=storage, catalog=catalog), compacting, TOPIC)
     assert [hour.hour for hour in compacted.hours] == [H10]
     for number in (1, 2):
-        again = read_again(storage, TOPIC, number, read_load(storage, TOPIC, number).rows_by_hour())
+        again = read_again(storage, TOPIC, number, read_load(Topic(storage, TOPIC), number).rows_by_hour())
         publish()
         for file in again.files:
             if file.hour == H10:
@@ -297,7 +297,7 @@ def test_rows_of_which_no_file_is_left_are_named_and_the_hour_is_complete_no_mor
     storage: Storage, catalog: Catalog, publish: Publish
 ) -> None:
     publish(H10, H11, verdicts={H10: "complete", H11: "complete"})
-    for file in read_load(storage, TOPIC, 1).files:
+    for file in read_load(Topic(storage, TOPIC), 1).files:
         if file.hour == H11:
             storage.delete(f"{TOPIC}/{file.path}")
     catalog.drop_table(table_identifier(TOPIC))
@@ -321,7 +321,8 @@ def test_rows_of_which_no_file_is_left_are_named_and_the_hour_is_complete_no_mor
 def test_rows_that_were_lost_and_whose_file_is_back_are_found_by_the_next_rebuild(
     storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
 ) -> None:
-    [file] = [tmp_path / "w" / TOPIC / f.path for f in read_load(storage, TOPIC, 1).files if f.hour == H11]
+    load = read_load(Topic(storage, TOPIC), 1)
+    [file] = [tmp_path / "w" / TOPIC / f.path for f in load.files if f.hour == H11]
     file.rename(tmp_path / "aside")
     publish(rebuild=True)
     assert rows_by_load_and_hour(table_of(catalog)).get((1, H11)) is None

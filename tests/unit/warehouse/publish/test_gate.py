@@ -242,10 +242,10 @@ def test_a_table_from_before_there_was_a_cursor_has_its_newest_hours_asked_about
 def test_rows_of_another_hour_in_a_file_are_a_difference(w: Warehouse) -> None:
     """A file without audit headers has more rows than its load wrote; `test_closing` has the other case."""
     w.load({TEN: 10, ELEVEN: 4})
-    files = {file.hour: w.topic / file.path for file in read_load(w.storage, TOPIC, 1).files}
+    files = {file.hour: w.topic / file.path for file in read_load(w.stored, 1).files}
     both = [pq.read_table(files[hour], partitioning=None) for hour in (TEN, ELEVEN)]
     pq.write_table(pa.concat_tables(both), files[TEN])
-    problems = unclosed(w.storage, TOPIC, {TEN: [LoadRows(load=1, rows=10)]})
+    problems = unclosed(w.stored, {TEN: [LoadRows(load=1, rows=10)]})
     assert "has 14 rows, the load wrote 10" in problems[TEN][0]
 
 

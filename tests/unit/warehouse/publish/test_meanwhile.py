@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import loads_after, newest_load
+from millrace_warehouse.history.layout import Topic, loads_after, newest_load
 from millrace_warehouse.storage import Listed, Storage
 from millrace_warehouse.storage.local import LocalStorage
 from tests.loaded import offsets
@@ -72,8 +72,8 @@ def test_a_verification_that_is_overtaken_checks_again(w: Warehouse, at: str) ->
 
 
 LOOKS: dict[str, Callable[[Storage], object]] = {
-    "the newest": lambda storage: newest_load(storage, TOPIC),
-    "those after one": lambda storage: list(loads_after(storage, TOPIC, 1)),
+    "the newest": lambda storage: newest_load(Topic(storage, TOPIC)),
+    "those after one": lambda storage: list(loads_after(Topic(storage, TOPIC), 1)),
 }
 
 
