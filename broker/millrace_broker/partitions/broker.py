@@ -322,7 +322,6 @@ class Broker:
                 self._serve(key, current, opened)
             except Exception as mistake:
                 self._fail(key, current, mistake)
-                raise
 
     def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
         opened.is_replica = topic.partitions[key[1]].is_replicated

@@ -21,7 +21,7 @@ from millrace_broker.partitions import topic_changes
 from millrace_broker.partitions.broker import POOLS, Broker
 from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
-from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
+from tests.unit.broker.running import Disk, FakeCluster, Running, Start, fail_once, topic
 
 
 def test_records_of_the_turn_that_deletes_their_topic_are_refused_not_forgotten(start: Start) -> None:
@@ -107,6 +107,17 @@ def test_a_topic_created_while_the_broker_opens_its_logs_is_served(
     monkeypatch.setattr(Broker, "_open_log", opening)
     running = start()
     running.until("the late one", lambda: ("late", 0) in running.broker.partitions)
+
+
+def test_a_mistake_while_a_partition_is_put_to_service_is_logged_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start()
+    late = topic("late", 1)
+    fail_once(monkeypatch, Broker, "_configure")
+    running.cluster.set(late)
+    running.until("it has failed", lambda: running.broker.failed)
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_a_topic_made_anew_is_served_where_the_old_ones_log_could_not_be_opened(
