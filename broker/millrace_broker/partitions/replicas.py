@@ -430,7 +430,7 @@ class Replicas:
 
         The disk has what was flushed, unless a flush failed: after that nobody can tell.
         """
-        while one.replica.leading is not None and self._is_stored(one):
+        while (one.replica.leading is not None or one.replica.is_campaigning) and self._is_stored(one):
             await self._resign(one, is_whole=one.log.flush_refusal is None)
             await self._mailbox.sleep(WRITE_AGAIN_S)
 

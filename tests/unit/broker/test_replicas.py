@@ -524,6 +524,35 @@ def test_a_leader_whose_disk_has_failed_resigns_as_soon_as_zookeeper_answers(
     assert answers == []
 
 
+def test_a_replica_whose_disk_fails_between_its_campaign_and_the_answer_resigns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "WRITE_AGAIN_S", 0.05)
+    cluster = Registries(1)
+    answers, change = threading.Event(), cluster.change_topic
+
+    def change_topic(name: str, change_: Callable[[TopicState], TopicState]) -> TopicState:
+        assert answers.wait(WAIT_S)
+        return change(name, change_)
+
+    monkeypatch.setattr(cluster, "change_topic", change_topic)
+    log = LogConfig(flush_ms=NEVER_MS)
+    running = Running(tmp_path, cluster, log, directory=OURS, replica_lag_ms=60_000)
+    try:
+        one = running.broker.replicas._stored[PLACE]
+        running.until("it campaigns", lambda: one.replica.is_campaigning)
+        whole = running.whole_log()
+        whole.refusal = whole.flush_refusal = "the disk takes nothing"
+        running.until("it is stopped", lambda: one.stopped)
+        answers.set()
+        running.until("it is elected", lambda: cluster.writes)
+        running.until("it resigns", lambda: cluster.state.leader == NO_LEADER)
+        assert set(cluster.state.isr) == {2}
+    finally:
+        answers.set()
+        running.stop()
+
+
 @pytest.mark.parametrize(("error", "eligible"), [(StorageError, {1: OURS}), (MillraceError, {})])
 def test_a_broker_that_is_named_as_the_leader_and_cannot_open_the_log_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[MillraceError], eligible: dict[int, str]
