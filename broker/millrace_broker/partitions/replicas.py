@@ -571,10 +571,7 @@ class Replicas:
             await self._resign(one, is_whole=True)
             missing.discard(one)
 
-        try:
-            await self._when_followed(led)
-        except Exception:
-            log.exception("followers may lack what was written last")
+        await self._when_followed(led)
         deadline = self._mailbox.now() + RESIGN_S
         for one in led:
             self._begin(one, resign_one(one))
@@ -586,10 +583,13 @@ class Replicas:
         """Take no more writes, and wait until the followers have everything, or have had their time."""
         deadline = self._mailbox.now() + HAND_OVER_S
         for one in led:
-            if one.partition is not None:
-                one.partition.write()  # what came in this turn: its bytes do not stay
-                self._serve_no_more(one, one.partition)
-                one.partition.flush()
+            if (partition := one.partition) is not None:
+                try:
+                    partition.write()  # what came in this turn: its bytes do not stay
+                    partition.flush()
+                except Exception:
+                    log.exception("followers of %s may lack what was written last", one.name)
+                self._serve_no_more(one, partition)
         while self._mailbox.now() < deadline and any(
             one.partition is not None and one.partition.leading.committed < one.log.end for one in led
         ):

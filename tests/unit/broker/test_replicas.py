@@ -446,6 +446,19 @@ def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
     running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
 
 
+def test_a_mistake_before_a_leader_gives_way_keeps_it_neither_from_that_nor_from_later_changes(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas, "PREFER_AFTER_LAGS", 0)
+    running, cluster, other = serving(begin, lag_ms=100_000)
+    other.fetch(1, 0, flushed=0)
+    fail_once(monkeypatch, ReplicatedPartition, "write")
+    preferring_the_other(cluster, {1: OURS, 2: THEIRS})
+    running.broker.refresh()
+    running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
+    assert caplog.text.count("Traceback") == 1
+
+
 def _cannot_be_cut(*_: object) -> None:
     raise CutFailed(5, "Input/output error")
 
