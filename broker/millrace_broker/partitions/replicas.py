@@ -723,6 +723,10 @@ class Replicas:
         except errors.MillraceError as error:
             self._failed(one, copying, error)
             return
+        except Exception:
+            log.exception("a bug while copying %s; trying again", one.name)
+            self._mailbox.begin(self._copy_on(one, copying, COPY_AGAIN_S))
+            return
         if work is not None:
             self._begin(one, self._cut(one, copying, work))
         else:
@@ -753,6 +757,7 @@ class Replicas:
             one.thread.want(copying)
         else:
             self._log_failed(one, error)
+            self._mailbox.begin(self._copy_on(one, copying, COPY_AGAIN_S))
 
     def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:
         """Ask again soon: the leader may be another one by then, or the disk has room."""

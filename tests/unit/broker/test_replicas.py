@@ -41,7 +41,7 @@ from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionSt
 from millrace_broker.partitions import broker, replicas
 from millrace_broker.partitions.fetch import Reads
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
-from millrace_broker.replication.copying import checked
+from millrace_broker.replication.copying import Copying, checked
 from millrace_broker.replication.leader_thread import LeaderThread, Received
 from millrace_broker.replication.leadership import Snapshot
 from millrace_broker.replication.replica import Replica
@@ -685,6 +685,55 @@ def test_a_follower_whose_flush_fails_once_flushes_again_and_acknowledges(
     assert acked == [Acked(PLACE, 2, len(records))]
     assert "flush of t-0 failed" in caplog.text
     assert "MemoryError" in caplog.text
+
+
+def following(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> tuple[Running, list[Copying]]:
+    """A broker that follows the leader on broker 2, and all that it asks of that leader."""
+    monkeypatch.setattr(replicas, "COPY_AGAIN_S", 0.05)
+    asked: list[Copying] = []
+    monkeypatch.setattr(LeaderThread, "want", lambda thread, copying: asked.append(copying))
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
+    running.until("it copies", lambda: asked)
+    return running, asked
+
+
+@pytest.mark.parametrize(
+    ("mistake", "answer"),
+    [
+        ("take", Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0)),
+        ("_cut", Copied(PLACE, 0, committed=0, log_start=0, diverging_epoch=-1, diverging_end=0)),
+    ],
+)
+def test_a_mistake_while_an_answer_is_taken_costs_a_pause_and_no_other_answer(
+    begin: Begin,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mistake: str,
+    answer: Copied,
+) -> None:
+    running, asked = following(begin, monkeypatch)
+    one = running.broker.replicas._stored[PLACE]
+    assert one.thread is not None
+    wanted = asked[0].wanted
+    fail_once(monkeypatch, Copying, mistake)
+    stranger = wanted._replace(partition=PLACE._replace(number=1))
+    taken: list[ReplicaPartition] = []
+    take_one = running.broker.replicas._take_one
+
+    def noted(thread: LeaderThread, wanted: Wanted, answer: Any) -> None:
+        taken.append(wanted.partition)
+        take_one(thread, wanted, answer)
+
+    monkeypatch.setattr(running.broker.replicas, "_take_one", noted)
+    received = [Received(which, checked(answer, which)) for which in (wanted, stranger)]
+    running.broker.replicas._take(one.thread, received)
+    assert len(taken) == 2
+    running.until("it asks again", lambda: len(asked) == 2)
+    assert asked[1] is one.copying
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_only_a_registered_broker_with_its_directory_is_a_follower(begin: Begin) -> None:
