@@ -612,7 +612,8 @@ class Replicas:
 
         while one.is_busy:
             await self._mailbox.sleep(ASK_AGAIN_S)
-        if not self._is_stored(one):
+        if not (self._is_stored(one) and replica.owes_report):  # its role has changed meanwhile
+            one.is_reporting = False
             return
         error = await self._change_log(one, bring_to_disk)
         self._log_failed(one, error)

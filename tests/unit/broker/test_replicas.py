@@ -40,11 +40,13 @@ from millrace.wire.replica import (
 from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionState, TopicState
 from millrace_broker.partitions import broker, replicas
 from millrace_broker.partitions.fetch import Reads
+from millrace_broker.partitions.replicas import Replicas
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.replication.copying import Copying, checked
 from millrace_broker.replication.leader_thread import LeaderThread, Received
 from millrace_broker.replication.leadership import Snapshot
 from millrace_broker.replication.replica import Replica
+from millrace_broker.replication.state import UNKNOWN_EPOCHS
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.segment import CutFailed, Segment
 from tests.support import WAIT_S
@@ -734,6 +736,37 @@ def test_a_mistake_while_an_answer_is_taken_costs_a_pause_and_no_other_answer(
     running.until("it asks again", lambda: len(asked) == 2)
     assert asked[1] is one.copying
     assert caplog.text.count("Traceback") == 1
+
+
+def test_a_replica_that_follows_before_it_could_report_leaves_its_log_alone(
+    begin: Begin, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "ASK_AGAIN_S", 0.02)
+    running, cluster, _ = serving(begin)
+    one = running.broker.replicas._stored[PLACE]
+    disk.free.clear()
+    disk.entered.clear()
+    running.produce(acks_all=True)
+    running.until("the flush begins", disk.entered.is_set)
+    running.broker.zookeeper_restored()
+    assert one.is_reporting
+    assert one.closing
+
+    changed: list[object] = []
+    change_log = Replicas._change_log
+
+    def noted(*arguments: Any) -> Any:
+        changed.append(arguments)
+        return change_log(*arguments)
+
+    monkeypatch.setattr(Replicas, "_change_log", noted)
+    before = cluster.topics["t"]
+    chosen = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=UNKNOWN_EPOCHS)
+    cluster.set(dataclasses.replace(before, partitions={0: chosen}, version=before.version + 1))
+    running.until("it follows", lambda: one.copying)
+    disk.free.set()
+    running.until("it reports no more", lambda: not one.is_reporting)
+    assert not changed
 
 
 def test_only_a_registered_broker_with_its_directory_is_a_follower(begin: Begin) -> None:
