@@ -422,16 +422,13 @@ class Replicas:
         log.warning("%s: the disk has no room, so that another replica is to lead", one.name)
         one.gives_way = True
         await self._when_followed([one])
-        await self._resign(one, is_whole=True)
+        await self._resign(one)
         one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
 
     async def _resign_stopped(self, one: StoredReplica) -> None:
-        """Resign, and try again until that is written: no other replica campaigns while this broker is named.
-
-        The disk has what was flushed, unless a flush failed: after that nobody can tell.
-        """
+        """Resign, and try again until that is written: no other replica campaigns while this broker is named."""
         while (one.replica.leading is not None or one.replica.is_campaigning) and self._is_stored(one):
-            await self._resign(one, is_whole=one.log.flush_refusal is None)
+            await self._resign(one)
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
     def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
@@ -542,13 +539,17 @@ class Replicas:
                 return
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
-    async def _resign(self, one: StoredReplica, *, is_whole: bool) -> None:
-        """Try once to write that this broker no longer leads."""
+    async def _resign(self, one: StoredReplica) -> None:
+        """Try once to write that this broker no longer leads.
+
+        The disk has what was flushed, unless a flush failed: after that nobody can tell.
+        """
         leading = one.replica.leading
         if leading is None:
             return
 
         def apply(newest: Snapshot) -> PartitionState | None:
+            is_whole = one.log.flush_refusal is None
             return resign(newest.state, leading.broker, leading.epoch, newest.minimum, is_whole=is_whole)
 
         newest, _ = await self._write(one.key, one.id.topic_id, apply)
@@ -568,7 +569,7 @@ class Replicas:
         missing = set(led)
 
         async def resign_one(one: StoredReplica) -> None:
-            await self._resign(one, is_whole=True)
+            await self._resign(one)
             missing.discard(one)
 
         await self._when_followed(led)

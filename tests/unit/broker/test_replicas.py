@@ -624,6 +624,16 @@ def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -
     assert (cluster.state.leader, set(cluster.state.isr), cluster.writes) == (NO_LEADER, {2}, before + 1)
 
 
+def test_a_broker_that_stops_after_a_failed_flush_does_not_count_as_whole(begin: Begin) -> None:
+    running, cluster, _ = serving(begin, minimum=2)
+    log = running.whole_log()
+    log.refusal = log.flush_refusal = "the disk takes nothing"
+    ended: list[bool] = []
+    running.broker.hand_over(lambda: ended.append(True))
+    running.until("it may stop", lambda: ended)
+    assert (cluster.state.leader, set(cluster.state.isr), cluster.state.eligible) == (NO_LEADER, {2}, {})
+
+
 def test_a_broker_stops_and_gives_up_its_leads_though_its_last_messages_cannot_be_written(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
