@@ -469,7 +469,8 @@ class Replicas:
 
     def _maybe_campaign(self, one: StoredReplica) -> None:
         now = self._mailbox.now()
-        if one.replica.is_due(now) and now >= one.campaign_from and not one.is_changing:
+        may_act = not (one.is_changing or self.is_stopping)
+        if may_act and one.replica.is_due(now) and now >= one.campaign_from:
             isr = one.topic.partitions[one.key[1]].isr
             # When all brokers start, another one may have more, and may find that ZooKeeper was put back.
             if now >= self._alone_from or isr.items() <= self._live.items():

@@ -634,6 +634,30 @@ def test_a_broker_that_stops_after_a_failed_flush_does_not_count_as_whole(begin:
     assert (cluster.state.leader, set(cluster.state.isr), cluster.state.eligible) == (NO_LEADER, {2}, {})
 
 
+def test_a_broker_that_stops_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Registries(1)
+    del cluster.brokers[2]
+    log = LogConfig(flush_ms=NEVER_MS)
+    running = Running(tmp_path, cluster, log, directory=OURS, session_timeout_ms=60_000)
+    try:
+        looks: list[float] = []
+        due = Replica.is_due
+
+        def look(replica: Replica, now: float) -> bool:
+            looks.append(now)
+            return due(replica, now)
+
+        monkeypatch.setattr(Replica, "is_due", look)
+        running.until("it waits for its turn", lambda: looks)
+        running.broker.hand_over(lambda: None)
+        running.broker.replicas._alone_from = 0.0
+        begun = time.monotonic()
+        running.until("its turn would have come", lambda: time.monotonic() > begun + 0.5)
+        assert cluster.writes == 0
+    finally:
+        running.stop()
+
+
 def test_a_broker_stops_and_gives_up_its_leads_though_its_last_messages_cannot_be_written(
     begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
