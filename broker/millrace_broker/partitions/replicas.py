@@ -126,6 +126,7 @@ class StoredReplica:
     is_changing: bool = False
     """True while a thread cuts the log: nobody else may use it then."""
     is_flushing: bool = False
+    """True while a flush runs, and during the pause after one that failed."""
     is_deleting: bool = False
     """True while a thread gives up the records that its leader has given up."""
     campaign_from: float = 0.0
@@ -426,7 +427,7 @@ class Replicas:
         one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
 
     async def _resign_stopped(self, one: StoredReplica) -> None:
-        """Resign, and try again until that is written: no other replica campaigns while this broker is named."""
+        """Resign, and try again until that is written: while this broker is named, no other one campaigns."""
         while (one.replica.leading is not None or one.replica.is_campaigning) and self._is_stored(one):
             await self._resign(one)
             await self._mailbox.sleep(WRITE_AGAIN_S)
@@ -824,17 +825,17 @@ class Replicas:
             except Exception as error:
                 has_failed = True
                 log.error("flush of %s failed: %s", one.name, error, exc_info=errors.is_bug(error))
+                if one.log.flush_refusal is None:
+                    await self._mailbox.sleep(COPY_AGAIN_S)  # answers that come meanwhile begin no flush
             one.is_flushing = False
             self._maybe_free(one)
             if one.log.flush_refusal is not None:
                 self._settle(one)
                 return
-            if has_failed:
-                await self._mailbox.sleep(COPY_AGAIN_S)
-                continue
             acked = copying.acked
             if (
                 acked is not None
+                and not has_failed
                 and one.copying is copying
                 and one.thread is not None
                 and not one.is_changing

@@ -691,6 +691,17 @@ def test_a_broker_whose_zookeeper_does_not_answer_stops_all_the_same(
     assert cluster.state.leader == 1
 
 
+def records_of_a_leader(tmp_path: Path) -> memoryview:
+    leader = PartitionLog(tmp_path / "leader", LogConfig(), time.time)
+    leader.lead(2)
+    leader.append([batch()], ["User:a"])
+    leader.flush()
+    (file,) = log_files(leader.directory)
+    records = memoryview(file.read_bytes())
+    leader.close()
+    return records
+
+
 def test_a_follower_whose_flush_fails_once_flushes_again_and_acknowledges(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -702,14 +713,7 @@ def test_a_follower_whose_flush_fails_once_flushes_again_and_acknowledges(
     led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
     cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
     running.until("it copies", lambda: running.broker.replicas._stored[PLACE].copying)
-    leader = PartitionLog(tmp_path / "leader", LogConfig(), time.time)
-    leader.lead(2)
-    leader.append([batch()], ["User:a"])
-    leader.flush()
-    (file,) = log_files(leader.directory)
-    records = memoryview(file.read_bytes())
-    leader.close()
-
+    records = records_of_a_leader(tmp_path)
     one = running.broker.replicas._stored[PLACE]
     assert one.copying is not None
     assert one.thread is not None
@@ -770,6 +774,36 @@ def test_a_mistake_while_an_answer_is_taken_costs_a_pause_and_no_other_answer(
     running.until("it asks again", lambda: len(asked) == 2)
     assert asked[1] is one.copying
     assert caplog.text.count("Traceback") == 1
+
+
+def test_a_follower_whose_flush_fails_pauses_though_answers_come(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, _ = following(begin, monkeypatch)
+    monkeypatch.setattr(replicas, "COPY_AGAIN_S", 60.0)
+    records = records_of_a_leader(tmp_path)
+    flushes: list[float] = []
+
+    def flush(log: PartitionLog) -> None:
+        flushes.append(time.monotonic())
+        raise StorageError("Too many open files")
+
+    one = running.broker.replicas._stored[PLACE]
+    assert one.copying is not None
+    assert one.thread is not None
+    copying, thread = one.copying, one.thread
+
+    def take(answer: Copied) -> None:
+        wanted, taken = copying.wanted, time.monotonic()
+        running.broker.replicas._take(thread, [Received(wanted, checked(answer, wanted))])
+        running.until("it could flush", lambda: time.monotonic() > taken + 0.1)
+
+    copied = Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records)
+    with monkeypatch.context() as failing:
+        failing.setattr(PartitionLog, "flush", flush)
+        for answer in (copied, *[copied._replace(records=None)] * 3):
+            take(answer)
+    assert len(flushes) == 1
 
 
 def test_a_replica_that_follows_before_it_could_report_leaves_its_log_alone(
