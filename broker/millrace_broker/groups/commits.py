@@ -17,8 +17,8 @@ from millrace.records.topic_partition import TopicPartition
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.groups import CommittedOffset, ConsumerRegistry, Fence
 from millrace_broker.groups.timing import Memory
-from millrace_broker.groups.work import Waiting, Work
-from millrace_broker.mailbox import Mailbox
+from millrace_broker.groups.work import Waiting, Work, result_of
+from millrace_broker.mailbox import Mailbox, outcome
 
 OFFSET_BYTES = 500
 """Bytes counted for an offset that waits, beside its metadata."""
@@ -56,50 +56,52 @@ class Commits:
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
         self._waiting: list[Waiting[ErrorCode]] = []
 
-    def add(self, offsets: Offsets, answer: Callable[[ErrorCode], None]) -> None:
-        """Queue these offsets, too; `answer` gets the outcome within a few seconds."""
+    async def add(self, offsets: Offsets) -> ErrorCode:
+        """Queue these offsets, too; return the outcome of their write within a few seconds."""
         size = _size(offsets)
         if not self._memory.has_room(size):
-            answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            return
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         self._memory.add(size - _size({p: o for p, o in self._offsets.items() if p in offsets}))
         self._offsets.update(offsets)
-        self._waiting.append(Waiting(self._mailbox, answer, answer, items=len(offsets)))
+        waiting: Waiting[ErrorCode] = Waiting(self._mailbox, items=len(offsets))
+        self._waiting.append(waiting)
         if not self.busy:
-            self._write_all()
+            self._mailbox.begin(self._write_all())
+        return await outcome(waiting)
 
     def drop(self, code: ErrorCode) -> None:
         """Forget the offsets not being written yet, and answer their clients with `code`."""
         offsets, waiting = self._take()
         self._memory.add(-_size(offsets))
         for one in waiting:
-            one.fail(code)
+            one.settle(code)
 
     def _take(self) -> tuple[Offsets, list[Waiting[ErrorCode]]]:
         taken = self._offsets, self._waiting
         self._offsets, self._waiting = {}, []
         return taken
 
-    def _write_all(self) -> None:
-        offsets, waiting = self._take()
+    async def _write_all(self) -> None:
+        """Write the offsets that wait, then those that came meanwhile."""
         self.busy = True
-
-        def written(code: ErrorCode) -> None:
+        while self._waiting:
+            offsets, waiting = self._take()
+            code = (
+                await result_of(self._work.run(partial(self._write, offsets, self.fence))) or ErrorCode.NONE
+            )
             self._memory.add(-_size(offsets))
-            self.busy = False
-            if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_ID_NOT_FOUND):
+            if code is ErrorCode.GROUP_ID_NOT_FOUND:
                 code = ErrorCode.NOT_COORDINATOR
-                self._fenced()
-            if self._waiting:
-                self._write_all()
             for one in waiting:
-                one.succeed(code)
+                one.settle(code)
+            if code is ErrorCode.NOT_COORDINATOR:
+                self._fenced()
+        self.busy = False
 
-        def write(fence: Fence) -> None:
-            check_topics(self._cluster, offsets)
-            self._registry.commit(self._group, offsets, fence=fence)
-
-        self._work.run(partial(write, self.fence), lambda _: written(ErrorCode.NONE), written)
+    def _write(self, offsets: Offsets, fence: Fence) -> None:
+        """In a thread: write the offsets, unless a topic is another by now."""
+        check_topics(self._cluster, offsets)
+        self._registry.commit(self._group, offsets, fence=fence)
 
 
 def _size(offsets: Offsets) -> int:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +24,8 @@ from millrace_broker.coordination.groups import ConsumerRegistry, Fence, GroupKi
 from millrace_broker.groups.commits import Commits
 from millrace_broker.groups.group import Group
 from millrace_broker.groups.timing import Memory
-from millrace_broker.groups.work import Failed, Waiting, Work
-from millrace_broker.mailbox import Mailbox
+from millrace_broker.groups.work import Failed, Waiting, Work, begin, result_of
+from millrace_broker.mailbox import Mailbox, outcome
 
 log = logging.getLogger("millrace.groups.holding")
 
@@ -46,7 +46,7 @@ MAX_NAME = 1_000
 """Characters of a group's name: it is part of a node's name in ZooKeeper."""
 CLAIMS = 5
 CLOSE_S = 3.0
-"""How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
+"""Seconds a broker that stops may take to give up its groups. The end of its session gives up the others."""
 
 
 def coordinator_of(group: str, brokers: Iterable[int]) -> int | None:
@@ -78,7 +78,7 @@ class CoordinatedGroup:
     doubtful: bool = False
     """This broker stood still: nobody is answered before it is known who the coordinator is."""
     waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
-    """Who asks while the group is doubtful."""
+    """Clients that ask while the group is doubtful, oldest first."""
 
     @property
     def idle(self) -> bool:
@@ -91,21 +91,21 @@ class CoordinatedGroup:
             member.session.cancel()
 
     def trust(self) -> None:
-        """Nobody else has coordinated it: answer who waits."""
+        """Answer the clients that wait: no other broker has coordinated the group."""
         if self.doubtful:
             for member in self.group.members:
                 member.alive()
         self.doubtful = False
         all_waiting, self.waiting = self.waiting, deque()
         for waiting in all_waiting:
-            waiting.succeed(self)
+            waiting.settle(self)
 
     def drop(self) -> None:
         """Coordinate the group no longer: its members look for another coordinator."""
         for waiting in self.waiting:
-            waiting.fail(ErrorCode.NOT_COORDINATOR)
-        self.group.drop(ErrorCode.NOT_COORDINATOR)
+            waiting.settle(ErrorCode.NOT_COORDINATOR)
         self.commits.drop(ErrorCode.NOT_COORDINATOR)
+        self.group.drop(ErrorCode.NOT_COORDINATOR)
 
 
 class GroupOwnership:
@@ -126,15 +126,17 @@ class GroupOwnership:
         self._mailbox, self._memory = mailbox, Memory()
         self._administration, self._wall_clock = administration, wall_clock
         self._held: dict[str, CoordinatedGroup] = {}
-        self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
+        self._taking: dict[str, deque[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
         self._count_standstills, self._standstills = standstills, standstills()
         mailbox.every(SWEEP_S, self._sweep)
         retention = config.offsets_retention_minutes
         self._retention_ms = math.inf if retention is None else retention * 60_000
         tidy_s = max(MIN_TIDY_S, min(TIDY_S, self._retention_ms / 4_000))
-        mailbox.after(FIRST_TIDY_S, partial(self._tidy, math.inf))  # members may not be back yet
-        mailbox.every(tidy_s, lambda: self._tidy(self._retention_ms))
+        mailbox.after(
+            FIRST_TIDY_S, lambda: mailbox.begin(self._tidy(math.inf))
+        )  # members may not be back yet
+        mailbox.every(tidy_s, lambda: mailbox.begin(self._tidy(self._retention_ms)))
 
     def get(self, name: str) -> CoordinatedGroup | None:
         return self._held.get(name)
@@ -153,39 +155,57 @@ class GroupOwnership:
         return coordinator_of(name, self._cluster.brokers) == self._config.broker_id
 
     def use(self, name: str, use: Callable[[CoordinatedGroup], None], failed: Failed) -> None:
-        """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
+        """`use` the group, at once if it is coordinated here; `failed` if it cannot be."""
+        self._notice_standstill()
+        held = self._held.get(name)
+        if held is not None and not held.doubtful:  # the hot path: no coroutine
+            held.used_at = self._mailbox.now()
+            use(held)
+        else:
+            begin(self._mailbox, self.available(name), use, failed)
+
+    async def available(self, name: str) -> CoordinatedGroup | ErrorCode:
+        """Return the group, after taking it over if need be, once no other broker can be its coordinator."""
         self._notice_standstill()
         held = self._held.get(name)
         if not is_group_name(name):
-            failed(ErrorCode.INVALID_GROUP_ID)
-        elif held is not None and held.doubtful:
-            # Whoever has waited too long is forgotten: ZooKeeper may be away for hours.
-            while held.waiting and not held.waiting[0].open:
-                held.waiting.popleft()
-            held.waiting.append(Waiting(self._mailbox, use, failed))
-        elif held is not None:
-            held.used_at = self._mailbox.now()
-            use(held)
-        elif name in self._leaving or not self._memory.has_room(0):
-            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        elif name in self._taking:
-            self._taking[name].append(Waiting(self._mailbox, use, failed))
-        else:
-            self._taking[name] = [Waiting(self._mailbox, use, failed)]
-            self._take_over(name)
+            return ErrorCode.INVALID_GROUP_ID
+        if held is None and (name in self._leaving or not self._memory.has_room(0)):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if held is None or held.doubtful:
+            found = await self._wait_for(name, held)
+            if isinstance(found, ErrorCode):
+                return found
+            held = found
+            if self._held.get(name) is not held or held.doubtful:  # since it was settled
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        held.used_at = self._mailbox.now()
+        return held
 
-    def _take_over(self, name: str) -> None:
-        def done(fence: Fence) -> None:
-            log.info("coordinating group %r", name)
-            held = self._held[name] = self._coordinate(name, fence)
-            for waiting in self._taking.pop(name):
-                waiting.succeed(held)
+    async def _wait_for(self, name: str, held: CoordinatedGroup | None) -> CoordinatedGroup | ErrorCode:
+        """Wait in line with all who need the group: for its take-over, or until it is not doubtful."""
+        is_first = held is None and name not in self._taking
+        line = held.waiting if held is not None else self._taking.setdefault(name, deque())
+        while line and line[0].done():  # waited too long: ZooKeeper may be away for hours
+            line.popleft()
+        waiting: Waiting[CoordinatedGroup] = Waiting(self._mailbox)
+        line.append(waiting)
+        if is_first:
+            self._mailbox.begin(self._take_over(name))
+        return await outcome(waiting)
 
-        def failed(code: ErrorCode) -> None:
-            for waiting in self._taking.pop(name):
-                waiting.fail(code)
+    async def _take_over(self, name: str) -> None:
+        taken = await result_of(self._taken(name))
+        for waiting in self._taking.pop(name):
+            waiting.settle(taken)
 
-        self.work.run(partial(self._take_ours, name), done, failed)
+    async def _taken(self, name: str) -> CoordinatedGroup | ErrorCode:
+        fence = await self.work.run(partial(self._take_ours, name))
+        if isinstance(fence, ErrorCode):
+            return fence
+        log.info("coordinating group %r", name)
+        held = self._held[name] = self._coordinate(name, fence)
+        return held
 
     def _take_ours(self, name: str) -> Fence:
         """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
@@ -215,17 +235,14 @@ class GroupOwnership:
             log.warning("group %r has another coordinator now", name)
             self._held.pop(name).drop()
 
-    def give_up(self, name: str, work: Callable[[Fence], None], done: Callable[[ErrorCode], None]) -> None:
-        """Drop the group, then have `work` tidy up in a thread, under its fence; meanwhile it is nobody's."""
+    async def give_up(self, name: str, work: Callable[[Fence], None]) -> ErrorCode:
+        """Drop the group and run `work` in a thread, under its fence. Until then no broker coordinates it."""
         held = self._held.pop(name)
         held.drop()
         self._leaving.add(name)
-
-        def left(code: ErrorCode) -> None:
-            self._leaving.discard(name)
-            done(code)
-
-        self.work.run(partial(work, held.commits.fence), lambda _: left(ErrorCode.NONE), left)
+        code = await self.work.run(partial(work, held.commits.fence)) or ErrorCode.NONE
+        self._leaving.discard(name)
+        return code
 
     def check(self) -> None:
         """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
@@ -245,27 +262,19 @@ class GroupOwnership:
     def _make_sure(self) -> None:
         for name, held in self._held.items():
             if held.unsure:
-                held.unsure = False
-                self._ask_who_coordinates(name, held)
+                self._mailbox.begin(self._ask_who_coordinates(name, held))
 
-    def _ask_who_coordinates(self, name: str, held: CoordinatedGroup) -> None:
-        standstills = self._standstills
-
-        def done(fence: Fence) -> None:
-            if not fence.follows(held.commits.fence):
-                self._fenced(name, held.group)
-                return
+    async def _ask_who_coordinates(self, name: str, held: CoordinatedGroup) -> None:
+        held.unsure, standstills = False, self._standstills
+        fence = await self.work.run(partial(self._take, name))
+        if fence is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            held.unsure = True  # until the next sweep
+        elif isinstance(fence, ErrorCode) or not fence.follows(held.commits.fence):
+            self._fenced(name, held.group)
+        else:
             held.commits.fence = fence
             if standstills == self._standstills:  # else it was asked once more
                 held.trust()
-
-        def failed(code: ErrorCode) -> None:
-            if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
-                held.unsure = True  # until the next sweep
-            else:
-                self._fenced(name, held.group)
-
-        self.work.run(partial(self._take, name), done, failed)
 
     def _sweep(self) -> None:
         self._notice_standstill()  # before sessions end that began before it
@@ -273,11 +282,10 @@ class GroupOwnership:
         long_ago = self._mailbox.now() - IDLE_S
         idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]
         for name in idle[: self.work.room]:
-            self._resign(name)
+            self._mailbox.begin(self._resign(name))
 
-    def _resign(self, name: str) -> None:
+    async def _resign(self, name: str) -> None:
         """Give the group up, and leave nothing behind of one that has never committed anything."""
-
         had_members = self._held[name].group.generation > 0
 
         def tidy(fence: Fence) -> None:
@@ -288,42 +296,42 @@ class GroupOwnership:
             else:
                 self._registry.delete_group(name, fence=fence)
 
-        self.give_up(name, tidy, lambda _: None)
+        await self.give_up(name, tidy)
 
-    def _tidy(self, retention_ms: float) -> None:
+    async def _tidy(self, retention_ms: float) -> None:
         """Delete offsets not used for that long, and groups without any, of this broker's share.
 
         ZooKeeper's clock and this broker's must both show it. Offsets of groups with members are used.
         """
-        held = dict(self._held)
-        with_members = {name for name, group in held.items() if not group.idle}
-
-        def begin() -> tuple[list[str], float]:
-            now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
-            ours = [name for name in self._registry.names() if name not in held and self.is_ours(name)]
-            return sorted([*ours, *with_members]), now_ms - retention_ms
-
-        def tidy(names: list[str], before_ms: float) -> dict[str, int]:
-            self._registry.keep_offsets(name for name in names if name in with_members)
-            return self._registry.expire_offsets(
-                [name for name in names if name not in with_members], before_ms
+        held = frozenset(self._held)
+        with_members = {name for name, group in self._held.items() if not group.idle}
+        found = await self._administration.run(partial(self._to_tidy, held))
+        if isinstance(found, ErrorCode):
+            return
+        unheld, now_ms = found
+        names = sorted([*unheld, *with_members])
+        for start in range(0, len(names), TIDIED_AT_ONCE):
+            some = set(names[start : start + TIDIED_AT_ONCE])
+            expired = await self._administration.run(
+                partial(self._expire, some & with_members, some - with_members, now_ms - retention_ms)
             )
-
-        def go_on(names: list[str], before_ms: float) -> None:
-            now, later = names[:TIDIED_AT_ONCE], names[TIDIED_AT_ONCE:]
-            if now:
-                work, then = partial(tidy, now, before_ms), partial(done, later, before_ms)
-                self._administration.run(work, then, lambda _: None)
-
-        def done(later: list[str], before_ms: float, expired: Mapping[str, int]) -> None:
+            if isinstance(expired, ErrorCode):
+                return
             for name, count in expired.items():
                 log.info("group %r: %d offsets have expired", name, count)
-            go_on(later, before_ms)
 
-        self._administration.run(begin, lambda found: go_on(*found), lambda _: None)
+    def _to_tidy(self, held: Collection[str]) -> tuple[list[str], float]:
+        """In a thread: this broker's share of the groups that are not held, and the earlier clock's time."""
+        now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
+        return [name for name in self._registry.names() if name not in held and self.is_ours(name)], now_ms
+
+    def _expire(self, used: Collection[str], unused: Collection[str], before_ms: float) -> dict[str, int]:
+        """In a thread: count the offsets of used groups as used now; delete old ones of the others."""
+        self._registry.keep_offsets(used)
+        return self._registry.expire_offsets(unused, before_ms)
 
     def close(self) -> None:
         """Give up every group, so that others take over at once."""
         for name in list(self._held):
-            self._resign(name)
+            self._mailbox.begin(self._resign(name))
         self.work.close(CLOSE_S)

@@ -1,25 +1,26 @@
-"""Work that blocks on ZooKeeper, in threads of its own; its outcome is handled on the loop.
+"""Work that blocks on ZooKeeper, in threads of its own; coroutines of the loop wait for its outcome.
 
 Commits and take-overs, members' requests, and administrators' requests have separate threads, so that each
-kind waits only for its own. The queue is bounded, and a request is answered in time or refused. Of the
-caller's two functions, `done` and `failed`, exactly one is called.
+kind waits only for its own. The queue is bounded, and a request is answered in time or refused. Steps on
+groups return their result or an error code; `begin` passes either to the client, once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
-from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from millrace.errors import BrokerError, ErrorCode
-from millrace_broker.mailbox import Mailbox, started_threads
+from millrace_broker.mailbox import Mailbox, outcome, started_threads
 
 T = TypeVar("T")
 log = logging.getLogger("millrace.groups.work")
 
 Failed: TypeAlias = Callable[[ErrorCode], None]
+Attempt: TypeAlias = Coroutine[Future[Any], None, T | ErrorCode]
+"""A coroutine of the loop that returns its result or the client's error."""
 WAIT_S = 5.0
 """Seconds that a client waits for ZooKeeper before it must ask again: a third of the limit of the cluster's
 own calls. Clients give up on a request only after 30 s and more, but consume nothing while they wait."""
@@ -31,79 +32,106 @@ MAX_QUEUED = 2_000
 """Most pieces of work; a client that retries every 100 ms while ZooKeeper is away must not pile them up."""
 
 
-class Waiting(Generic[T]):
-    """A client that waits for an outcome: for WAIT_S, and longer if it asks for many items."""
+async def result_of(steps: Attempt[T]) -> T | ErrorCode:
+    """Await the steps. If one raises, log the exception and return UNKNOWN_SERVER_ERROR."""
+    try:
+        return await steps
+    except Exception:
+        log.exception("a step on consumer groups failed")
+        return ErrorCode.UNKNOWN_SERVER_ERROR
 
-    def __init__(
-        self, mailbox: Mailbox, done: Callable[[T], None], failed: Failed, *, items: int = 1
-    ) -> None:
-        self.open = True
-        self._done, self._failed = done, failed
+
+def begin(mailbox: Mailbox, steps: Attempt[T], done: Callable[[T], None], failed: Failed) -> None:
+    """Run the steps on the loop, then either `done` with their result or `failed` with their error."""
+
+    async def answer() -> None:
+        result = await result_of(steps)
+        if isinstance(result, ErrorCode):
+            failed(result)
+        else:
+            done(result)
+
+    mailbox.begin(answer())
+
+
+def started(mailbox: Mailbox, steps: Attempt[T]) -> Future[T | ErrorCode]:
+    """Run the steps on the loop beside others; the future brings their outcome."""
+    result: Future[T | ErrorCode] = Future()
+
+    async def run() -> None:
+        result.set_result(await result_of(steps))
+
+    mailbox.begin(run())
+    return result
+
+
+class Waiting(Future[T | ErrorCode]):
+    """A client's wait for an outcome. It ends after WAIT_S, later for many items, with an error to retry."""
+
+    def __init__(self, mailbox: Mailbox, *, items: int = 1) -> None:
+        super().__init__()
         wait_s = min(max(WAIT_S, items * ITEM_S), MAX_WAIT_S)
-        self._timer = mailbox.after(wait_s, lambda: self.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        self._timer = mailbox.after(wait_s, lambda: self.settle(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
-    def succeed(self, result: T) -> None:
-        if self._close():
-            self._done(result)
-
-    def fail(self, code: ErrorCode) -> None:
-        if self._close():
-            self._failed(code)
-
-    def _close(self) -> bool:
-        was_open, self.open = self.open, False
-        self._timer.cancel()
-        return was_open
+    def settle(self, result: T | ErrorCode) -> None:
+        """Set the outcome unless the client has waited too long. On the loop only."""
+        if not self.done():
+            self._timer.cancel()
+            self.set_result(result)
 
 
 class Work:
-    """The threads for work on groups. `run` and `ask` are for the loop."""
+    """The threads for work on groups. `run` and `ask` are for coroutines of the loop."""
 
     def __init__(self, mailbox: Mailbox, threads: int) -> None:
         self._mailbox = mailbox
         self._pool = started_threads(threads, "groups")
         self._under_way: set[Future[None]] = set()
+        self._is_closed = False
 
     @property
     def room(self) -> int:
         return MAX_QUEUED - len(self._under_way)
 
-    def run(self, work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
-        """Run `work` in a thread, however long it takes, then `done` or `failed` on the loop."""
-        if not self.room:
-            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            return
+    async def run(self, work: Callable[[], T]) -> T | ErrorCode:
+        """Run `work` in a thread, however long it takes; return its result or the code of its error."""
+        if self._is_closed or not self.room:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        result: Future[T | ErrorCode] = Future()
 
         def in_thread() -> None:
+            found: T | ErrorCode
             try:
-                answer = partial(done, work())
+                found = work()
             except Exception as error:
-                answer = partial(failed, _code(error))
-            # Before the future is done: a thread that waits for the future may close the mailbox next.
-            self._mailbox.post(lambda: finished(answer))
+                found = _code(error)
+            # Before `running` is done: a thread that waits for `running` may close the mailbox next.
+            result.set_result(found)
 
-        def finished(answer: Callable[[], None]) -> None:
-            self._under_way.discard(future)
-            answer()
+        running = self._pool.submit(in_thread)
+        self._under_way.add(running)
+        found = await outcome(result)
+        self._under_way.discard(running)
+        return found
 
-        future = self._pool.submit(in_thread)
-        self._under_way.add(future)
-
-    def ask(
-        self, question: Callable[[], T], done: Callable[[T], None], failed: Failed, *, items: int = 1
-    ) -> None:
+    async def ask(self, question: Callable[[], T], *, items: int = 1) -> T | ErrorCode:
         """Run as `run` does, for a client that waits as in `Waiting`; skip the question if it gave up."""
-        waiting = Waiting(self._mailbox, done, failed, items=items)
+        waiting: Waiting[T] = Waiting(self._mailbox, items=items)
 
-        def work() -> T:
-            if not waiting.open:
+        def in_time() -> T:
+            if waiting.done():
                 raise BrokerError("the client waits for the answer no longer")
             return question()
 
-        self.run(work, waiting.succeed, waiting.fail)
+        async def run() -> None:
+            waiting.settle(await result_of(self.run(in_time)))
+
+        self._mailbox.begin(run())
+        return await outcome(waiting)
 
     def close(self, within_s: float) -> None:
         """Let the threads finish their work, for at most `within_s`; the loop has ended."""
+        self._is_closed = True
         wait(list(self._under_way), within_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -80,6 +80,8 @@ class Broker:
         for _ in range(int(seconds / 0.5)):
             self.now += 0.5
             self.mailbox.run()
+            while self.mailbox.seconds_to_next() == 0.0:
+                self.mailbox.run()
 
     def ask(self, question: Callable[[Answers], None]) -> Any:
         """The one answer to a question."""

@@ -31,7 +31,7 @@ def test_nothing_is_posted_after_the_threads_are_closed() -> None:
     mailbox = SlowMailbox()
     work = Work(mailbox, 4)
     for _ in range(4):
-        work.run(lambda: None, lambda _: None, lambda _: None)
+        mailbox.begin(work.run(lambda: None))
     work.close(10)
     taken = mailbox.taken
     mailbox.close()
