@@ -42,14 +42,21 @@ async def result_of(steps: Attempt[T]) -> T | ErrorCode:
 
 
 def begin(mailbox: Mailbox, steps: Attempt[T], done: Callable[[T], None], failed: Failed) -> None:
-    """Run the steps on the loop, then either `done` with their result or `failed` with their error."""
+    """Run the steps on the loop, then `done` with their result or `failed` with their error.
+
+    If `done` raises, `failed` is called, too: a bug must not leave a client without an answer.
+    """
+
+    async def succeed() -> T | ErrorCode:
+        result = await steps
+        if not isinstance(result, ErrorCode):
+            done(result)
+        return result
 
     async def answer() -> None:
-        result = await result_of(steps)
+        result = await result_of(succeed())
         if isinstance(result, ErrorCode):
             failed(result)
-        else:
-            done(result)
 
     mailbox.begin(answer())
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from millrace.config import BrokerConfig
 from millrace.wire.fields import Topic
 from millrace.wire.group_messages import (
@@ -138,6 +140,13 @@ class Broker:
         group.sync(sync, lambda _: None)
         assert group.state is State.STABLE
         return group, {"member_id": joined.member_id, "generation_id_or_member_epoch": joined.generation_id}
+
+
+def logged_bugs(caplog: pytest.LogCaptureFixture) -> int:
+    """Return the number of logged tracebacks, and clear the log: else the test fails for them."""
+    bugs = [record for record in caplog.records if record.levelname == "ERROR" and record.exc_info]
+    caplog.clear()
+    return len(bugs)
 
 
 def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitRequest:

@@ -10,7 +10,7 @@ from millrace_broker.coordination.groups import GroupKind, StreamsMember
 from millrace_broker.groups import Group, State
 from millrace_broker.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, TIDY_S, coordinator_of
 from millrace_broker.groups.work import MAX_QUEUED, WAIT_S
-from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
+from tests.unit.groups.coordinating import Answers, Broker, Cluster, logged_bugs, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
 NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
@@ -98,6 +98,48 @@ def test_a_take_over_that_takes_long_is_answered_in_time_and_used_when_it_succee
     registry.may_go_on.set()
     one.until("it is held", lambda: one.groups.held(MINE))
     assert len(answers.heard) == 1
+
+
+def test_a_bug_in_one_clients_answer_is_logged_once_and_costs_the_others_none(
+    one: Broker, registry: MemoryRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(_: Group) -> None:
+        raise RuntimeError("a bug")
+
+    registry.may_go_on.clear()
+    answers, failed = Answers(), Answers()
+    one.groups.use(MINE, answers, answers)
+    one.groups.use(MINE, wrong, failed)
+    one.groups.use(MINE, answers, answers)
+    registry.may_go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 2 and failed.heard)
+    assert all(isinstance(each, Group) for each in answers.heard)
+    assert failed.heard == [ErrorCode.UNKNOWN_SERVER_ERROR]
+    assert logged_bugs(caplog) == 1
+
+
+def test_a_bug_in_a_take_over_answers_all_who_wait_and_the_next_one_may_succeed(
+    one: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Answers()
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace_broker.groups.holding.Commits", None)
+        for _ in range(3):
+            one.groups.use(MINE, answers, answers)
+        one.until("all are answered", lambda: len(answers.heard) == 3)
+    assert answers.heard == [ErrorCode.UNKNOWN_SERVER_ERROR] * 3
+    assert logged_bugs(caplog) == 1
+    assert isinstance(one.use(MINE), Group)
+
+
+def test_a_group_that_is_given_up_before_the_answer_of_its_take_over_is_refused(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    answers = Answers()
+    for _ in range(2):
+        one.groups.use(MINE, lambda _: one.groups.delete_groups([MINE], lambda _: None), answers)
+    one.until("the second is refused", lambda: answers.heard)
+    assert answers.heard == [NOT_AVAILABLE]
 
 
 def test_a_streams_group_is_refused_to_classic_members(one: Broker, registry: MemoryRegistry) -> None:

@@ -15,7 +15,15 @@ from millrace.zookeeper.topic_state import TopicState
 from millrace_broker.coordination.groups import CommittedOffset, GroupKind, StreamsMember
 from millrace_broker.groups import State
 from millrace_broker.groups.work import WAIT_S
-from tests.unit.groups.coordinating import Answers, Broker, Cluster, commit_request, name_for, topic_state
+from tests.unit.groups.coordinating import (
+    Answers,
+    Broker,
+    Cluster,
+    commit_request,
+    logged_bugs,
+    name_for,
+    topic_state,
+)
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
 NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
@@ -312,6 +320,17 @@ def test_all_who_ask_for_the_groups_while_they_are_read_wait_for_one_more_readin
     one.until("all are answered", lambda: len(answers.heard) == 51)
     assert all(MINE in listed for listed in answers.heard[1:])
     assert registry.asked < 10
+
+
+def test_a_bug_while_groups_are_read_is_an_answer_and_the_next_reading_succeeds(
+    one: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.join(MINE)
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace_broker.groups.coordinator._listed", None)
+        assert one.listed() is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert logged_bugs(caplog) == 1
+    assert list(one.listed()) == [MINE]
 
 
 def test_commits_wait_for_no_administrator(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from millrace.errors import ErrorCode
 from millrace_broker.groups.work import Work
 from millrace_broker.mailbox import Mailbox
 from tests.unit.groups.coordinating import Broker, Cluster, name_for
@@ -36,6 +37,23 @@ def test_nothing_is_posted_after_the_threads_are_closed() -> None:
     taken = mailbox.taken
     mailbox.close()
     assert taken == 4
+
+
+def test_steps_that_go_on_after_the_threads_are_closed_end_with_an_error_to_retry() -> None:
+    mailbox, codes = Mailbox(), list[ErrorCode]()
+    work = Work(mailbox, 1)
+
+    async def steps() -> None:
+        assert await work.run(lambda: 1) == 1
+        code = await work.run(lambda: 2)
+        assert isinstance(code, ErrorCode)
+        codes.append(code)
+
+    mailbox.begin(steps())
+    work.close(10)
+    mailbox.stop()
+    mailbox.close()
+    assert codes == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
 
 
 def test_a_group_is_coordinated_and_its_offsets_are_written_though_the_system_has_no_thread_left(
