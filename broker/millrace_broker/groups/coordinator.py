@@ -32,7 +32,7 @@ T = TypeVar("T")
 MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
 QUESTION_THREADS = 2
-"""For what members ask before they consume: who coordinates a group, and what it has committed."""
+"""Threads for requests of members before they consume: a group's coordinator and its committed offsets."""
 COUNT_S = 5.0
 """Pause between two counts of the groups in the cluster."""
 CONSUMER = "consumer"
@@ -98,7 +98,7 @@ class Groups:
     # Members
 
     def find(self, names: Collection[str], done: Callable[[Mapping[str, int | ErrorCode]], None]) -> None:
-        """For each group the live broker that coordinates it, or that is to do so; one question for all."""
+        """Find the live broker that coordinates each group or must take it over; one question for all."""
         begin(self._mailbox, self._find(names), done, _to_all(names, done))
 
     async def _find(self, names: Collection[str]) -> Mapping[str, int | ErrorCode]:
@@ -118,7 +118,7 @@ class Groups:
         return {name: away if one is None or one not in brokers else one for name, one in chosen.items()}
 
     def use(self, name: str, use: Callable[[Group], None], failed: Failed) -> None:
-        """`use` the group, which this broker takes over if nobody coordinates it and the choice is on it."""
+        """`use` the group. This broker takes it over if no broker coordinates it and it is the chosen one."""
         self._ownership.use(name, lambda held: use(held.group), failed)
 
     def held(self, name: str) -> Group | None:
@@ -217,7 +217,7 @@ class Groups:
     def _to_read(
         self, asked: Mapping[str, Collection[TopicPartition] | None]
     ) -> dict[str, set[TopicPartition] | None]:
-        """In a thread: those of the partitions of which each group may have committed something."""
+        """In a thread: return the partitions for which each group may have committed an offset."""
         read: dict[str, set[TopicPartition] | None] = {}
         others: dict[str, set[TopicPartition]] = {}
         for name, partitions in asked.items():
@@ -349,9 +349,9 @@ class Groups:
         )
 
     def list_groups(self, done: Callable[[Listed], None], failed: Failed) -> None:
-        """By name the groups coordinated here, and of the others this broker's share.
+        """List by name the groups coordinated here, and this broker's share of the others.
 
-        Every group is read, so whoever asks while that is done waits for the next reading, all for the same.
+        Every group is read. Clients that ask during a reading all wait for one more reading.
         """
         begin(self._mailbox, self._wait_for_list(), done, failed)
 

@@ -74,9 +74,9 @@ class CoordinatedGroup:
     commits: Commits
     used_at: float
     unsure: bool = False
-    """ZooKeeper was away: somebody else may have become the coordinator."""
+    """ZooKeeper was away: another broker may have become the coordinator."""
     doubtful: bool = False
-    """This broker stood still: nobody is answered before it is known who the coordinator is."""
+    """This broker stood still: no client is answered before the coordinator is known."""
     waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
     """Clients that ask while the group is doubtful, oldest first."""
 
@@ -85,7 +85,7 @@ class CoordinatedGroup:
         return self.group.idle and not self.commits.busy
 
     def doubt(self) -> None:
-        """Answer nobody for now. Members cannot be heard of meanwhile, so no session ends."""
+        """Answer no client for now. Heartbeats are not answered meanwhile, so no session ends."""
         self.doubtful = True
         for member in self.group.members:
             member.session.cancel()
