@@ -17,7 +17,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.groups import CommittedOffset, ConsumerRegistry, Fence
 from millrace_broker.groups.timing import Memory
-from millrace_broker.groups.work import Waiting, Work, result_of
+from millrace_broker.groups.work import Waiting, Work
 from millrace_broker.mailbox import Mailbox, outcome
 
 OFFSET_BYTES = 500
@@ -86,9 +86,7 @@ class Commits:
         self.busy = True
         while self._waiting:
             offsets, waiting = self._take()
-            code = (
-                await result_of(self._work.run(partial(self._write, offsets, self.fence))) or ErrorCode.NONE
-            )
+            code = await self._work.run(partial(self._write, offsets, self.fence))
             self._memory.add(-_size(offsets))
             if code is ErrorCode.GROUP_ID_NOT_FOUND:
                 code = ErrorCode.NOT_COORDINATOR
@@ -98,10 +96,11 @@ class Commits:
                 self._fenced()
         self.busy = False
 
-    def _write(self, offsets: Offsets, fence: Fence) -> None:
-        """In a thread: write the offsets, unless a topic is another by now."""
+    def _write(self, offsets: Offsets, fence: Fence) -> ErrorCode:
+        """In a thread: write the offsets, unless a topic was deleted or recreated."""
         check_topics(self._cluster, offsets)
         self._registry.commit(self._group, offsets, fence=fence)
+        return ErrorCode.NONE
 
 
 def _size(offsets: Offsets) -> int:

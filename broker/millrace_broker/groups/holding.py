@@ -133,9 +133,8 @@ class GroupOwnership:
         retention = config.offsets_retention_minutes
         self._retention_ms = math.inf if retention is None else retention * 60_000
         tidy_s = max(MIN_TIDY_S, min(TIDY_S, self._retention_ms / 4_000))
-        mailbox.after(
-            FIRST_TIDY_S, lambda: mailbox.begin(self._tidy(math.inf))
-        )  # members may not be back yet
+        # Not at once: members may not be back yet.
+        mailbox.after(FIRST_TIDY_S, lambda: mailbox.begin(self._tidy(math.inf)))
         mailbox.every(tidy_s, lambda: mailbox.begin(self._tidy(self._retention_ms)))
 
     def get(self, name: str) -> CoordinatedGroup | None:

@@ -28,6 +28,7 @@ ITEM_S = 0.002
 """Seconds of wait for each item of a request for many offsets or groups."""
 MAX_WAIT_S = 25.0
 """Longest wait in any case: clients give up after 30 s."""
+BUG = "a step on consumer groups failed"
 MAX_QUEUED = 2_000
 """Most pieces of work; a client that retries every 100 ms while ZooKeeper is away must not pile them up."""
 
@@ -37,7 +38,7 @@ async def result_of(steps: Attempt[T]) -> T | ErrorCode:
     try:
         return await steps
     except Exception:
-        log.exception("a step on consumer groups failed")
+        log.exception(BUG)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
@@ -47,14 +48,14 @@ def begin(mailbox: Mailbox, steps: Attempt[T], done: Callable[[T], None], failed
     If `done` raises, `failed` is called, too: a bug must not leave a client without an answer.
     """
 
-    async def succeed() -> T | ErrorCode:
-        result = await steps
-        if not isinstance(result, ErrorCode):
-            done(result)
-        return result
-
     async def answer() -> None:
-        result = await result_of(succeed())
+        try:
+            result = await steps
+            if not isinstance(result, ErrorCode):
+                done(result)
+        except Exception:
+            log.exception(BUG)
+            result = ErrorCode.UNKNOWN_SERVER_ERROR
         if isinstance(result, ErrorCode):
             failed(result)
 
@@ -131,7 +132,7 @@ class Work:
             return question()
 
         async def run() -> None:
-            waiting.settle(await result_of(self.run(in_time)))
+            waiting.settle(await self.run(in_time))
 
         self._mailbox.begin(run())
         return await outcome(waiting)
