@@ -23,7 +23,7 @@ from millrace_audit.reports.event import MAX_NAME_BYTES
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Strategy, Subjects
 
-log = logging.getLogger("millrace.agent")
+logger = logging.getLogger("millrace.agent")
 
 DRAIN_S = 2.0
 """Time for which a stopped agent goes on sending; its next process sends the rest."""
@@ -89,7 +89,7 @@ class Agent:
         except BaseException:
             self._spool.close()
             raise
-        log.info("producer instance %d; %d events wait", self._carrier.instance, self._spool.events)
+        logger.info("producer instance %d; %d events wait", self._carrier.instance, self._spool.events)
         self._no_more = threading.Event()
         beside = self._server.start_beside
         self._following = beside("follower", lambda: self._follower.run(self._no_more))

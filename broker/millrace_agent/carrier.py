@@ -37,7 +37,7 @@ from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
 from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
 
-log = logging.getLogger("millrace.agent")
+logger = logging.getLogger("millrace.agent")
 
 CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
 MAX_CHUNKS = 64
@@ -193,7 +193,7 @@ class Carrier:
             raise
         except MillraceError as error:
             if str(error) != self._failing:
-                log.warning("%s", error)
+                logger.warning("%s", error)
             self._failing = str(error)
             time.sleep(_POLL_S)
 
@@ -222,7 +222,7 @@ class Carrier:
                     outcome.add(sequences[behind], digest, failed=True)
                 ids = [number for number in ids if number > behind]
             self._spool.settle(one, chunk.topic, {}, untold)
-            log.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
+            logger.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
 
     def _voice(self, spooled: SpooledInstance) -> Voice:
         return Voice(spooled, self._spool, self._codec.encode, self._publish)
@@ -269,7 +269,7 @@ class Carrier:
     def _end_dead(self) -> None:
         while self._dead:
             self._dead[0].end()
-            log.info("instance %d of an earlier process is ended", self._dead[0].spooled.instance)
+            logger.info("instance %d of an earlier process is ended", self._dead[0].spooled.instance)
             del self._dead[0]
 
     # Events.
@@ -386,7 +386,7 @@ class Carrier:
         if refused:
             why = next(iter(sent.failed.values()))
             lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
-            log.warning("topic %s: %s", lane.topic, lane.trouble)
+            logger.warning("topic %s: %s", lane.topic, lane.trouble)
         elif not lane.again:
             lane.trouble = None
 

@@ -19,7 +19,7 @@ from millrace_audit.answer import iso
 from millrace_audit.reports.batches import messages_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, Hello, Report
 
-log = logging.getLogger("millrace.agent")
+logger = logging.getLogger("millrace.agent")
 
 _FETCH_BYTES = 8 << 20
 _TIMEOUT_S = 5.0
@@ -80,7 +80,7 @@ class Claim:
         )[0]
         where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
         if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            log.warning(
+            logger.warning(
                 "this agent cannot notice that another one goes on with a copy of its spool: allow its user"
                 " `read` on topic %s",
                 AUDIT_TOPIC,

@@ -22,7 +22,7 @@ from millrace_agent.intake import Intake, Refused
 from millrace_agent.rotation import is_replaced, open_again, open_next
 from millrace_agent.spool import Event, FilePosition, Spool
 
-log = logging.getLogger("millrace.agent")
+logger = logging.getLogger("millrace.agent")
 
 BLOCK_BYTES = 4 << 20
 """Bytes read at once; also the length of the longest line."""
@@ -85,7 +85,7 @@ class Follower:
         except (MillraceError, OSError) as error:
             reason = str(error) if isinstance(error, MillraceError) else error.strerror
             if reason != one.trouble:
-                log.warning("file %s: %s", one.path, reason)
+                logger.warning("file %s: %s", one.path, reason)
             one.trouble = reason
             return False
         one.trouble = None
@@ -98,7 +98,7 @@ class Follower:
         assert one.file is not None
         size = os.fstat(one.file.fileno()).st_size
         if size < one.offset or not _continues(one.file, one.offset, one.tail):
-            log.warning("file %s was truncated: it is read from its beginning", one.path)
+            logger.warning("file %s was truncated: it is read from its beginning", one.path)
             one.offset, one.tail, one.in_long_line = 0, b"", False
         one.unread_bytes = size - one.offset
         block = os.pread(one.file.fileno(), BLOCK_BYTES, one.offset)
@@ -156,7 +156,7 @@ class Follower:
         one.refused += len(refused)
         if refused:
             at, why = refused[0]
-            log.warning(
+            logger.warning(
                 "file %s: %d lines are no events, the first at byte %d: %s", one.path, len(refused), at, why
             )
 
@@ -179,7 +179,7 @@ class Follower:
             if file is not None:
                 self._use(one, file, known.offset, known.tail)
                 return True
-            log.warning(
+            logger.warning(
                 "file %s is not the file that was read before: it is read from its beginning", one.path
             )
         return self._begin_next(one)

@@ -49,7 +49,7 @@ from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.directory import problem_of
 from millrace_registry.subjects import Subjects, full_name
 
-log = logging.getLogger("millrace.producer")
+logger = logging.getLogger("millrace.producer")
 
 DELIVERY_TIMEOUT_MS = 60_000
 REPORT_INTERVAL_S = 10.0
@@ -413,7 +413,7 @@ class AuditedProducer:
         try:
             self.close()
         except MillraceError as second:  # the error that ended the block is raised
-            log.warning("%s", second)
+            logger.warning("%s", second)
 
     # Before a topic's first event.
 
@@ -462,7 +462,7 @@ class AuditedProducer:
             return call(seconds)
         except KafkaException as error:
             self._fatal = text_of(error)
-            log.error("instance %d can send nothing any more: %s", self.instance, self._fatal)
+            logger.error("instance %d can send nothing any more: %s", self.instance, self._fatal)
             return 1
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
@@ -482,15 +482,15 @@ class AuditedProducer:
                     self._advise()
                     self._report()
             except MillraceError as error:  # the next interval tries again
-                log.warning("%s", error)
+                logger.warning("%s", error)
             except Exception:  # a bug: without this thread no event would be reported
-                log.exception("the reports of instance %d failed, and are tried again", self.instance)
+                logger.exception("the reports of instance %d failed, and are tried again", self.instance)
                 self._stop.wait(_POLL_S)
 
     def _advise(self) -> None:
         """Warn once that windows stay unknown while no time is ever closed."""
         if self._lateness_ms is None and self._promised == NOTHING and not self._advised:
-            log.warning(
+            logger.warning(
                 "instance %d (%s on %s) has closed no time: every window of %s stays unknown until it does;"
                 " call closed_through(), or give lateness_ms (docs/audit.md)",
                 *(self.instance, self._header["service"], self.server, ", ".join(self._topics)),

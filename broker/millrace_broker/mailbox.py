@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 T = TypeVar("T")
 Steps: TypeAlias = Coroutine[Future[Any], None, object]
 """A coroutine for the loop. It awaits `outcome`, `Mailbox.sleep` and other such coroutines, nothing else."""
-log = logging.getLogger("millrace.mailbox")
+logger = logging.getLogger("millrace.mailbox")
 MIN_SWEEP = 1024
 """Number of timers below which no sweep removes the cancelled ones."""
 
@@ -180,7 +180,7 @@ class Mailbox:
         try:
             function()
         except Exception:
-            log.exception("work for the loop failed")
+            logger.exception("work for the loop failed")
 
     def close(self) -> None:
         """Close the pipe; nothing may be posted any more."""

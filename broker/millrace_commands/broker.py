@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from millrace_broker.metrics import MetricsServer
     from millrace_broker.security.oauth import KeySet
 
-log = logging.getLogger("millrace.commands.broker")
+logger = logging.getLogger("millrace.commands.broker")
 
 GARBAGE_THRESHOLD = 20_000
 SWITCH_INTERVAL_S = 0.0005
@@ -136,18 +136,18 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             quotas.watch()
         for listener in listeners:
             at = f"{listener.host}:{listener.port}"
-            log.info(
+            logger.info(
                 "listener %s on %s, which clients find at %s:%s", listener.name, at, *listener.advertised
             )
             if listener.is_open:
                 may = "may do everything" if acls is None else f"is {ANONYMOUS}"
-                log.warning("listener %s on %s has no TLS: whoever reaches it %s", listener.name, at, may)
-        log.info("runs of small requests are served %s", "compiled" if IS_COMPILED else "in Python alone")
+                logger.warning("listener %s on %s has no TLS: whoever reaches it %s", listener.name, at, may)
+        logger.info("runs of small requests are served %s", "compiled" if IS_COMPILED else "in Python alone")
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
         server.run(handlers.serve_next, broker.end_of_turn)
-        log.info("stopping: bringing everything to the disk")
+        logger.info("stopping: bringing everything to the disk")
         if metrics is not None:
             metrics.close()
         groups.close()
@@ -231,7 +231,7 @@ def _serve_metrics(
     tls = certificates if config.metrics_tls else None
     metrics = MetricsServer(config.metrics_listen, numbers, access, tls)
     metrics.start()
-    log.info("metrics on %s/metrics, health on /healthz", metrics.url)
+    logger.info("metrics on %s/metrics, health on /healthz", metrics.url)
     return metrics
 
 

@@ -25,7 +25,7 @@ from millrace_consumer.streams import Message, MessageStream
 
 __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
 
-log = logging.getLogger("millrace.consumer")
+logger = logging.getLogger("millrace.consumer")
 
 MAX_SESSION_TIMEOUT_MS = 40_000
 """Longest session that a ZooKeeper with default settings grants: a longer one would end before we know."""
@@ -115,7 +115,9 @@ class Consumer:
             for topic, number in topics.items()
         }
         for topic in sorted(topics.keys() - self._cluster.topics.keys()):
-            log.warning("no topic %s in cluster %s yet: its streams wait for it", topic, self._cluster.name)
+            logger.warning(
+                "no topic %s in cluster %s yet: its streams wait for it", topic, self._cluster.name
+            )
         rebalancer = Rebalancer(
             self.group, self._cluster, self._registry, streams, self._pullers, commit_every=self._commit_every
         )
@@ -186,7 +188,7 @@ class Consumer:
             if self._rebalancer is not None:
                 self._rebalancer.close()
         except MillraceError as error:
-            log.warning("group %s: the last offsets are not committed: %s", self.group, error)
+            logger.warning("group %s: the last offsets are not committed: %s", self.group, error)
         finally:
             self._pullers.close()
             self._cluster.close()

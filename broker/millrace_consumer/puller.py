@@ -20,7 +20,7 @@ from millrace.wire.fetch import FetchedPartition, Parting, error_name
 from millrace_broker.coordination.cluster import Cluster
 from millrace_consumer.streams import Batch, Jump, OwnedPartition, damaged
 
-log = logging.getLogger("millrace.consumer.puller")
+logger = logging.getLogger("millrace.consumer.puller")
 
 FETCH_WAIT_MS = 250
 FULL_WAIT_MS = 50
@@ -99,7 +99,7 @@ class ConsumerPuller(Puller):
     def __init__(self, pullers: Pullers, broker_id: int) -> None:
         group = pullers.group
         super().__init__(
-            f"consumer {group} broker {broker_id}", f"millrace-{group}"[:200], log, f"group {group}"
+            f"consumer {group} broker {broker_id}", f"millrace-{group}"[:200], logger, f"group {group}"
         )
         self._pullers, self._broker_id = pullers, broker_id
         self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
@@ -199,7 +199,7 @@ class ConsumerPuller(Puller):
                 continue
             if self._refused.get(name, (0, 0.0))[0] != error:
                 place = (*name, self._broker_id, error_name(error))
-                log.warning("group %s: %s-%d waits: broker %d answers %s", self._pullers.group, *place)
+                logger.warning("group %s: %s-%d waits: broker %d answers %s", self._pullers.group, *place)
             self._refused[name] = error, time.monotonic() + IDLE_SECONDS
         if MOVED.intersection(errors.values()):
             self.stopping.wait(PAUSE_SECONDS)
@@ -210,7 +210,7 @@ class ConsumerPuller(Puller):
         failures = self._crc_failures.pop(key, 0) + 1
         if failures < CRC_TRIES:
             self._crc_failures[key] = failures
-            log.warning(
+            logger.warning(
                 "group %s: %s at offset %d: %s; asking again", self._pullers.group, partition, offset, error
             )
             self.stopping.wait(PAUSE_SECONDS)
@@ -221,7 +221,7 @@ class ConsumerPuller(Puller):
         """Go on where the log was cut back: its messages from there on were not delivered yet."""
         cut = log_was_cut(str(pull.partition), pull.offset, pull.epoch, parting)
         offset = max(parting.end, log_start)
-        log.warning("group %s: %s. Going on at %d", self._pullers.group, cut, offset)
+        logger.warning("group %s: %s. Going on at %d", self._pullers.group, cut, offset)
         pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, offset))
 
     def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
@@ -235,7 +235,7 @@ class ConsumerPuller(Puller):
             self.stopping.wait(PAUSE_SECONDS)  # the offset exists: the answer was stale
             return True
         to = earliest if self._pullers.start == EARLIEST else latest
-        log.warning(
+        logger.warning(
             "group %s: offset %d of %s is gone: what is kept begins at %d and ends at %d. Going on at %d; "
             "what was between is not delivered",
             self._pullers.group,

@@ -25,7 +25,7 @@ from millrace_consumer.puller import Pullers
 from millrace_consumer.registration import Registration
 from millrace_consumer.streams import MessageStream, OwnedPartition
 
-log = logging.getLogger("millrace.consumer.rebalance")
+logger = logging.getLogger("millrace.consumer.rebalance")
 
 HAND_OVER_SECONDS = 5.0
 """Seconds that a partition is kept for a message in hand, before it is given up without that message."""
@@ -53,7 +53,7 @@ class Rebalancer(Rounds):
         commit_every: float | None,
     ) -> None:
         """`commit_every` in seconds; None: only by `commit`."""
-        super().__init__(f"consumer {group}", log, f"group {group}")
+        super().__init__(f"consumer {group}", logger, f"group {group}")
         self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
         self._streams, self._pullers, self._commit_every = streams, pullers, commit_every
@@ -96,7 +96,7 @@ class Rebalancer(Rounds):
         try:
             self._look()
         except NotOwner as error:
-            log.warning("group %s: %s; registering again", self._group, error)
+            logger.warning("group %s: %s; registering again", self._group, error)
             self._registration.lost()
         else:
             self.sleep(self._next_due())
@@ -126,7 +126,7 @@ class Rebalancer(Rounds):
             pause = min(RETRY_SECONDS * 2**tries, MAX_RETRY_SECONDS)
             self._retry[topic] = (tries + 1, time.monotonic() + pause)
             if tries + 1 == TRIES_BEFORE_LOGGED:
-                log.warning("group %s: partitions of %s are still owned by others", self._group, topic)
+                logger.warning("group %s: partitions of %s are still owned by others", self._group, topic)
         self._pullers.refresh()
         if self._commit_every is not None and self._commit_at <= time.monotonic():
             self._commit_at = time.monotonic() + self._commit_every
@@ -187,7 +187,7 @@ class Rebalancer(Rounds):
             self._begin(readers, topic_id, fence)
         del self._claimed[topic]
         self._settled[topic] = shape
-        log.info(
+        logger.info(
             "group %s: reads %s of %s (%d partitions, %d streams)",
             self._group,
             sorted(number for _, number in readers) or "nothing",
@@ -220,7 +220,7 @@ class Rebalancer(Rounds):
         deadline = time.monotonic() + HAND_OVER_SECONDS
         for stream in streams:
             if not stream.wait_for_hands(partitions, deadline - time.monotonic()):
-                log.warning(
+                logger.warning(
                     "group %s: a message is worked on for more than %g s; the next owner of its partition "
                     "gets it again",
                     self._group,

@@ -24,7 +24,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from millrace.zookeeper.session import Session
 from millrace_broker.coordination.groups import ConsumerRegistry, Fence, StreamsMember, encode_member
 
-log = logging.getLogger("millrace.consumer.registration")
+logger = logging.getLogger("millrace.consumer.registration")
 
 TRUSTED = 2 / 3
 HEARTBEATS_PER_TIMEOUT = 6
@@ -64,7 +64,7 @@ class Registration:
             self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
             self.fence = self._registry.register(self._group, self._next_id, self._member)
             self.consumer_id, self._next_id = self._next_id, ""
-            log.info("group %s: registered as %s", self._group, self.consumer_id)
+            logger.info("group %s: registered as %s", self._group, self.consumer_id)
             self._heartbeat()
             if not self._thread.is_alive():
                 self._thread.start()
@@ -100,7 +100,7 @@ class Registration:
             self._session.client.set_async(fence.checks[0][0], self._data).get(timeout=timeout)
         except NoNodeError:
             if self.fence is fence:
-                log.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
+                logger.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
                 self.lost()
                 self._on_loss()
         except (KazooException, KazooTimeoutError):

@@ -21,7 +21,7 @@ from millrace_audit.reports.messages import now_ms
 from millrace_demo.log_format import BadLine, LogFormat
 from millrace_demo.log_lines import RawLine, read_lines
 
-log = logging.getLogger("millrace.access-log")
+logger = logging.getLogger("millrace.access-log")
 
 REFUSED_BYTES = 64 << 20
 """Largest size of the file of refused lines; further lines are counted only."""
@@ -88,7 +88,7 @@ class RefusedLines:
 
     def _warn(self, why: str) -> None:
         self._said = True
-        log.warning("refused lines are no longer written to %s: %s; they are counted only", self.path, why)
+        logger.warning("refused lines are no longer written to %s: %s; they are counted only", self.path, why)
 
     def close(self) -> None:
         if self._file is not None:

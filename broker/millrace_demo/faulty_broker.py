@@ -23,7 +23,7 @@ from millrace_broker.storage import staging
 from millrace_commands.broker import run
 from millrace_mirror import puller
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 TOPIC = "PageView"
 MIN_RECORDS = 2
@@ -46,7 +46,7 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
                 yield mirror_run
                 continue
             done = True
-            log.warning("fault: %d records of %s", counts[large[0]], before.origin)
+            logger.warning("fault: %d records of %s", counts[large[0]], before.origin)
             yield fault(mirror_run, large[0])
 
     return faulty_runs_of

@@ -22,7 +22,7 @@ from typing import BinaryIO, cast
 from millrace.errors import MillraceError
 from millrace_agent.rotation import is_replaced, open_again, open_next
 
-log = logging.getLogger("millrace.access-log")
+logger = logging.getLogger("millrace.access-log")
 
 MAX_LINE_BYTES = 64 * 1024
 """Servers refuse longer requests; the rest of a longer line is dropped as it arrives."""
@@ -177,14 +177,14 @@ class Follower:
                 is_it = partial(_begins_as, position=start)
                 file = open_again(self._path, start.device, start.inode, start.offset, is_it)
             if file is None and start is not None:
-                log.warning(
+                logger.warning(
                     "the file of the position is no longer beside %s: this file is read from its beginning,"
                     " and lines between may be missing",
                     self._path,
                 )
                 start = None
             if file is None and not self._path.exists():
-                log.warning("%s is not there yet: waiting for it", self._path)
+                logger.warning("%s is not there yet: waiting for it", self._path)
             while True:
                 while (file := file or open_next(self._path, None)) is None:
                     yield Chunk((), caught_up=True)
@@ -210,7 +210,7 @@ class Follower:
                 yield Chunk(lines, offset, _position(file, offset - splitter.pending, splitter.number))
                 continue
             if os.fstat(file.fileno()).st_size < offset:
-                log.warning("%s was cut: it is read again from its beginning", self._path)
+                logger.warning("%s was cut: it is read again from its beginning", self._path)
                 splitter, offset = LineSplitter(splitter.number), 0
                 file.seek(0)
                 continue

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from millrace.service.monitoring import MonitoringServer
     from millrace_mirror.kafka_target import KafkaTarget
 
-log = logging.getLogger("millrace.commands.mirror")
+logger = logging.getLogger("millrace.commands.mirror")
 
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 _ORIGIN = click.option(
@@ -93,7 +93,7 @@ def run(config: Path, overrides: Sequence[str]) -> None:
                 server = _metrics_server(settings, states, targets)
                 opened.callback(server.close)
                 server.start()
-                log.info("metrics on %s/metrics, health on /healthz", server.url)
+                logger.info("metrics on %s/metrics, health on /healthz", server.url)
 
         mirror_into_kafka(settings, stop, ready, show)
 

@@ -35,7 +35,7 @@ from millrace_mirror import translation
 from millrace_mirror.offset_search import translate
 from millrace_mirror.states import MirrorStates
 
-log = logging.getLogger("millrace.handlers.mirror")
+logger = logging.getLogger("millrace.handlers.mirror")
 _V0 = range(1)
 APPEND_TIMEOUT_MS = 30_000
 """Time for which an append waits for the other replicas of its target."""
@@ -131,7 +131,7 @@ class _Append:
         data = [batch for _, batch in batches]
         end = partition.log.append_mirrored(append.origin, append.expected, data, position, reset=reset)
         if reset:
-            log.warning("%s was reset: it continues at %s of its origin", partition.name, append.cursor)
+            logger.warning("%s was reset: it continues at %s of its origin", partition.name, append.cursor)
         return end
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
@@ -150,7 +150,7 @@ class _Append:
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, BrokerError):
-            log.error("MirrorAppend failed", exc_info=error)
+            logger.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
         answer = dataclasses.replace(self._answer, error=code, message=str(error)[:MAX_TEXT_CHARACTERS])
         self._send(answer, code)
@@ -215,7 +215,7 @@ def _translate(
             for offset in request.offsets
         ]
     except OSError as error:
-        log.error("cannot translate offsets: %s", error)
+        logger.error("cannot translate offsets: %s", error)
         raise errors.StorageError(f"its leader cannot read it: {error.strerror}") from error
     return tuple(
         translation.TranslateOffsetsResult(outcome=outcome, offset=offset) for outcome, offset in translated

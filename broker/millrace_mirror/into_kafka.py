@@ -20,7 +20,7 @@ from millrace_mirror.kafka_aggregate import MIRROR_ID, KafkaAggregate
 from millrace_mirror.kafka_target import Fenced, KafkaTarget
 from millrace_mirror.states import MirrorStates
 
-log = logging.getLogger("millrace.mirror.into_kafka")
+logger = logging.getLogger("millrace.mirror.into_kafka")
 
 REFRESH_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
@@ -54,7 +54,7 @@ def mirror_into_kafka(
             try:
                 aggregate.refresh()
             except MillraceError as error:
-                log.warning("the registry of %s could not be read again: %s", config.cluster, error)
+                logger.warning("the registry of %s could not be read again: %s", config.cluster, error)
         if not fenced.empty():
             raise fenced.get()
     finally:

@@ -25,7 +25,7 @@ from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import BrokerAddress, TopicState, decode_topic, encode_topic
 from millrace_broker.coordination.new_partitions import with_mirrors
 
-log = logging.getLogger("millrace.mirror.kafka_aggregate")
+logger = logging.getLogger("millrace.mirror.kafka_aggregate")
 
 MIRROR_ID = 0
 """Id of the "leader" of every copy in the registry: the one mirror process."""
@@ -69,7 +69,7 @@ class KafkaAggregate:
                 if state is not None and name in there and there[name].topic_id == state.topic_id:
                     topics[name] = state
                 elif name in self.topics:
-                    log.warning("topic %s was deleted in %s: it is copied again", name, self.name)
+                    logger.warning("topic %s was deleted in %s: it is copied again", name, self.name)
             self.topics = topics
 
     def allocate_mirrors(

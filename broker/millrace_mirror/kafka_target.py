@@ -34,7 +34,7 @@ from millrace.records.mirror_position import MirrorPosition, PositionMismatch
 from millrace_broker.partitions.broker import TargetAppend
 from millrace_mirror.kafka_aggregate import KafkaAggregate
 
-log = logging.getLogger("millrace.mirror.kafka_target")
+logger = logging.getLogger("millrace.mirror.kafka_target")
 
 TRY_SECONDS = 10.0
 """Time limit of one call of librdkafka, which is then repeated."""
@@ -167,7 +167,7 @@ class KafkaTarget:
         self._recorded = dict(PositionLog(self._client, self._origin).read_through(begun))
         self._checked.clear()
         self._producer = producer
-        log.info(
+        logger.info(
             "mirror of %s writes to %s: %d positions", self._origin, self._bootstrap, len(self._recorded)
         )
 
@@ -395,4 +395,4 @@ def _records(append: TargetAppend) -> Iterator[Record]:
             yield from list(iter_records(header, batch))
         except CorruptMessage as error:
             what = (header.records_count, append.topic, append.partition, error)
-            log.error("%d records for %s-%d are left out, because no consumer can read them: %s", *what)
+            logger.error("%d records for %s-%d are left out, because no consumer can read them: %s", *what)

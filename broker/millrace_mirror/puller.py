@@ -49,7 +49,7 @@ from millrace_broker.allowance import Allowance
 from millrace_broker.partitions.broker import TargetAppend
 from millrace_mirror.states import MirrorState, MirrorStates, State
 
-log = logging.getLogger("millrace.mirror.puller")
+logger = logging.getLogger("millrace.mirror.puller")
 
 ANSWER_BYTES = 4 << 20
 """Most bytes of one answer. A single larger batch still comes whole."""
@@ -168,7 +168,7 @@ class BrokerPuller(Puller):
         security: ClientSecurity,
     ) -> None:
         """`refresh` is called when the origin's broker no longer has or leads a requested partition."""
-        super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits", security)
+        super().__init__(f"mirror {name}", client_id, logger, f"mirror of {name} waits", security)
         self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
         self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
         self._requested: dict[TopicPartition, _Fetch] = {}

@@ -18,7 +18,7 @@ from millrace.client.runs import Run
 from millrace.records.mirror_position import Origin
 from millrace_broker.histogram import Histogram
 
-log = logging.getLogger("millrace.mirror.states")
+logger = logging.getLogger("millrace.mirror.states")
 _SHORT_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 LATENCIES_S = (*_SHORT_S, 10.0, 30.0, 60.0, 300.0, 3600.0, 86400.0)
 """Upper bounds of the latency histogram: from two flushes of 100 ms to an outage of a day."""
@@ -109,11 +109,11 @@ class MirrorStates:
         origin = state.origin
         what = f"mirror of {origin.cluster} {origin.topic}-{origin.partition} into {topic}-{partition}"
         if state.state is State.STOPPED:
-            log.error("%s %s", what, state)
+            logger.error("%s %s", what, state)
         elif state.state is State.WAITING:
-            log.warning("%s %s", what, state)
+            logger.warning("%s %s", what, state)
         else:
-            log.info("%s %s", what, state)
+            logger.info("%s %s", what, state)
 
     def forget(self, topic: str, partition: int) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ from millrace_mirror.choice import Choice, choose, names_only
 from millrace_mirror.puller import Pull
 from millrace_mirror.states import MirrorState, MirrorStates, State
 
-log = logging.getLogger("millrace.mirror.watch")
+logger = logging.getLogger("millrace.mirror.watch")
 
 REFRESH_SECONDS = 1.0
 """Interval at which new topics, partitions and leaders are looked for."""
@@ -67,7 +67,7 @@ class OriginWatch(Rounds):
         states: MirrorStates,
         assign: Assign,
     ) -> None:
-        super().__init__(f"mirror {name}", log, f"mirror of {name} waits")
+        super().__init__(f"mirror {name}", logger, f"mirror of {name} waits")
         self._origin_name = name
         self._config, self._broker_id, self._cluster = config, broker_id, cluster
         self._states, self._assign = states, assign
@@ -251,7 +251,7 @@ class OriginWatch(Rounds):
     def _log_once(self, topic: str, reason: str) -> None:
         if self._logged.get(topic) != reason:
             self._logged[topic] = reason
-            log.warning("mirror of %s %s waits: %s", self._origin_name, topic, reason)
+            logger.warning("mirror of %s %s waits: %s", self._origin_name, topic, reason)
 
 
 class _LeftOut(MillraceError):

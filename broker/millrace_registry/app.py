@@ -31,7 +31,7 @@ from millrace_registry.metrics import MEDIA_TYPE, Counted, Numbers
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 from millrace_registry.usage import Usage
 
-_log = logging.getLogger("millrace.registry")
+logger = logging.getLogger("millrace.registry")
 _routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAnswer)
 
 
@@ -403,7 +403,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = ErrorCode(error.status), str(error)
         case SQLAlchemyError():
             code, message = ErrorCode.STORE_FAILED, "the registry's database failed; its log says why"
-            _log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
+            logger.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
         case ClientDisconnect():  # the answer is not read
             code, message = ErrorCode.BAD_REQUEST, "the client went away before its request was whole"
         case HTTPException():
@@ -413,7 +413,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = ErrorCode.BAD_REQUEST, f"parameter {first['loc'][-1]}: {first['msg']}"
         case _:
             code, message = ErrorCode.FAILED, "the registry failed; its log says why"
-            _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     # With this header a browser asks for name and token.
     headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else {}
     if isinstance(error, BodyRefused):  # the body's rest would be read as the next request

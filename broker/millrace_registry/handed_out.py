@@ -20,7 +20,7 @@ from millrace.errors import MillraceError
 from millrace.zookeeper.session import Session
 from millrace_registry.errors import ErrorCode, RegistryError
 
-_log = logging.getLogger("millrace.registry")
+logger = logging.getLogger("millrace.registry")
 _PATH = "/audit/registry"
 
 
@@ -64,11 +64,11 @@ class HandedOut:
         try:
             self._raise(lambda largest: replace(largest, stored=max(largest.stored, schema_id)))
         except MillraceError as error:  # it is drawn, so it is not handed out again in any case
-            _log.warning("id %d could not be noted as stored: %s", schema_id, error)
+            logger.warning("id %d could not be noted as stored: %s", schema_id, error)
 
     def _complain(self, largest: Largest, here: int) -> None:
         if largest.stored > here:
-            _log.error(
+            logger.error(
                 "ids from %d to %d were handed out and their schemas are not in this database: it is an older"
                 " copy. New schemas get ids above %d. Restore a newer copy, or bring the schemas back with"
                 " `millrace schemas import`.",

@@ -30,7 +30,7 @@ from millrace_registry.store import (
     fingerprint_of,
 )
 
-_log = logging.getLogger("millrace.registry")
+logger = logging.getLogger("millrace.registry")
 
 _AT_ONCE = 100
 """Versions that a search reads at once; it may end with any of them."""
@@ -315,7 +315,7 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
     version = rows.add_version(subject, stored, imported)
     if candidate.version not in (None, version.version):  # another client has registered in between
         raise InvalidSchema(f"it would be version {version.version}, not {candidate.version} as asked for")
-    _log.info("subject %s version %d is schema %d", subject, version.version, stored.id)
+    logger.info("subject %s version %d is schema %d", subject, version.version, stored.id)
     return version
 
 
@@ -386,7 +386,7 @@ def delete(
         for setting in (LEVEL, MODE):
             rows.set(subject, setting.name, None)
         rows.remove_subject(subject)
-    _log.info("%s is deleted%s", what, " permanently" if permanent else "")
+    logger.info("%s is deleted%s", what, " permanently" if permanent else "")
     return deleted
 
 

@@ -8,7 +8,7 @@ import threading
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 
-_log = logging.getLogger("millrace.registry")
+logger = logging.getLogger("millrace.registry")
 _LOOK_AGAIN_S = 60.0
 _TIMEOUT_S = 10.0
 _MOST_TOPICS = 20
@@ -52,7 +52,7 @@ class Usage:
                 try:
                     ids = ids_in(client, topic, tail_only=True)
                 except MillraceError as error:
-                    _log.warning("the schemas that topic %s uses are not known: %s", topic, error)
+                    logger.warning("the schemas that topic %s uses are not known: %s", topic, error)
                     continue
                 for schema_id in ids:
                     topics.setdefault(schema_id, []).append(topic)
@@ -63,7 +63,7 @@ class Usage:
             try:
                 self.look()
             except MillraceError as error:
-                _log.warning("the topics that use each schema are not known: %s", error)
+                logger.warning("the topics that use each schema are not known: %s", error)
                 self._topics = None
             if self._stop.wait(_LOOK_AGAIN_S):
                 return

@@ -12,7 +12,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 from millrace_airflow.installation import check_installation
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _Apps:
@@ -24,7 +24,7 @@ class _Apps:
 
             return [{"app": create_app(), "url_prefix": "/millrace", "name": "millrace"}]
         except ImportError:  # an Airflow with other page protection: better no page than an open one
-            log.exception("the audit's page is not served: this Airflow has other names for its login")
+            logger.exception("the audit's page is not served: this Airflow has other names for its login")
             return []
 
 

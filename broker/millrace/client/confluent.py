@@ -14,7 +14,7 @@ from millrace.errors import ConfigError, ErrorCode
 from millrace.security.certificates import read_secret
 from millrace.security.client import of_process, password, token
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 C = TypeVar("C")
 SECURITY_SETTINGS = ("security.", "ssl.", "sasl.", "enable.ssl.", "oauthbearer_")
 """Prefixes of librdkafka's security settings."""
@@ -37,13 +37,13 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
         try:
             made[0].set_sasl_credentials(security.user, password(security))
         except ConfigError as mistake:
-            log.error("the old password stays: %s", mistake)
+            logger.error("the old password stays: %s", mistake)
         except RuntimeError as closed:
-            log.debug("no password for a client that was closed meanwhile: %s", closed)
+            logger.debug("no password for a client that was closed meanwhile: %s", closed)
 
     def on_error(error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION and made:
-            log.warning("%s; the password is read again", error.str())
+            logger.warning("%s; the password is read again", error.str())
             # In another thread: confluent-kafka aborts the process if a callback that has called its client
             # is followed by another callback in the same poll.
             thread = threading.Thread(target=read_password, name="password", daemon=True)

@@ -18,7 +18,7 @@ from millrace.config import TlsConfig
 from millrace.errors import ConfigError
 from millrace.security.principals import Subject, parse_rules, principal
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 CHECK_S = 5.0
 """Interval at which the files are checked for changes."""
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -153,11 +153,11 @@ class ServerCertificates:
                 contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
                 self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
             except ConfigError as error:
-                log.error("the certificates stay as they were: %s", error)
+                logger.error("the certificates stay as they were: %s", error)
             except Exception:
-                log.exception("the certificates stay as they were")
+                logger.exception("the certificates stay as they were")
             else:
-                log.info("read the certificates again; new connections get them")
+                logger.info("read the certificates again; new connections get them")
 
     def _files(self) -> Sequence[object]:
         return files_of(self._config)

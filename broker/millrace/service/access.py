@@ -20,7 +20,7 @@ from pathlib import Path
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _ROLE = re.compile(r"[a-z]+(:[^\s\"\\]{1,255})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -113,9 +113,9 @@ class AccessList:
         try:
             self._entries = self._read()
         except ConfigError as error:
-            log.error("the access list stays as it was: %s", error)
+            logger.error("the access list stays as it was: %s", error)
         else:
-            log.info("read %s again", self._path)
+            logger.info("read %s again", self._path)
 
     def _mark(self) -> object:
         try:

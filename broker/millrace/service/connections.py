@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace.service.unproven import Unproven
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_UNPROVEN = 400
 """Most unproven connections of a service; as `max_unauthenticated` of a broker."""
 MAX_UNPROVEN_OF_ADDRESS = 100
@@ -139,7 +139,7 @@ class Door:
             unproven.cancel()
             self._closed += 1
         if (now := time.monotonic()) > self._told_at + _TELL_AGAIN_S:
-            log.warning(
+            logger.warning(
                 "%d connections without a token were closed, the oldest first: %s", self._closed, reason
             )
             self._told_at, self._closed = now, 0

@@ -26,7 +26,7 @@ from millrace.security.certificates import ServerCertificates
 from millrace.service.connections import Connection, Door
 from millrace.signals import end_soon, stop_on_signals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
 ICON = Path(__file__).with_name("icon.svg").read_bytes()
 """Icon beside a page's title: without one browsers ask for /favicon.ico."""
@@ -78,7 +78,7 @@ class WebServer(uvicorn.Server):
                 work()
             except Exception as error:
                 if not isinstance(error, MillraceError):  # its message is raised by `serve_until_stopped`
-                    log.exception("the %s has failed", name)
+                    logger.exception("the %s has failed", name)
                 self._failure.append(error)
                 self.stop()  # a service that is not whole must not continue to answer
                 end_soon(1)

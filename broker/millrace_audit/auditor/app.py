@@ -54,7 +54,7 @@ from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
 BEHIND_S = 60.0
@@ -303,7 +303,7 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     def _database_failed(request: Request, error: SQLAlchemyError) -> JsonAnswer:
-        log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
+        logger.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
         return JsonAnswer({"error": "the auditor's database failed; its log says why"}, status_code=503)
 
     @app.exception_handler(RequestValidationError)

@@ -56,7 +56,7 @@ from millrace_audit.reports.mirrors import Mirrors, cluster_name
 from millrace_audit.reports.turns import TurnBook
 from millrace_registry.client import SchemaRegistryClient
 
-log = logging.getLogger("millrace.audit.auditor")
+logger = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
 PART_BYTES = 256 << 10
@@ -209,7 +209,7 @@ class Auditor:
                         self._is_stale = True
                     self._renew_due = time.monotonic() + RENEW_S
                     if self.is_standby:
-                        log.info("this auditor writes to the database from now on")
+                        logger.info("this auditor writes to the database from now on")
                         self.is_standby = False
                 began = self._rules.clock_ms()
                 news = self.apply_all()
@@ -220,14 +220,14 @@ class Auditor:
                 stop.wait(_RETRY_S)
             except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())
-                log.warning("%s; trying again", self.trouble)
+                logger.warning("%s; trying again", self.trouble)
                 self._readings.clear()  # what was fetched and not applied is fetched again
                 stop.wait(_RETRY_S)
 
     def _stand_by(self, why: str) -> None:
         """Forget what was read of the database, as another process writes to it."""
         if not self.is_standby:
-            log.warning("%s", why)
+            logger.warning("%s", why)
         self.is_standby, self.trouble, self.applied_at = True, why, None
         self._readings.clear()
         self._is_stale, self._renew_due = True, 0.0
@@ -303,7 +303,7 @@ class Auditor:
     def _go_back(self, reading: _Reading, epoch: int, parting: Parting) -> None:
         """Read on where a log was cut back. Records that come twice count once; lost records stay unknown."""
         place, offset = reading.place, reading.fetch_at
-        log.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
+        logger.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
         with self._store.writing() as session:
             row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
             cut_by = max(row.next_offset - parting.end, 0)
@@ -351,7 +351,7 @@ class Auditor:
                         row.next_offset = start  # nothing but a position batch has expired
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
-                        log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
+                        logger.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
                         place = _Reading(topic, topic_id, partition, start, origin).place
                         ledger.lose(session, place, row.next_offset, start)
                         row.next_offset = start

@@ -22,7 +22,7 @@ from millrace_audit.auditor.reported import Reported
 from millrace_audit.auditor.store import TierRow
 from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 
-log = logging.getLogger("millrace.audit.auditor")
+logger = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
 """What the database raises when it does not answer, whatever it is asked."""
 
@@ -47,7 +47,7 @@ def apply(
             for entry in heard:
                 apply(session, place, [entry], now_ms, goes_on=goes_on)
             return
-        log.error("%s: the record at %d cannot be taken in: %r", place.name, heard[0].offset, error)
+        logger.error("%s: the record at %d cannot be taken in: %r", place.name, heard[0].offset, error)
         _take(session, place, [heard[0]._replace(record=None)], now_ms, goes_on)
 
 

@@ -34,7 +34,7 @@ from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, open_database, reason_of
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
 
-log = logging.getLogger("millrace.audit.auditor")
+logger = logging.getLogger("millrace.audit.auditor")
 
 Ranges = list[list[int]]
 Vector = dict[str, list[Any]]
@@ -606,6 +606,6 @@ class AuditStore:
                 with self._immediate() as session:
                     self._lease.release(session)
         except SQLAlchemyError as error:  # then another process waits for a while
-            log.warning("the lease of the database is not given up: %s", reason_of(error))
+            logger.warning("the lease of the database is not given up: %s", reason_of(error))
         finally:
             self._engine.dispose()

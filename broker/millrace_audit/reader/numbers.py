@@ -24,7 +24,7 @@ from millrace_audit.reader.counting import Part
 from millrace_audit.reader.partition import Partition
 from millrace_audit.reports.messages import now_ms
 
-log = logging.getLogger("millrace.audit")
+logger = logging.getLogger("millrace.audit")
 PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
@@ -159,5 +159,5 @@ def serve(
         certificates.watch()
     server = MonitoringServer(listen, "--metrics-listen", numbers, health, access, certificates)
     server.start()
-    log.info("metrics on %s/metrics", server.url)
+    logger.info("metrics on %s/metrics", server.url)
     return server.url

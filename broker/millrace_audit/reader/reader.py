@@ -52,7 +52,7 @@ from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
-log = logging.getLogger("millrace.audit.reader")
+logger = logging.getLogger("millrace.audit.reader")
 
 COUNT_BYTES = 1 << 20
 """A partition whose counts grow larger is published before the round is over."""
@@ -306,7 +306,7 @@ class AuditReader(TierReader):
                 partition.noted(*self._ends_of_copies(partition, *ends))
                 if partition.truncated != before:
                     line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
-                    log.error(line, self._config.cluster, *name, partition.truncated, partition.end)
+                    logger.error(line, self._config.cluster, *name, partition.truncated, partition.end)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
             except CannotRead as error:
@@ -379,7 +379,7 @@ class AuditReader(TierReader):
             except MillraceError as error:  # the position known before still holds
                 troubles.add(str(error))
         for trouble in sorted(troubles - self._troubles):
-            log.warning("how far the mirror has come is not known: %s; trying again", trouble)
+            logger.warning("how far the mirror has come is not known: %s; trying again", trouble)
         if troubles:  # a pass without any may not have asked at all
             self._troubles = troubles
 
@@ -389,7 +389,7 @@ class AuditReader(TierReader):
     def _count(self, partition: Partition, fetched: FetchedPartition) -> None:
         if fetched.parting is not None:
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
-            log.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
+            logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
             if partition.truncated is not None:  # reported first: else the next count looks like a repeat
                 self._beats += 1
@@ -411,12 +411,12 @@ class AuditReader(TierReader):
     def _stick(self, partition: Partition, error: CannotRead) -> None:
         if partition.stick(str(error)):
             where = (self._config.cluster, partition.topic, partition.key.partition, partition.end)
-            log.error("%s: %s-%d is not counted from offset %d on: %s", *where, error)
+            logger.error("%s: %s-%d is not counted from offset %d on: %s", *where, error)
 
     def _free(self, partition: Partition) -> None:
         if partition.stuck is not None:
             partition.stuck = None
-            log.info(
+            logger.info(
                 "%s: %s-%d is counted again", self._config.cluster, partition.topic, partition.key.partition
             )
 

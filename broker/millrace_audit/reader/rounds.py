@@ -19,7 +19,7 @@ from millrace_audit.reader.numbers import TierNumbers
 from millrace_audit.reader.turn_taker import Holder, TurnTaker
 from millrace_audit.reports.turns import Turn
 
-log = logging.getLogger("millrace.audit.reader")
+logger = logging.getLogger("millrace.audit.reader")
 
 IDLE_HEARTBEAT_S = 5.0
 """Interval of the heartbeats of a reader that has no news."""
@@ -61,7 +61,7 @@ class TierReader(ABC):
                         self.count_once()
                     self._numbers.trouble = None
                 except MillraceError as error:
-                    log.warning("%s; trying again", error)
+                    logger.warning("%s; trying again", error)
                     self._numbers.trouble = str(error)
                     pause = _RETRY_S
                 self._stop.wait(max(0.0, began + pause - time.monotonic()))
@@ -81,7 +81,7 @@ class TierReader(ABC):
 
     def _leave_lost_turn(self) -> None:
         if self._turn is not None and self._taker.lost.is_set():
-            log.warning("the session with ZooKeeper has ended, and turn %d with it", self._turn.number)
+            logger.warning("the session with ZooKeeper has ended, and turn %d with it", self._turn.number)
             self._turn = self._numbers.turn = None
 
     def _begin_turn(self) -> bool:
@@ -95,7 +95,7 @@ class TierReader(ABC):
             self._numbers.trouble = None  # earlier failures no longer matter: this reader need not count now
             if not stands_by:
                 line = "tier %s is counted by the reader on %s, process %d: this one stands by"
-                log.info(line, self._numbers.tier, taken.host, taken.pid)
+                logger.info(line, self._numbers.tier, taken.host, taken.pid)
                 stands_by = True
             self._taker.wait_until_free(self._stop, _STAND_BY_S)
             if self._stop.is_set():
@@ -108,7 +108,7 @@ class TierReader(ABC):
             raise
         self._numbers.heartbeat_at = time.time()  # the first heartbeat is due from here on
         self._numbers.turn = taken.number
-        log.info("turn %d of tier %s begins", taken.number, self._numbers.tier)
+        logger.info("turn %d of tier %s begins", taken.number, self._numbers.tier)
         return True
 
     # Defined by each kind of reader.

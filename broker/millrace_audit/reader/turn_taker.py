@@ -25,7 +25,7 @@ from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import now_ms
 from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 
-log = logging.getLogger("millrace.audit.reader")
+logger = logging.getLogger("millrace.audit.reader")
 
 KEPT_MS = 60 * 24 * 3600 * 1000
 """A turn is deleted this long after the next one began: no audit topic is kept for longer."""

@@ -55,7 +55,7 @@ from millrace_broker.coordination.brokers import (
 )
 from millrace_broker.coordination.new_partitions import new_topic, with_mirrors
 
-log = logging.getLogger("millrace.cluster")
+logger = logging.getLogger("millrace.cluster")
 
 
 class Cluster:
@@ -219,7 +219,7 @@ class Cluster:
         if holder is None:
             self._wake.set()
         else:
-            log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
+            logger.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
 
     def zookeeper_time(self) -> float:
         """Return ZooKeeper's time in seconds since 1970, from the stamp of a write. Blocks: for a thread."""
@@ -345,7 +345,7 @@ class Cluster:
         except UnknownTopicOrPartition:
             return True
         except MillraceError as error:
-            log.error("cluster %s: %s", self.name, error)
+            logger.error("cluster %s: %s", self.name, error)
             return False
 
     def _topic(self, name: str) -> str:
@@ -402,7 +402,9 @@ class Cluster:
         if state == KazooState.CONNECTED:
             self._mark(None)  # watches may have been lost with a session
         elif not self._closed.is_set():
-            log.warning("cluster %s: ZooKeeper at %s is %s", self.name, self.session.zookeeper, state.lower())
+            logger.warning(
+                "cluster %s: ZooKeeper at %s is %s", self.name, self.session.zookeeper, state.lower()
+            )
 
     def _on_event(self, event: Any) -> None:
         if event.path is not None:
@@ -422,7 +424,7 @@ class Cluster:
             except Exception as error:  # one failed reading must not end the watch
                 if self._closed.is_set():
                     return
-                log.warning("cluster %s: cannot read its registries: %s", self.name, error)
+                logger.warning("cluster %s: cannot read its registries: %s", self.name, error)
                 self._dirty.put(None)
                 continue
             if (self.brokers, self.topics) != notified:
@@ -431,7 +433,7 @@ class Cluster:
                     try:
                         callback()
                     except Exception:
-                        log.exception("cluster %s: a listener failed", self.name)
+                        logger.exception("cluster %s: a listener failed", self.name)
 
     def _refresh(self) -> None:
         with self._refreshing:
@@ -497,7 +499,7 @@ class Cluster:
             try:
                 topics[name] = decode_topic(name, data, stat.version, stat.czxid)
             except MillraceError as error:
-                log.error("cluster %s: %s", self.name, error)
+                logger.error("cluster %s: %s", self.name, error)
                 topics |= {name: self.topics[name]} if name in self.topics else {}
         if stale - topics.keys():
             self._children(self._topics)  # a topic without an entry was deleted, unless all entries are lost

@@ -27,7 +27,7 @@ from millrace.zookeeper.session import Session
 from millrace_broker.coordination.watching import Follower
 from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
-log = logging.getLogger("millrace.coordination.users")
+logger = logging.getLogger("millrace.coordination.users")
 MAX_NAME_CHARACTERS = 249
 _CHANGED_MEANWHILE = (NodeExistsError, BadVersionError, NoNodeError)
 
@@ -94,7 +94,7 @@ class Users:
                     raise MillraceError(
                         f"cannot read user {name} in ZooKeeper: {error}; delete {path} or write it again"
                     ) from None
-                log.error("cannot read user %s in ZooKeeper, which stays as before: %s", name, error)
+                logger.error("cannot read user %s in ZooKeeper, which stays as before: %s", name, error)
                 users |= {name: self._users[name]} if name in self._users else {}
         self._users = users
 

@@ -17,7 +17,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from millrace.errors import MillraceError, PolicyViolation
 from millrace.zookeeper.session import Session
 
-log = logging.getLogger("millrace.coordination.watching")
+logger = logging.getLogger("millrace.coordination.watching")
 RETRY_S = 1.0
 """Seconds before ZooKeeper is asked again after it did not answer."""
 REREAD_S = 60.0
@@ -57,10 +57,10 @@ class Follower:
             self._read()
         except MillraceError as error:
             if not quiet:
-                log.error("the %s stay as they were: %s", self._what, error)
+                logger.error("the %s stay as they were: %s", self._what, error)
             return False
         except Exception:
-            log.exception("the %s stay as they were", self._what)
+            logger.exception("the %s stay as they were", self._what)
             return False
         return True
 

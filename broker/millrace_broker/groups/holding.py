@@ -27,7 +27,7 @@ from millrace_broker.groups.timing import Memory
 from millrace_broker.groups.work import Failed, Waiting, Work, begin, result_of
 from millrace_broker.mailbox import Mailbox, outcome
 
-log = logging.getLogger("millrace.groups.holding")
+logger = logging.getLogger("millrace.groups.holding")
 
 THREADS = 4
 """For commits, and for groups that are taken over and given up."""
@@ -202,7 +202,7 @@ class GroupOwnership:
         fence = await self.work.run(partial(self._take_ours, name))
         if isinstance(fence, ErrorCode):
             return fence
-        log.info("coordinating group %r", name)
+        logger.info("coordinating group %r", name)
         held = self._held[name] = self._coordinate(name, fence)
         return held
 
@@ -231,7 +231,7 @@ class GroupOwnership:
     def _fenced(self, name: str, group: Group) -> None:
         held = self._held.get(name)
         if held is not None and held.group is group:
-            log.warning("group %r has another coordinator now", name)
+            logger.warning("group %r has another coordinator now", name)
             self._held.pop(name).drop()
 
     async def give_up(self, name: str, work: Callable[[Fence], None]) -> ErrorCode:
@@ -317,7 +317,7 @@ class GroupOwnership:
             if isinstance(expired, ErrorCode):
                 return
             for name, count in expired.items():
-                log.info("group %r: %d offsets have expired", name, count)
+                logger.info("group %r: %d offsets have expired", name, count)
 
     def _to_tidy(self, held: Collection[str]) -> tuple[list[str], float]:
         """In a thread: this broker's share of the groups that are not held, and the earlier clock's time."""

@@ -16,7 +16,7 @@ from millrace.errors import BrokerError, ErrorCode
 from millrace_broker.mailbox import Mailbox, outcome, started_threads
 
 T = TypeVar("T")
-log = logging.getLogger("millrace.groups.work")
+logger = logging.getLogger("millrace.groups.work")
 
 Failed: TypeAlias = Callable[[ErrorCode], None]
 Attempt: TypeAlias = Coroutine[Future[Any], None, T | ErrorCode]
@@ -38,7 +38,7 @@ async def result_of(steps: Attempt[T]) -> T | ErrorCode:
     try:
         return await steps
     except Exception:
-        log.exception(BUG)
+        logger.exception(BUG)
         return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
@@ -54,7 +54,7 @@ def begin(mailbox: Mailbox, steps: Attempt[T], done: Callable[[T], None], failed
             if not isinstance(result, ErrorCode):
                 done(result)
         except Exception:
-            log.exception(BUG)
+            logger.exception(BUG)
             result = ErrorCode.UNKNOWN_SERVER_ERROR
         if isinstance(result, ErrorCode):
             failed(result)
@@ -147,9 +147,9 @@ class Work:
 def _code(error: Exception) -> ErrorCode:
     """Return the client's error: COORDINATOR_NOT_AVAILABLE, to retry, unless the error says more."""
     if not isinstance(error, BrokerError):
-        log.error("work on consumer groups failed", exc_info=error)
+        logger.error("work on consumer groups failed", exc_info=error)
         return ErrorCode.UNKNOWN_SERVER_ERROR
     if error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR):
-        log.warning("consumer groups: %s", error)
+        logger.warning("consumer groups: %s", error)
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return error.code

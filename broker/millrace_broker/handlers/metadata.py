@@ -52,7 +52,7 @@ from millrace_broker.security.rights import (
 )
 from millrace_broker.server.request import Request
 
-log = logging.getLogger("millrace.handlers.metadata")
+logger = logging.getLogger("millrace.handlers.metadata")
 _OFFERED, _NEWER = range(5), range(5, 64)
 """Versions of ApiVersions."""
 _CACHED_ANSWERS = 64
@@ -186,7 +186,7 @@ class Metadata:
             self._creating.discard(name)
             error = future.exception()
             if error is not None and not isinstance(error, TopicAlreadyExists):
-                log.warning("cannot create a topic that a client asked for: %s", error)
+                logger.warning("cannot create a topic that a client asked for: %s", error)
 
         self._creating.add(name)
         broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)

@@ -18,7 +18,7 @@ from millrace_broker.handlers.table import Call, serves
 from millrace_broker.security.login import MAX_FRAME_BYTES, Exchange, LoginFailed
 from millrace_broker.security.rights import open_to_all
 
-log = logging.getLogger("millrace.security")
+logger = logging.getLogger("millrace.security")
 FAILED_AFTER_S = 0.1
 """Seconds that a client waits after each failed login, so that guessing passwords takes long."""
 _FAILED = "authentication failed: check user, password and mechanism"
@@ -63,7 +63,7 @@ def sasl_authenticate(
                 except LoginFailed as error:
                     _fail(call, error)
                 except Exception:
-                    log.exception("a bug in the login of %s", call.received.client.address)
+                    logger.exception("a bug in the login of %s", call.received.client.address)
                     call.received.client.abort("a bug was met in its login")
 
         host = call.received.client.address.rpartition(":")[0]
@@ -92,7 +92,7 @@ def _answered(
 
 def _fail(call: Call[messages.SaslAuthenticateRequest], error: LoginFailed) -> None:
     client = call.received.client
-    log.warning("the login of %s has failed: %s", client.address, error)
+    logger.warning("the login of %s has failed: %s", client.address, error)
     if client.login is not None:
         client.login.fail()
 

@@ -51,7 +51,7 @@ from millrace_broker.security.rights import (
 )
 from millrace_broker.server.request import NOTHING, REQUEST_BYTES, Client, Request, throttle_ms
 
-log = logging.getLogger("millrace.handlers.table")
+logger = logging.getLogger("millrace.handlers.table")
 _COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
 MAX_LOGGED_CHARACTERS = 100
 """Longest part of a client's name that is logged: the client chooses it."""
@@ -119,12 +119,12 @@ class Api(Generic[A]):
             request.failed(error.code)
             close(request, str(error))
         elif isinstance(error, BrokerError):
-            log.debug("refused %s: %s", named(request), error)
+            logger.debug("refused %s: %s", named(request), error)
             self.refuse(
                 request, error.code, str(error), error.request if isinstance(error, TooManyItems) else None
             )
         else:
-            log.error("%s at %s failed", named(request), request.client.address, exc_info=error)
+            logger.error("%s at %s failed", named(request), request.client.address, exc_info=error)
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def refuse(self, request: Request, code: ErrorCode, reason: str = "", asked: object = None) -> None:
@@ -427,7 +427,7 @@ def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None,
     except BrokerError as error:
         return error.code, str(error), None
     except Exception as error:
-        log.exception("%s failed", what)
+        logger.exception("%s failed", what)
         return ErrorCode.UNKNOWN_SERVER_ERROR, str(error)[:MAX_TEXT_CHARACTERS], None
 
 

@@ -14,7 +14,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace_broker.coordination.groups import ConsumerRegistry, committed_positions
 from millrace_broker.partitions.broker import Broker
 
-log = logging.getLogger("millrace.metrics.lag")
+logger = logging.getLogger("millrace.metrics.lag")
 
 REFRESH_S = 10.0
 MAX_SERIES = 10_000
@@ -64,7 +64,7 @@ class GroupOffsets:
             try:
                 self.refresh()
             except MillraceError as error:
-                log.warning("cannot read the groups' offsets for metrics: %s", error)
+                logger.warning("cannot read the groups' offsets for metrics: %s", error)
             except Exception:
-                log.exception("reading the groups' offsets failed")
+                logger.exception("reading the groups' offsets failed")
             self._stopped.wait(REFRESH_S)

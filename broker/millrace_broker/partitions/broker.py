@@ -40,7 +40,7 @@ from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.sides import BackgroundSide, LogView
 
-log = logging.getLogger("millrace.broker")
+logger = logging.getLogger("millrace.broker")
 T = TypeVar("T")
 StillThere: TypeAlias = Callable[[str, int, UUID], bool]
 """True if ZooKeeper itself has the partition of a topic; MillraceError where its word cannot be trusted."""
@@ -158,7 +158,7 @@ class Broker:
 
     def _set_aside_deleted(self) -> None:
         """Put away the logs of topics that were deleted while this broker was not running."""
-        stray = [log for log in self._logs.on_disk if self._current(log[:2], log[2]) is None]
+        stray = [logger for logger in self._logs.on_disk if self._current(logger[:2], logger[2]) is None]
         topics = {(name, topic_id) for name, _, topic_id in stray}
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
         for name, number, topic_id in stray:
@@ -166,7 +166,7 @@ class Broker:
                 try:
                     self._logs.set_aside(name, number, topic_id)
                 except OSError as error:  # it takes up room, but nobody is served from it
-                    log.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
+                    logger.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
 
     def partition(self, topic: str, number: int) -> Partition:
         """The led partition; BrokerError says why it is not here. From any thread."""
@@ -290,7 +290,7 @@ class Broker:
         except errors.MillraceError as error:
             if not is_replica or self._is_needed(topic.partitions[key[1]]):
                 raise
-            log.error("%s-%s cannot be opened, and is copied from its leader: %s", *key, error)
+            logger.error("%s-%s cannot be opened, and is copied from its leader: %s", *key, error)
             self._logs.set_unreadable_aside(*key, topic.topic_id)
             opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
         if not is_replica and opened.whole_end < opened.end:  # a copy, open since there were other replicas
@@ -343,7 +343,7 @@ class Broker:
         self._configure(partition, hosted, topic)
         self._record_soon()
         partition.maybe_flush()  # a log that is led here again may still hold what was not flushed
-        log.info(
+        logger.info(
             "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
         )
 
@@ -370,10 +370,10 @@ class Broker:
         if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
             return
         if isinstance(error, MAY_PASS):
-            log.error("cannot serve %s-%s: %s; trying again", *key, error)
+            logger.error("cannot serve %s-%s: %s; trying again", *key, error)
         else:
             bug = error if errors.is_bug(error) else None
-            log.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
+            logger.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
         """Resign as leader. An error of MAY_PASS has lost nothing on the disk; any other error may have."""
@@ -396,11 +396,11 @@ class Broker:
         if (topic := self._current(key, partition.topic_id)) is not None:
             is_replicated = topic.partitions[key[1]].is_replicated
             why = "has several replicas now" if is_replicated else "is led by another broker now"
-            log.warning("%s %s; its log is kept", partition.name, why)
+            logger.warning("%s %s; its log is kept", partition.name, why)
             del self._hosted[key]
             partition.close(errors.NotLeader(f"{partition.name} {why}"), lambda: None)
             return
-        log.info("deleting %s: it is not in the cluster any more", partition.name)
+        logger.info("deleting %s: it is not in the cluster any more", partition.name)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
         partition.close(
             errors.UnknownTopicOrPartition(f"{partition.name} was deleted"),
@@ -413,10 +413,10 @@ class Broker:
         self._record_soon()
         why: errors.BrokerError = errors.NotLeader(f"other brokers have {name} now")
         if is_gone:
-            log.info("deleting %s: it is not in the cluster any more", name)
+            logger.info("deleting %s: it is not in the cluster any more", name)
             why = errors.UnknownTopicOrPartition(f"{name} was deleted")
         else:
-            log.info("the replicas of %s are others now", name)
+            logger.info("the replicas of %s are others now", name)
 
         def free() -> None:
             self.mailbox.begin(self._delete(key) if is_gone else self._put_away(key, hosted.topic_id))
@@ -439,7 +439,7 @@ class Broker:
         try:
             await outcome(self._pools["delete"].submit(work))
         except Exception as error:
-            log.warning("the log of %s-%s stays here: %s", *key, error, exc_info=errors.is_bug(error))
+            logger.warning("the log of %s-%s stays here: %s", *key, error, exc_info=errors.is_bug(error))
         del self._hosted[key]
         self.refresh()
 
@@ -466,7 +466,7 @@ class Broker:
         try:
             await outcome(self._pools["delete"].submit(work))
         except Exception as error:
-            log.error("cannot delete %s-%s: %s", *key, error, exc_info=errors.is_bug(error))
+            logger.error("cannot delete %s-%s: %s", *key, error, exc_info=errors.is_bug(error))
         del self._hosted[key]
         self.refresh()
 
@@ -488,7 +488,7 @@ class Broker:
         try:
             config = partition.log.config = topic_log_config(self.config, topic.settings)
         except errors.BrokerError as error:
-            log.error("settings of topic %s: %s", topic.name, error)
+            logger.error("settings of topic %s: %s", topic.name, error)
             return
         if (config.flush_ms, config.flush_messages) != (before.flush_ms, before.flush_messages):
             partition.flush()  # when it is due was decided by those of before
@@ -509,16 +509,16 @@ class Broker:
                         partition_log.count_anew(self.clock_check.wrong)
                     partition_log.expires_by_time = by_time
                     for base in partition_log.apply_retention(leader_start):
-                        log.info("retention deleted segment %s of %s", base, name)
+                        logger.info("retention deleted segment %s of %s", base, name)
                 except (OSError, errors.MillraceError) as error:
-                    log.error("retention of %s: %s", name, error)
+                    logger.error("retention of %s: %s", name, error)
             if by_time:
                 self._logs.delete_expired()
 
         def applied(done: Future[None]) -> None:
             self._is_retaining = False
             if done.exception() is not None:
-                log.error("retention failed", exc_info=done.exception())
+                logger.error("retention failed", exc_info=done.exception())
             for partition in self.partitions.values():  # retention may have begun a new file of a mirror
                 partition.note_append()
                 partition.maybe_flush()
@@ -602,7 +602,7 @@ class Broker:
             try:
                 log_.build_landmarks()
             except Exception:
-                log.exception("cannot build the landmarks of %s", partition.name)
+                logger.exception("cannot build the landmarks of %s", partition.name)
                 self.mailbox.post(failed)
             else:
                 self.mailbox.post(done)

@@ -15,7 +15,7 @@ from typing import Protocol
 from millrace.errors import MillraceError
 from millrace_broker.storage.segment import TimeRange
 
-log = logging.getLogger("millrace.broker")
+logger = logging.getLogger("millrace.broker")
 
 MOST_DIFFERENCE_S = 300.0
 """Largest difference from ZooKeeper's clock at which retention by time still deletes."""
@@ -67,13 +67,13 @@ class ClockCheck:
         self._shown, self._looked_at = shown, now
         if before and not self.agrees:
             word = "ahead of" if self.difference_s > 0 else "behind"
-            log.error(
+            logger.error(
                 "the clock of this machine is %.0f s %s ZooKeeper's: retention by time deletes nothing on"
                 " this broker until they agree within %.0f s. Set the clock that is wrong.",
                 *(abs(self.difference_s), word, MOST_DIFFERENCE_S),
             )
         elif self.agrees and not before:
-            log.info("the clock of this machine agrees with ZooKeeper's again: retention by time goes on")
+            logger.info("the clock of this machine agrees with ZooKeeper's again: retention by time goes on")
         return self.agrees
 
     def _ask(self) -> None:
@@ -81,7 +81,7 @@ class ClockCheck:
         try:
             told = self._cluster.zookeeper_time()
         except MillraceError as error:
-            log.warning("cannot read ZooKeeper's clock again: %s", error)
+            logger.warning("cannot read ZooKeeper's clock again: %s", error)
         else:
             self._zookeeper_ahead = told - (began + self._monotonic()) / 2
 

@@ -31,7 +31,7 @@ from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.directories import DirectoryNode, waiting, withdraw
 from millrace_broker.storage.log_directory import Owner, read_owner, write_owner
 
-log = logging.getLogger("millrace.broker")
+logger = logging.getLogger("millrace.broker")
 
 GROW_S = 1.0
 """Pause between two generations. A copy that lacks only the writes of one pause goes unnoticed."""
@@ -133,7 +133,7 @@ class Generation:
                     trouble = ""
                 except (MillraceError, OSError) as error:
                     if str(error) != trouble:
-                        log.warning("the generation of %s does not grow: %s", self._log_dir, error)
+                        logger.warning("the generation of %s does not grow: %s", self._log_dir, error)
                     trouble = str(error)
 
         self._cluster.session.on_reconnect(self._wake.set)
@@ -142,7 +142,7 @@ class Generation:
 
     def log_zookeeper(self) -> None:
         """Log that ZooKeeper was restored from an older copy."""
-        log.error(
+        logger.error(
             "ZooKeeper at %s was put back from an older copy: log directory %s has seen a later state of it",
             self._cluster.session.zookeeper,
             self._log_dir,
@@ -169,7 +169,7 @@ def take(log_dir: Path, cluster: Cluster, broker: int) -> Generation:
         cluster.await_free(broker)
         withdraw(cluster, broker)  # before the new id is written: a start that ends in between is repeated
         if generation is not None:
-            log.error(
+            logger.error(
                 "log directory %s was put back from an older copy: it gets a new id, and this broker copies"
                 " from the leaders whatever has other replicas",
                 log_dir,
@@ -179,7 +179,7 @@ def take(log_dir: Path, cluster: Cluster, broker: int) -> Generation:
     if generation.zookeeper_is_restored:
         generation.log_zookeeper()
     if names := waiting(cluster, broker):
-        log.error(
+        logger.error(
             "%s partitions have their only replica in %s, which was empty or put back from an older copy, and"
             " wait for an operator (%s%s): put back the newest copy if there is one, then run"
             " `millrace topics elect --unclean TOPIC-PARTITION --replica %s --reason WHY`",
@@ -194,5 +194,5 @@ def take(log_dir: Path, cluster: Cluster, broker: int) -> Generation:
     except OSError as error:
         if error.errno not in _FULL or owner is None or owner.directory != generation.directory:
             raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
-        log.warning("the generation of %s does not grow: %s", log_dir, error)  # a full disk is served
+        logger.warning("the generation of %s does not grow: %s", log_dir, error)  # a full disk is served
     return generation

@@ -26,7 +26,7 @@ from millrace_broker.coordination.new_partitions import check_assigned, check_re
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.replication.state import Directories, assign, prefer, unclean
 
-log = logging.getLogger("millrace.replication")
+logger = logging.getLogger("millrace.replication")
 
 
 def reassign(
@@ -109,7 +109,7 @@ def elect_unclean(broker: Broker, name: str, number: int, replica: int, *, who: 
     for error in _change_each(broker, name, [number], elect).values():
         raise error
     broker.mailbox.post(lambda: broker.replicas.count("unclean"))
-    log.warning(
+    logger.warning(
         "unclean election: %s has broker %s lead %s-%s, which may lose committed messages. Reason: %s",
         who,
         replica,

@@ -40,7 +40,7 @@ from millrace_broker.replication.state import Directories, depose, elect, resign
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.sides import BackgroundSide, CutSide, LoopSide
 
-log = logging.getLogger("millrace.replication")
+logger = logging.getLogger("millrace.replication")
 
 CAMPAIGN_TICK_S = 0.1
 """Interval at which replicas without a leader check whether it is their turn."""
@@ -371,7 +371,7 @@ class Replicas:
         )
         one.is_served = False
         self._events["elected"] += 1
-        log.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
+        logger.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
         self._followers.changed(one.id)
         leading.flushed()
         partition.maybe_flush()
@@ -379,7 +379,7 @@ class Replicas:
     def _end_leading(self, one: StoredReplica, why: errors.BrokerError) -> None:
         partition, one.partition = one.partition, None
         assert partition is not None, "it was led here"
-        log.info("leads %s no more", one.name)
+        logger.info("leads %s no more", one.name)
         one.gives_way = False
         self._serve_no_more(one, partition)
         one.closing += 1
@@ -405,7 +405,7 @@ class Replicas:
         is_needed = leading is not None and len(leading.snapshot.state.isr) == 1
         if not one.stopped and not (is_needed and one.log.flush_refusal is None):
             one.stopped = one.log.refusal or "its log takes nothing any more"
-            log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
+            logger.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
             self._stop_copying(one)
             self._begin(one, self._resign_stopped(one))
 
@@ -420,7 +420,7 @@ class Replicas:
         isr = leading.snapshot.state.isr
         if not any(self._live.get(broker) == at for broker, at in isr.items() if broker != leading.broker):
             return
-        log.warning("%s: the disk has no room, so that another replica is to lead", one.name)
+        logger.warning("%s: the disk has no room, so that another replica is to lead", one.name)
         one.gives_way = True
         await self._when_followed([one])
         await self._resign(one)
@@ -517,7 +517,7 @@ class Replicas:
             if leading is not None and one.partition is not None:
                 proposal = leading.propose(self._live, self._mailbox.now())
                 if proposal is not None:
-                    log.info("%s: %s", one.name, _words(proposal))
+                    logger.info("%s: %s", one.name, _words(proposal))
                     self._begin(one, self._carry_out(one, leading, proposal))
 
     async def _carry_out(self, one: StoredReplica, leading: Leadership, proposal: Proposal) -> None:
@@ -591,7 +591,7 @@ class Replicas:
                     partition.write()  # what came in this turn: its bytes do not stay
                     partition.flush()
                 except Exception:
-                    log.exception("followers of %s may lack what was written last", one.name)
+                    logger.exception("followers of %s may lack what was written last", one.name)
                 self._serve_no_more(one, partition)
         while self._mailbox.now() < deadline and any(
             one.partition is not None and one.partition.leading.committed < one.log.end for one in led
@@ -624,7 +624,7 @@ class Replicas:
             newest, wrote = await self._write(one.key, one.id.topic_id, apply)
             if newest is not None and wrote:
                 missing = sorted(set(newest.state.replicas).difference(newest.state.reports))
-                log.warning(
+                logger.warning(
                     "%s: ZooKeeper was restored from an older copy. Start brokers %s: the partition waits"
                     " until they report what they have (or for `millrace topics elect --unclean`)",
                     one.name,
@@ -654,7 +654,9 @@ class Replicas:
             try:
                 written = await outcome(self._pool.submit(_write, self._cluster, topic, changes))
             except Exception as error:
-                log.warning("cannot change who leads %s: %s", topic[0], error, exc_info=errors.is_bug(error))
+                logger.warning(
+                    "cannot change who leads %s: %s", topic[0], error, exc_info=errors.is_bug(error)
+                )
             for change, its_outcome in zip(changes, written, strict=True):
                 change.written.set_result(its_outcome)
         self._writing.discard(topic)
@@ -665,7 +667,7 @@ class Replicas:
         try:
             one.thread = self._thread(following.leader)
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
-            log.error("cannot copy %s: %s; trying again", one.name, error)
+            logger.error("cannot copy %s: %s; trying again", one.name, error)
             self._mailbox.after(COPY_AGAIN_S, lambda: self._settle(one))
             return
         assert one.replica.snapshot is not None, "it follows by a state"
@@ -728,7 +730,7 @@ class Replicas:
             self._failed(one, copying, error)
             return
         except Exception:
-            log.exception("a bug while copying %s; trying again", one.name)
+            logger.exception("a bug while copying %s; trying again", one.name)
             self._mailbox.begin(self._copy_on(one, copying, COPY_AGAIN_S))
             return
         if work is not None:
@@ -745,7 +747,7 @@ class Replicas:
         try:
             await outcome(self._pool.submit(_delete_records, one.opened, before))
         except Exception as error:  # the leader says it again, some time
-            log.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
+            logger.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
         one.is_deleting = False
         self._maybe_free(one)
 
@@ -756,7 +758,7 @@ class Replicas:
             self._failed(one, copying, error)
         elif one.copying is copying and error is None:
             self._events["cut"] += 1
-            log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
+            logger.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
             assert one.thread is not None, "it copies"
             one.thread.want(copying)
         else:
@@ -778,7 +780,7 @@ class Replicas:
             self._settle(one)
             return
         if not leader_says:
-            log.warning("copying %s: %s; trying again", one.name, error)
+            logger.warning("copying %s: %s; trying again", one.name, error)
 
         if one.log.lacks_room and one.thread is not None:
             # Commits wait until the leader drops this replica, so tell the leader at once.
@@ -797,7 +799,7 @@ class Replicas:
     def _stop_diverged(self, one: StoredReplica, error: errors.MillraceError) -> None:
         one.stopped = str(error)
         self._stop_copying(one)
-        log.error("%s takes no part in replication until a restart: %s", one.name, error)
+        logger.error("%s takes no part in replication until a restart: %s", one.name, error)
 
     async def _depose(self, one: StoredReplica, copying: Copying, error: ReplicaDiverged) -> None:
         """Have another replica lead, as this leader lacks committed messages and has not served yet."""
@@ -808,7 +810,7 @@ class Replicas:
         if newest is not None:
             one.replica.observe(newest, self._mailbox.now())
         if wrote:
-            log.error("%s: broker %s leads no more: %s", one.name, leader, error)
+            logger.error("%s: broker %s leads no more: %s", one.name, leader, error)
         elif newest is not None and one.copying is copying:
             self._stop_diverged(one, error)  # no other replica may lead
         elif one.copying is copying and one.thread is not None:
@@ -824,7 +826,7 @@ class Replicas:
                 await self._flushes.flush(one.opened)
             except Exception as error:
                 has_failed = True
-                log.error("flush of %s failed: %s", one.name, error, exc_info=errors.is_bug(error))
+                logger.error("flush of %s failed: %s", one.name, error, exc_info=errors.is_bug(error))
                 if one.log.flush_refusal is None:
                     await self._mailbox.sleep(COPY_AGAIN_S)  # answers that come meanwhile begin no flush
             one.is_flushing = False
@@ -858,7 +860,9 @@ class Replicas:
 
     def _log_failed(self, one: StoredReplica, error: Exception | None) -> None:
         if error is not None:
-            log.error("the log of %s: %s", one.name, error, exc_info=error if errors.is_bug(error) else None)
+            logger.error(
+                "the log of %s: %s", one.name, error, exc_info=error if errors.is_bug(error) else None
+            )
 
     def retentions(self) -> list[tuple[str, BackgroundSide, int | None]]:
         """Return the logs under retention: a leader's own, and a follower's with its leader's start."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 
 from millrace_broker.mailbox import Mailbox
 
-log = logging.getLogger("millrace.broker")
+logger = logging.getLogger("millrace.broker")
 
 STANDSTILL_S = 1.0
 """Longest time between two turns of the loop, unless the broker stands still. No session with ZooKeeper
@@ -53,7 +53,7 @@ class Standstill:
         """Return True from a standstill on until the topics were read again; called in every turn."""
         before, self._turned = self._turned, self._clock()
         if self._turned - before > STANDSTILL_S:
-            log.warning("stood still for %.1f s: reading the topics again", self._turned - before)
+            logger.warning("stood still for %.1f s: reading the topics again", self._turned - before)
             self.count += 1
             if not self._doubtful:
                 self._doubtful = True
@@ -66,7 +66,7 @@ class Standstill:
         def read(done: Future[None]) -> None:
             error = done.exception()
             if error is not None:
-                log.warning("acks=all is refused until the topics can be read: %s", error)
+                logger.warning("acks=all is refused until the topics can be read: %s", error)
                 self._unconfirmed()
                 self._mailbox.after(RETRY_S, self._read_again)
             elif self.doubtful() and count != self.count:

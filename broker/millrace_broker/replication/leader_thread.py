@@ -36,7 +36,7 @@ from millrace.wire.replica import (
 from millrace_broker.allowance import Allowance
 from millrace_broker.replication.copying import Checked, Copying, checked
 
-log = logging.getLogger("millrace.replication")
+logger = logging.getLogger("millrace.replication")
 
 MAX_WAIT_MS = 500
 """Longest time that a leader waits for news; then it reports what was committed since, and is asked again."""
@@ -168,13 +168,13 @@ class LeaderThread(threading.Thread):
                 self._failed(error)
                 time.sleep(RETRY_S)
             except Exception:
-                log.exception("a bug while copying from broker %s", self.leader)
+                logger.exception("a bug while copying from broker %s", self.leader)
                 time.sleep(TIMEOUT_S)
 
     def _failed(self, error: Exception) -> None:
         """Log a failure once: a leader that is down is tried all the time."""
         if str(error) != self._failure and not self._stopped:
-            log.warning("cannot copy from broker %s: %s; trying again", self.leader, error)
+            logger.warning("cannot copy from broker %s: %s; trying again", self.leader, error)
         self._failure = str(error)
 
     def _sleep(self) -> None:

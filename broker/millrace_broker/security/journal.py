@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-log = logging.getLogger("millrace.security")
+logger = logging.getLogger("millrace.security")
 REPEAT_S = 10.0
 """Seconds after which the same refusal is logged again; the command line's filter bounds all together."""
 MAX_KINDS = 10_000
@@ -59,15 +59,15 @@ class Journal:
                 return
             self._refusals[kind] = now + REPEAT_S, 0
         # The log's filter takes the text before the line as the kind of the message.
-        log.warning("refused: %s", _line("refused", asker, operation, resources, repeated=untold))
+        logger.warning("refused: %s", _line("refused", asker, operation, resources, repeated=untold))
 
     def allowed(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
         """Log that a client with the right to it asks for a change; the change may still fail."""
         line = _line("allowed", asker, operation, resources, named=len(resources))
-        log.info("allowed: %s", line, extra={"always": True})
+        logger.info("allowed: %s", line, extra={"always": True})
 
     def changed(self, asker: Asker, change: str) -> None:
-        log.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
+        logger.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
 
 
 def _line(

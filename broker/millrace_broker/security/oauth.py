@@ -24,7 +24,7 @@ from millrace.config import OauthConfig, TlsConfig
 from millrace.security.certificates import client_context
 from millrace_broker.security.login import LoginFailed
 
-log = logging.getLogger("millrace.security.oauth")
+logger = logging.getLogger("millrace.security.oauth")
 REFRESH_S = 3600.0
 """Seconds between fetches of the key set when all is well."""
 MIN_INTERVAL_S = 60.0
@@ -85,9 +85,9 @@ class KeySet:
         try:
             self._keys = parse_keys(self._fetch())
         except Exception as error:  # logins by known keys go on whatever an issuer answers
-            log.error("the keys of %s stay as they were: %s", self._config.jwks, error)
+            logger.error("the keys of %s stay as they were: %s", self._config.jwks, error)
             return False
-        log.info("fetched %d keys from %s", len(self._keys), self._config.jwks)
+        logger.info("fetched %d keys from %s", len(self._keys), self._config.jwks)
         return True
 
     def _fetch_from_issuer(self) -> bytes:

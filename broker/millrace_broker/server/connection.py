@@ -25,7 +25,7 @@ from millrace_broker.server.listener import Listener
 from millrace_broker.server.request import FILE_SLICE_BYTES, Part, Request
 from millrace_broker.server.transport import Transport
 
-log = logging.getLogger("millrace.server.connection")
+logger = logging.getLogger("millrace.server.connection")
 
 FILE_BYTES_PER_TURN = 1 << 20
 """Most bytes of one connection's file slices that are sent before the others get their turn: a usual fetch,
@@ -173,7 +173,7 @@ class ClientConnection:
 
     def abort(self, reason: str) -> None:
         if not self.closed:
-            log.warning("closed the connection of %s: %s", self.address, reason)
+            logger.warning("closed the connection of %s: %s", self.address, reason)
         self.loop.drop(self)
 
     def forget(self) -> None:
@@ -251,7 +251,7 @@ class ClientConnection:
                 raise OSError(errno.EIO, "it is shorter than it was")
         except OSError as error:
             if error.errno == errno.EIO:  # the disk failed, not the client: its answer is incomplete
-                log.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
+                logger.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
             raise
         self.took_at = self.loop.now
         if sent == part.length:

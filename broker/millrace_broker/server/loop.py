@@ -37,7 +37,7 @@ from millrace_broker.server.request import MAX_MUTE_S, REQUEST_BYTES, Request, t
 from millrace_broker.server.statistics import Statistics
 from millrace_broker.server.transport import TlsFailed
 
-log = logging.getLogger("millrace.server")
+logger = logging.getLogger("millrace.server")
 
 RECEIVE_BYTES = 1 << 20
 """The shared buffer: it takes all bytes read in one turn, unless they must be written out in between."""
@@ -124,7 +124,7 @@ class Server:
             try:
                 self._turn(ready)
             except Exception:
-                log.exception("a bug in a turn of the loop; the next turn goes on")
+                logger.exception("a bug in a turn of the loop; the next turn goes on")
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.now = time.monotonic()
@@ -214,11 +214,11 @@ class Server:
 
     def _fail(self, connection: ClientConnection) -> None:
         """Close the connection of a client because handling its bytes met a bug."""
-        log.exception("a bug while serving %s: its connection is closed", connection.address)
+        logger.exception("a bug while serving %s: its connection is closed", connection.address)
         try:
             self.drop(connection)
         except Exception:
-            log.exception("a bug while closing the connection of %s", connection.address)
+            logger.exception("a bug while closing the connection of %s", connection.address)
 
     def _accept(self, listener: Listener) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -229,7 +229,7 @@ class Server:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     continue  # that client is gone already
-                log.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
+                logger.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
                 self._epoll.unregister(listener.socket.fileno())
                 self._mailbox.after(
                     1.0, lambda: self._epoll.register(listener.socket.fileno(), select.EPOLLIN)
@@ -244,10 +244,10 @@ class Server:
                 else:
                     self.admission.refused += 1
                     client.close()
-                    log.warning("refused the connection of %s: %s", address[0], refusal)
+                    logger.warning("refused the connection of %s: %s", address[0], refusal)
             except Exception:
                 client.close()
-                log.exception("a bug while admitting %s: its connection is closed", address[0])
+                logger.exception("a bug while admitting %s: its connection is closed", address[0])
 
     def _admit(
         self, listener: Listener, client: socket.socket, host: str, port: int, refusal: str = ""
@@ -376,7 +376,7 @@ class Server:
             self.drop(connection)
         self.admission.closed_idle += len(idle)
         if idle:
-            log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
+            logger.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
         """Close connections that stall while all hold too much, and those not authenticated in time."""
@@ -413,7 +413,7 @@ class Server:
     def _close(self, connections: Sequence[ClientConnection], why: str) -> None:
         if connections:
             address = connections[0].address
-            log.warning("closed %d connections, such as %s: %s", len(connections), address, why)
+            logger.warning("closed %d connections, such as %s: %s", len(connections), address, why)
         for connection in connections:
             self.drop(connection)
 

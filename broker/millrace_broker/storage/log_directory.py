@@ -45,7 +45,7 @@ from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import ProducerLimit
 from millrace_broker.storage.segment import remove_directory, sync_directory
 
-log = logging.getLogger("millrace.storage.log_directory")
+logger = logging.getLogger("millrace.storage.log_directory")
 
 LOCK_NAME = "lock"
 OWNER_NAME = "owner.json"
@@ -268,7 +268,7 @@ class LogDirectory:
             with contextlib.suppress(FileNotFoundError):  # a full disk prevented its creation
                 path.rename(aside)
                 self._aside[aside] = now
-                log.warning("%s %s; set aside as %s", path, why, aside.name)
+                logger.warning("%s %s; set aside as %s", path, why, aside.name)
             self._ids[topic, partition].discard(topic_id)
 
     def delete_expired(self) -> None:
@@ -277,12 +277,12 @@ class LogDirectory:
             return
         kept_since = self.clock() * 1000 - self.config.retention_ms
         for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
-            log.info("deleting %s: set aside longer ago than retention", path)
+            logger.info("deleting %s: set aside longer ago than retention", path)
             try:
                 with contextlib.suppress(FileNotFoundError):  # already deleted by hand
                     remove_directory(path)
             except OSError as error:
-                log.error("cannot delete %s: %s", path, error.strerror)
+                logger.error("cannot delete %s: %s", path, error.strerror)
             else:
                 self._aside.pop(path, None)
 

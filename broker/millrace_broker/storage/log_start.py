@@ -12,7 +12,7 @@ from pathlib import Path
 from millrace_broker.storage import sealed
 from millrace_broker.storage.segment import sync_directory
 
-log = logging.getLogger("millrace.storage.log_start")
+logger = logging.getLogger("millrace.storage.log_start")
 
 FILE_NAME = "start"
 
@@ -28,7 +28,7 @@ def read_start(directory: Path) -> int:
     try:
         fields = sealed.read(directory / FILE_NAME)
     except sealed.Unreadable as error:
-        log.error("%s; the log starts where its checkpoint says", error)
+        logger.error("%s; the log starts where its checkpoint says", error)
         return 0
     return 0 if fields is None else int(fields["start_offset"])
 

@@ -64,7 +64,7 @@ from millrace_broker.storage.segment import (
 from millrace_broker.storage.staging import Staging, append_size, check_append
 from millrace_broker.storage.state import LogState
 
-log = logging.getLogger("millrace.storage.partition_log")
+logger = logging.getLogger("millrace.storage.partition_log")
 
 CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
@@ -269,7 +269,7 @@ class PartitionLog:
                 self._write(staging)
             except Exception as error:
                 if not isinstance(error, StorageError):
-                    log.exception("a bug while appending to %s", self.directory)
+                    logger.exception("a bug while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
                 self._producers.abandon(staging.producers)
                 self._producers.note_refused(batches[written:], principals[written:], error)
@@ -362,7 +362,7 @@ class PartitionLog:
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
         if self._refused_at is not None and not 0 <= now - self._refused_at < ROOM_AGAIN_S:
             self._refused_at = None
-            log.info("%s takes writes again", self.directory)
+            logger.info("%s takes writes again", self.directory)
 
     def _roll(self) -> None:
         try:
@@ -377,7 +377,7 @@ class PartitionLog:
     def _log_no_room(self, reason: str) -> None:
         """Log a refusal once, until `_write_to` has logged its end: producers retry without end."""
         if self._refused_at is None:
-            log.error("%s", reason)
+            logger.error("%s", reason)
         self._refused_at = self._clock()
 
     # A replica's log
@@ -432,7 +432,7 @@ class PartitionLog:
                     copying.note(active, header, batches[start:end], before + start)
                     start = end
             except Exception as error:  # a bug: the file holds more than is known here; a restart reads it
-                log.exception("a bug while copying to %s", self.directory)
+                logger.exception("a bug while copying to %s", self.directory)
                 self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
                 raise StorageError(self.refusal) from error
             self._appended = copying.state
@@ -540,7 +540,7 @@ class PartitionLog:
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
                 self.refusal = self.flush_refusal = reason
-                log.error("%s", reason)
+                logger.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
             if whole.end <= state.end:  # else a copy is under way, which the next flush takes
@@ -697,7 +697,7 @@ class PartitionLog:
                 staging.place_position(self._appended.mirror, int(now * 1000))
             self._write(staging)
         except StorageError as error:
-            log.error("retention cannot begin a new segment: %s", error)
+            logger.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
         """Return True after a while, and after each new segment: a full disk keeps files without one."""
@@ -719,7 +719,7 @@ class PartitionLog:
             committed = known if self.is_replica else None
             Checkpoint.of(state, files, producers, epochs or self.epochs, committed).write(self.directory)
         except OSError as error:
-            log.error("cannot write the checkpoint in %s: %s", self.directory, error)
+            logger.error("cannot write the checkpoint in %s: %s", self.directory, error)
             return False
         self._checkpointed = state.end
         return True
@@ -733,7 +733,7 @@ class PartitionLog:
             if not self.is_replica:
                 self.publish(flushed)
         except StorageError as error:
-            log.error("closing without a flush: %s", error)
+            logger.error("closing without a flush: %s", error)
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self._flushed_whole.end != self._checkpointed or self.is_replica:
                 self._write_checkpoint(self._flushed_whole, self._files, closing=True)

@@ -23,7 +23,7 @@ from millrace_broker.storage.landmarks import WALKED_HEADERS, Landmarks, Landmar
 from millrace_broker.storage.segment import Files, Segment
 from millrace_broker.storage.state import LogState
 
-log = logging.getLogger("millrace.storage.reading")
+logger = logging.getLogger("millrace.storage.reading")
 T = TypeVar("T")
 
 WARM_FILES = 3
@@ -108,7 +108,7 @@ class Reader:
     def _log_once(self, what: str) -> None:
         if what not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(what)
-            log.error("%s", what)
+            logger.error("%s", what)
 
     def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
         index = files.index_of(offset)

@@ -38,7 +38,7 @@ from millrace_broker.storage.segment import (
 )
 from millrace_broker.storage.state import LogState, holds_offsets
 
-log = logging.getLogger("millrace.storage.recovery")
+logger = logging.getLogger("millrace.storage.recovery")
 
 COPY_BYTES = 1 << 20
 
@@ -115,10 +115,10 @@ def _read_checkpoint(directory: Path) -> Checkpoint | None:
     except sealed.Unreadable as error:
         if not segment_paths(directory):
             raise MillraceError(f"{error} and no segment is left: restore {directory} from a copy") from None
-        log.warning("%s; reading the whole log instead", error)
+        logger.warning("%s; reading the whole log instead", error)
         return None
     if checkpoint is None and any(path.stat().st_size for path in segment_paths(directory)):
-        log.warning("no checkpoint in %s; reading the whole log instead", directory)
+        logger.warning("no checkpoint in %s; reading the whole log instead", directory)
     return checkpoint
 
 
@@ -132,7 +132,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
     for path in segment_paths(directory):
         base = int(path.stem)
         if checkpoint is not None and base < checkpoint.start:
-            log.info("deleting %s: retention had given it up", path)
+            logger.info("deleting %s: retention had given it up", path)
             Segment.open(path).unlink()
         elif checkpoint is None or base >= checkpoint.flushed:
             segments.append(Segment.open(path, SegmentFacts(base), Landmarks()))  # noted by the scan
@@ -147,7 +147,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
             _refuse(directory, checkpoint.start, segments[0].base if segments else checkpoint.flushed)
         if segments[0].base > checkpoint.start:
             # The oldest files may be deleted by hand to make room; readers see the later start offset.
-            log.error("%s: the files below %s are gone", directory, segments[0].path.name)
+            logger.error("%s: the files below %s are gone", directory, segments[0].path.name)
         if segments[-1].end < checkpoint.flushed:
             _refuse(directory, segments[-1].end, checkpoint.flushed)
     return segments
@@ -160,7 +160,7 @@ def _load_producers(
     flushed = checkpoint.flushed
     start = producers.load(checkpoint.producers, flushed)
     if start is None:
-        log.warning("%s is missing or damaged: reading every header instead", directory / FILE_NAME)
+        logger.warning("%s is missing or damaged: reading every header instead", directory / FILE_NAME)
         start = 0
     for segment in segments:
         first, limit = max(start, segment.base), min(segment.end, flushed)
@@ -203,7 +203,9 @@ class Scan:
                 self._skip_to(segment, limit)
 
     def _skip_to(self, segment: Segment, position: int) -> None:
-        log.warning("%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position)
+        logger.warning(
+            "%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position
+        )
         self.state = self.state._replace(end=position)
         if segment.landmarks is not None:
             segment.landmarks.next_offset = None
@@ -263,7 +265,7 @@ class Scan:
 def _truncate(segment: Segment, end: int) -> None:
     """Cut the part of a file past the log position where it must end."""
     if segment.end > end:
-        log.warning("%s: cutting %d bytes that are no valid batch", segment.path, segment.end - end)
+        logger.warning("%s: cutting %d bytes that are no valid batch", segment.path, segment.end - end)
         status = segment.path.stat()
         os.truncate(segment.path, end - segment.base)
         os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention counts from it
@@ -271,7 +273,7 @@ def _truncate(segment: Segment, end: int) -> None:
 
 
 def _discard(segment: Segment) -> bool:
-    log.warning("%s lies after the last valid batch, deleting it", segment.path)
+    logger.warning("%s lies after the last valid batch, deleting it", segment.path)
     segment.unlink()
     return False
 

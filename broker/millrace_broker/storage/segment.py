@@ -32,7 +32,7 @@ from millrace_broker.storage.landmarks import (
 )
 from millrace_broker.storage.state import LogState
 
-log = logging.getLogger("millrace.storage.segment")
+logger = logging.getLogger("millrace.storage.segment")
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10
@@ -191,7 +191,7 @@ class Segment:
         before = self._builds
         with _BUILDING:
             if self._builds == before:  # else another thread has built them meanwhile
-                log.info("building the landmarks of %s", self.path)
+                logger.info("building the landmarks of %s", self.path)
                 end = self.end
                 self._keep_landmarks(build_landmarks(self.open_reader(), end), end)
                 self._builds += 1
@@ -205,7 +205,7 @@ class Segment:
         try:
             write_landmarks(self.path, self.size, built)
         except OSError as error:
-            log.error("cannot write %s: %s", landmarks_path(self.path), error)
+            logger.error("cannot write %s: %s", landmarks_path(self.path), error)
             self.landmarks = built
 
     def save_landmarks(self) -> None:

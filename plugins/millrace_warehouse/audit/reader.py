@@ -49,7 +49,7 @@ from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import AuditWarehouse
 
-log = logging.getLogger("millrace.audit.warehouse")
+logger = logging.getLogger("millrace.audit.warehouse")
 
 _TIMEOUT_S = 10.0
 MOST_LETTERS = 500
@@ -154,7 +154,7 @@ class WarehouseReader(TierReader):
         problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
             if problem not in self._numbers.problems:  # once for each cause
-                log.warning("%s; it is looked at again in every round", problem)
+                logger.warning("%s; it is looked at again in every round", problem)
         self._numbers.problems = problems
         if time.monotonic() >= self._beat_due:
             self._tell([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
@@ -184,7 +184,7 @@ class WarehouseReader(TierReader):
             began = time.monotonic()
             found = read_back(self._storage, manifest)
             for bad in found.bad:
-                log.error("%s: it is counted as lost; run `millrace verify`", bad)
+                logger.error("%s: it is counted as lost; run `millrace verify`", bad)
             counts = loads.accounted(manifest, found)
             self._tell(loads.records(manifest, counts, found))
             loads.note(manifest, counts, found.unkeyed)
@@ -192,9 +192,9 @@ class WarehouseReader(TierReader):
             self._numbers.rows["loads"] += found.counts.total
             self._numbers.rows["erased"] += counts.total - found.counts.total
             for rows in manifest.erased:
-                log.info("%s: %d rows of %s were erased by %s", path, rows.rows, rows.hour, rows.erasure)
+                logger.info("%s: %d rows of %s were erased by %s", path, rows.rows, rows.hour, rows.erasure)
             took = time.monotonic() - began
-            log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
+            logger.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
 
     def _tell_findings(self, topic: str) -> None:
         found = findings.read(Topic(self._storage, topic))
@@ -215,7 +215,7 @@ class WarehouseReader(TierReader):
             told = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
             self._tell(table_records(*told, self._numbered))
             self._numbers.rows["table"] += found.counts.total
-            log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
+            logger.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
     def _tell_state(
         self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
