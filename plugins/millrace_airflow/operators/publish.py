@@ -13,7 +13,6 @@ from millrace_airflow.command_line import hour_options
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.lineage import Dataset, Lineage, rows_of
 from millrace_airflow.operators.job import MillraceJobOperator
-from millrace_warehouse.history.hours import UNFILED
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,6 +25,8 @@ EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows
 """Fields of a publication in an event, besides its hours."""
 
 HOUR = timedelta(hours=1)
+UNFILED = "none"
+"""The hour of rows without a time, in the output of `millrace publish`. Parsing a DAG imports no warehouse."""
 MOST_KEYS = 1_000
 """Most events with a partition key that one task sends: Airflow stores all in the task's last request."""
 WAITING_SHOWN = 24
