@@ -36,7 +36,7 @@ MAX_EVENT_BYTES = 1_000_000
 MAX_BATCH = 10_000
 """Most events in a request."""
 MAX_BATCH_BYTES = 8 << 20
-"""Most bytes of a request's events in the spool: fields that it leaves out may have large defaults."""
+"""Most bytes of one request's events after encoding. Omitted fields may have large defaults."""
 SUBJECT_AGE_S = 60.0
 """Time for which the latest schema of a subject is used without asking the registry again."""
 AWAY_S = 10.0
@@ -57,7 +57,7 @@ class Unknown(Refused):
 
 
 class Unavailable(MillraceError):
-    """The registry or the brokers must be asked and do not answer; later they may."""
+    """The registry or the brokers do not answer. The same events may be accepted later."""
 
 
 class Topics(Protocol):

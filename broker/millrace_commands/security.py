@@ -55,10 +55,10 @@ def security() -> None:
 )
 @days_option
 def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) -> None:
-    """Create in DIR what is missing of an authority, a certificate for the brokers, users and client files.
+    """Create a certificate authority, a certificate for the brokers, users and client files in DIR.
 
-    Existing files stay, so users can be added later. Create them in each cluster with `millrace security
-    users DIR`. Everything is explained in docs/security.md.
+    Existing files stay, so users can be added later. Create the users in each cluster with `millrace
+    security users DIR`. Everything is explained in docs/security.md.
 
     Example: millrace security init security --host kafka-1.dc1 --host kafka-2.dc1
     """
@@ -90,9 +90,10 @@ def renew(folder: Path, days: int) -> None:
 @zookeeper_option
 @cluster_option
 def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
-    """Create the users of DIR in a cluster, or give them the passwords that are in DIR now, and their rights.
+    """Create the users of DIR in a cluster with their rights. Existing users get the passwords of DIR.
 
-    The rights are rules for the users that `init` makes; they count where brokers have `authorizer = true`.
+    The rights are access rules for the users that `init` creates. They apply where brokers have `authorizer =
+    true`.
 
     Example: millrace security users security --cluster dc1
     """
@@ -105,7 +106,7 @@ def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
 
 
 def install(session: Session, cluster: str, folder: SecurityFolder) -> list[str]:
-    """Create a folder's users in a cluster, and the rules of their rights; return the users' names."""
+    """Create a folder's users in a cluster, and access rules for new users; return the users' names."""
     users, passwords = Users(session, cluster), folder.passwords()
     # For new users only, and before they can log in: rights that an operator removed do not come back.
     new = {f"User:{name}" for name in passwords.keys() - set(users.names)}

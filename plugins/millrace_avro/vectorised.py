@@ -73,7 +73,7 @@ def _compile_record(
 
 
 def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
-    """Return the step that decodes one value per row; SchemaError when the types do not fit each other."""
+    """Return the function that decodes one value of each row. Raises SchemaError for incompatible types."""
     if isinstance(writer, avro.Union):
         return _writer_union(writer, table, path)
     if isinstance(table, avro.Union):
@@ -108,7 +108,7 @@ def _record(writer: avro.Record, table: avro.Record, path: str) -> Step:
 
 
 def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
-    """Decode the rows of each branch; a branch without a place in the table faults its rows."""
+    """Decode the rows of each branch. Mark the rows of a branch that the table lacks as faulty."""
     steps = resolution.resolved_branches(writer, table, path, _compile)
     nothing = columns.Constant(pa.scalar(None, arrow_type(table)))
     # A null branch reads nothing and stays null: it needs no step if the table takes nulls.

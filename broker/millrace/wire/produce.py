@@ -170,10 +170,11 @@ batches, and the position of the next request. Often a run is one request."""
 def run_at(
     data: memoryview, position: int, target: Target, max_batch_bytes: int, max_frame_bytes: int
 ) -> Run:
-    """The run for `target` at `position`, empty when the request there must be read by `decode_request`.
+    """Return the consecutive produce requests for `target` from `position` on, as one run.
 
-    A run ends before a request that is not whole, or whose batch is too large or refused by `check_produced`:
-    `decode_request` and the broker report the reason.
+    The run ends before a request that is not whole, or whose batch is too large or refused by
+    `check_produced`. If that is the first request, the run is empty. Such a request must be read by
+    `decode_request`; then `decode_request` or the broker reports the reason.
     """
     largest = max_frame_bytes - target.around_batch
     if largest > max_batch_bytes:
@@ -182,7 +183,7 @@ def run_at(
 
 
 def target_at(data: memoryview, position: int) -> Target | None:
-    """The target of the request at `position`; None unless it brings one batch and its names are short."""
+    """Return the target of the request at `position`; None unless it has exactly one batch and short names."""
     if len(data) - position < _FRAME_HEAD.size:
         return None
     _, api_key, version, _, client_id_size = _FRAME_HEAD.unpack_from(data, position)

@@ -179,7 +179,7 @@ def find_java() -> str:
 
 
 def find_jars() -> list[Path]:
-    """ZooKeeper's jars inside the installed PySpark; MillraceError when it, or one of them, is missing."""
+    """Return ZooKeeper's jars in the installed PySpark. MillraceError if PySpark or one of the jars is missing."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MillraceError(

@@ -101,7 +101,7 @@ class CoordinatedGroup:
             waiting.settle(self)
 
     def drop(self) -> None:
-        """Coordinate the group no longer: its members look for another coordinator."""
+        """Stop coordinating the group: its members look for another coordinator."""
         for waiting in self.waiting:
             waiting.settle(ErrorCode.NOT_COORDINATOR)
         self.commits.drop(ErrorCode.NOT_COORDINATOR)
@@ -109,7 +109,7 @@ class CoordinatedGroup:
 
 
 class GroupOwnership:
-    """The coordinated groups by name. On the loop only."""
+    """The groups that this broker coordinates, by name. Must be called on the event loop only."""
 
     def __init__(
         self,
@@ -141,20 +141,20 @@ class GroupOwnership:
         return self._held.get(name)
 
     def groups(self) -> list[Group]:
-        """Every group that is coordinated here; from any thread."""
+        """Return every group that is coordinated here. May be called from any thread."""
         return [held.group for held in list(self._held.values())]
 
     @property
     def size(self) -> int:
-        """Groups that are coordinated here, and all their members."""
+        """Number of groups that are coordinated here, plus the number of their members."""
         return len(self._held) + self._memory.members
 
     def is_ours(self, name: str) -> bool:
-        """True if the choice for a group that nobody coordinates falls on this broker."""
+        """Return True if this broker would be chosen as coordinator of a group that has no coordinator."""
         return coordinator_of(name, self._cluster.brokers) == self._config.broker_id
 
     def use(self, name: str, use: Callable[[CoordinatedGroup], None], failed: Failed) -> None:
-        """`use` the group, at once if it is coordinated here; `failed` if it cannot be."""
+        """Call `use` with the group, at once if it is coordinated here; `failed` if that is impossible."""
         self._notice_standstill()
         held = self._held.get(name)
         if held is not None and not held.doubtful:  # the hot path: no coroutine

@@ -79,14 +79,14 @@ class Hosted:
     """By whose settings the partition is kept."""
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
-    """Error of the last try to open its log."""
+    """Error of the last attempt to open the partition's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetAppend:
-    """A run of an origin on its way into a target partition.
+    """Consecutive messages of an origin partition, to be appended to their target partition.
 
-    `visible` is called, on the loop, when consumers see the run.
+    `visible` is called on the event loop when consumers can read the messages.
     """
 
     topic: str
@@ -96,7 +96,7 @@ class TargetAppend:
 
 
 class Broker:
-    """One broker's partitions, and what clients may do with them."""
+    """One broker's partitions, and the operations on them that clients request."""
 
     def __init__(
         self,

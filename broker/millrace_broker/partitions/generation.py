@@ -43,14 +43,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Generation:
-    """Generation of one log directory, on its disk and in ZooKeeper. The methods block: for a thread."""
+    """Generation of one log directory, on its disk and in ZooKeeper. The methods block: call from a thread."""
 
     def __init__(self, log_dir: Path, cluster: Cluster, owner: Owner) -> None:
         self._log_dir, self._cluster, self._owner = log_dir, cluster, owner
         self._node = DirectoryNode(cluster, owner.directory)
         found = self._node.read()
         self._known = max(found, owner.generation - 1)
-        """The largest number that ZooKeeper is known to have held."""
+        """The largest generation that ZooKeeper is known to have held."""
         self.is_restored = owner.generation < found
         """True if ZooKeeper has seen a later state of this directory."""
         self.zookeeper_is_restored = found < self._known or owner.zookeeper_restored
@@ -67,10 +67,10 @@ class Generation:
         return self._owner.directory
 
     def grow(self) -> None:
-        """Raise the number on the disk, then in ZooKeeper. If the disk is ahead, write only to ZooKeeper.
+        """Raise the generation on the disk, then in ZooKeeper. If the disk is ahead, write only to ZooKeeper.
 
-        The note that ZooKeeper was restored is on the disk before the numbers stop showing it. Raises OSError
-        when the disk refuses the write, MillraceError when ZooKeeper does.
+        If ZooKeeper was restored, that is noted on the disk before the two generations are equal again.
+        Raises OSError when the disk refuses the write, MillraceError when ZooKeeper refuses it.
         """
         owner = replace(self._owner, zookeeper_restored=self.zookeeper_is_restored)
         if owner.generation == self._known:
@@ -86,12 +86,12 @@ class Generation:
         self._known = self._owner.generation
 
     def compare(self) -> None:
-        """Read ZooKeeper's number. A lower number than before means that ZooKeeper was restored."""
+        """Read ZooKeeper's generation. A lower generation than before means that ZooKeeper was restored."""
         if self._node.read() < self._known:
             self.zookeeper_is_restored = self._was_restored = self._must_tell = True
 
     def still_there(self, topic: str, partition: int, topic_id: UUID) -> bool:
-        """Return True if ZooKeeper has the partition. MillraceError if ZooKeeper may be the older one."""
+        """Return True if ZooKeeper has the partition. MillraceError if ZooKeeper may have been restored."""
         known = self._known  # first: the number grows meanwhile
         if self._was_restored or DirectoryNode(self._cluster, self.directory).read() < known:
             raise MillraceError("it was put back from an older copy since this broker started")

@@ -42,11 +42,11 @@ logger = logging.getLogger("millrace.server")
 RECEIVE_BYTES = 1 << 20
 """The shared buffer: it takes all bytes read in one turn, unless they must be written out in between."""
 MIN_ROOM_BYTES = 128 << 10
-"""Least room to read into; with less left the requests in the buffer are written first."""
+"""Smallest free part of the buffer to read into. With less, the requests in the buffer are written first."""
 EARLY_SEND_BYTES = 64 << 10
-"""Larger answers to one read are sent at once, not at the end of a turn that may read every connection."""
+"""Size above which the answers to one read are sent at once. A turn may read every connection first."""
 FEW_REQUESTS = 8
-"""With more requests waiting, what a connection holds is noted at once, not at the end of the turn."""
+"""With more unanswered requests, a connection's memory is counted at once, not at the end of the turn."""
 ACCEPTS_PER_TURN = 64
 """Connections accepted in a turn: a client that connects all the time must not keep the others waiting."""
 TURN_BYTES = 16 << 20

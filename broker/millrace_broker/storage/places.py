@@ -18,7 +18,7 @@ Principal: TypeAlias = str | None
 
 
 class Places(Generic[Key]):
-    """A number of places, of which one principal takes at most half."""
+    """A fixed number of places for producer ids. The ids of one principal take at most half of the places."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -52,10 +52,10 @@ class Places(Generic[Key]):
                 del self._of[principal]
 
     def in_the_way(self, principal: str) -> tuple[Key, float] | None:
-        """Return the id that must go before the principal takes a place, and when it was seen, if one must.
+        """Return the id to remove before the principal takes a place, and when it was last seen, if any.
 
-        A principal that holds half of the places gives up its own longest silent id. Else, when all places
-        are taken, the longest silent id of all goes.
+        A principal that holds half of the places loses its own longest silent id. Otherwise, when all places
+        are taken, the longest silent id of all is removed.
         """
         own = self._of.get(principal)
         if own is not None and len(own) >= self._count // 2:

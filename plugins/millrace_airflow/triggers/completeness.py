@@ -84,10 +84,10 @@ def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: floa
 
 
 class ProvedHoursTrigger(BaseEventTrigger):
-    """Fires for each of the last 48 hours once the audit has proved it; records those in Airflow's state.
+    """Fires once for each of the last 48 hours that the audit has proved.
 
-    An hour is recorded one pause after its event, when Airflow has stored the event. So a triggerer that is
-    killed sends an event twice rather than never.
+    Airflow's state holds the hours whose events were sent. An hour is added one pause after its event, when
+    Airflow has stored the event. So a triggerer that is killed sends an event twice rather than never.
     """
 
     def __init__(self, *, conn_id: str, topic: str, poke_interval: float = 60.0, hours: int = 48) -> None:
@@ -121,7 +121,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """Return the audit's line on an hour that it has proved; empty while it has not, or is silent."""
+        """Return the audit's line on a proved hour; empty if it is not proved, or the auditor does not answer."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         judgement = await _asked(auditor, self.topic, start, start + HOUR, never, None)

@@ -44,7 +44,7 @@ class DriverState:
 
 
 class Master:
-    """The masters of spark://HOST:PORT[,HOST:PORT]; the active one answers."""
+    """The masters of spark://HOST:PORT[,HOST:PORT]. Only the active master accepts requests."""
 
     def __init__(self, url: str, conf: Mapping[str, str]) -> None:
         port = conf.get(REST_PORT, DEFAULT_REST_PORT)

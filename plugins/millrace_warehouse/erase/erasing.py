@@ -303,7 +303,7 @@ class _Run:
         )
 
     def _taken(self, erasure: Erasure) -> _Found:
-        """Return the counts that the manifests state for the erasure: rows taken out, or left out."""
+        """Return the numbers of rows and messages that the erasure has removed, as the manifests state them."""
         out = _Found()
         for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, out)
@@ -314,7 +314,7 @@ class _Run:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Yield each load with messages that lost their bytes to the erasure, and their number."""
+        """Yield each load in which the erasure deleted bytes of rejected messages, with their number."""
         takers = erasures.taking_bytes(self._topic)
         for load, numbers in layout.editions_of(self._topic).items() if erasure.rejected else ():
             editions = (layout.read_edition(self._topic, load, each) for each in (1, *numbers))
@@ -323,7 +323,7 @@ class _Run:
                     yield load, before.aside
 
     def _fence(self, erasure: Erasure) -> None:
-        """Make one load without rows: a load that was begun before the erasure loses its number to it."""
+        """Commit one load without rows. The load takes the number that an already running load would use."""
         topic = self._topic
 
         def attempt() -> None:

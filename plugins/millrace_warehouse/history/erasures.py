@@ -175,7 +175,7 @@ def taking_bytes(topic: Topic) -> set[str]:
 
 
 def old_conditions(topic: Topic, at: str) -> list[str]:
-    """Paths of the conditions of erasures that are done and no longer in force."""
+    """Return the paths of the stored conditions of erasures that are done and no longer in force."""
     return [
         condition_path(topic.name, erasure.id)
         for erasure in recorded(topic)
@@ -185,11 +185,11 @@ def old_conditions(topic: Topic, at: str) -> list[str]:
 
 
 def unheard_of(topic: Topic, manifest: LoadManifest) -> str | None:
-    """Return an erasure that the edition does not list, so that it may have erased rows; None without one.
+    """Return an erasure whose rows the edition may contain again, as the edition does not list it; else None.
 
-    An edition that was begun before an erasure, and made after the erasure was done, does not list it. A
+    An edition that was begun before an erasure, and finished after the erasure, does not list the erasure. A
     first edition cannot be stale: the erasure takes the number of every load that is running. An erasure
-    whose condition was deleted does not count: no log has its rows any more.
+    whose condition was deleted does not count: no log has the erased rows any more.
     """
     for id_ in _ids(topic) if manifest.edition > 1 else ():
         done = read_done(topic, id_)

@@ -133,7 +133,10 @@ class _Commit:
         return made
 
     def _try(self) -> Table | None:
-        """Ask the catalog once; None when another commit has moved main. Conflict while main stays."""
+        """Commit once. Return None if another commit has moved branch `main`.
+
+        Raises Conflict if the commit failed and `main` has not moved; the caller then retries.
+        """
         if self._failure:
             now = self._now()
             if now is not None and _head(now) == self._id:
@@ -162,7 +165,7 @@ class _Commit:
             ) from error
 
     def _after(self, metadata: TableMetadata, location: str) -> Table:
-        """Return the table after this commit. Deletes versions of its metadata that have left its log."""
+        """Return the table after this commit. Delete metadata files that its metadata log no longer lists."""
         table = self._table
         if metadata.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED) == "true":
             logged = {entry.metadata_file for entry in metadata.metadata_log}

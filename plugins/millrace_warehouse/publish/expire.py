@@ -279,7 +279,7 @@ def _old_compacted(
 
 
 def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) -> dict[str, Listed]:
-    """Old files of a folder that no snapshot names, where the catalog keeps them in the warehouse."""
+    """Return the old files of a folder that no snapshot names, if the catalog keeps them in the warehouse."""
     before = at.clock() - max(METADATA_S, request.reader_grace_s)
     return {
         path: file
@@ -289,7 +289,7 @@ def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) 
 
 
 def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
-    """Metadata and data files that no snapshot of the table of hours names."""
+    """Return metadata and data files that no snapshot of the table of hours names."""
     topic = request.topic
     hours = load_table(at.catalog, hours_identifier(topic))
     if hours is None:
@@ -306,9 +306,9 @@ def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
 
 
 def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
-    """True unless the table's head is younger than all of these files, by more than clocks differ.
+    """Return True if a delayed commit may still name one of the files.
 
-    Otherwise they may belong to a commit that stands still, and that the table would accept later.
+    If the table's head is newer than every file, by more than clocks differ, the table refuses such a commit.
     """
     head = table.current_snapshot()
     since = head.timestamp_ms / 1000 - STALE_S if head is not None else 0.0
@@ -316,7 +316,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 
 def _lost_publications(at: At, topic: Topic, newest: Publication) -> dict[str, Listed]:
-    """Records of failed attempts to publish; a record that counts is in the ledger, or the table names it."""
+    """Return manifests of failed attempts to publish. The ledger or the table names every valid manifest."""
     count = {*topic.recorded(Folder.PUBLICATIONS)}
     count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
@@ -329,7 +329,7 @@ def _lost_publications(at: At, topic: Topic, newest: Publication) -> dict[str, L
 
 
 def _old_drafts(at: At, topic: Topic) -> dict[str, Listed]:
-    """Drafts that a crash has left, in every folder whose files are created exclusively."""
+    """Return old drafts that a crash has left, from every folder whose files are created exclusively."""
     return {
         path: file
         for kind in Folder
@@ -342,7 +342,7 @@ def _old_drafts(at: At, topic: Topic) -> dict[str, Listed]:
 def _written_down(
     at: At, request: Expire, found: _Found, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
-    """Record newly unneeded files; return data and compacted files to delete now, and the number left."""
+    """Record newly unneeded files. Return data and compacted files to delete now; and how many stay for now."""
     if published is None:
         return {}, {}, 0
     entries = list(expired_entries(published.topic))

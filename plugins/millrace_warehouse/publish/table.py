@@ -139,10 +139,10 @@ def _without_fields(field: NestedField) -> NestedField:
 
 
 def publication_of(topic: layout.Topic, table: Table | None) -> Publication | None:
-    """Return the record of the table's publication; None before the first.
+    """Return the manifest of the table's publication; None before the first publication.
 
-    MillraceError when the record is missing or was edited, and when a later publication was made: the table
-    was dropped, or the catalog is older than the warehouse.
+    Raises MillraceError if the manifest is missing. Raises TableChanged if it was edited, or if a later
+    publication exists: then the table was dropped, or the catalog is older than the warehouse.
     """
     properties = table.properties if table is not None else {}
     number = int(properties.get(NUMBER, "0"))

@@ -12,7 +12,7 @@ from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage, Written
 
 
 class Hashing:
-    """Chunks of a local stream from its position on, with the size and hash of those read so far."""
+    """Chunks of a local stream from its current position, with the size and hash of the bytes read so far."""
 
     def __init__(self, content: BinaryIO) -> None:
         self._content, self._bytes, self._sha256 = content, 0, hashlib.sha256()
@@ -29,12 +29,12 @@ class Hashing:
 
 
 def open_file(storage: Storage, path: str) -> io.BufferedReader:
-    """Open a file to read and seek in; the first read raises FileNotFoundError if there is none."""
+    """Open a file for reading and seeking. If it is missing, the first read raises FileNotFoundError."""
     return io.BufferedReader(_Ranges(storage, path), 1 << 20)
 
 
 def measure(storage: Storage, path: str) -> Written:
-    """Bytes and SHA-256 of a stored file, read in chunks; FileNotFoundError when there is none."""
+    """Return the size and SHA-256 of a stored file, read in chunks. Raises FileNotFoundError."""
     size, sha256 = 0, hashlib.sha256()
     while chunk := storage.read(path, size, CHUNK_BYTES):
         sha256.update(chunk)
@@ -45,7 +45,7 @@ def measure(storage: Storage, path: str) -> Written:
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """Bytes of a stored file; FileNotFoundError when there is none."""
+    """Return the size of a stored file in bytes. Raises FileNotFoundError."""
     found = storage.files(path)
     if [listed.path for listed in found] != [""]:
         raise FileNotFoundError(storage.uri(path))
@@ -53,7 +53,7 @@ def size_of(storage: Storage, path: str) -> int:
 
 
 class _Ranges(io.RawIOBase):
-    """A file as ranges of bytes: each read is one request, and its size is requested on first use."""
+    """A stored file as a raw stream. Each read is one request. The size is requested when first needed."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path, self._position = storage, path, 0
