@@ -11,7 +11,7 @@
     [SearchQuery]
     mirror = true
 
-An option of a command overrides the file. Knows no command that reads the file.
+An option of a command overrides the file. This module depends on no command.
 """
 
 from __future__ import annotations

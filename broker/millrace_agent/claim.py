@@ -1,8 +1,8 @@
-"""Check, in the cluster's audit topic, that no other agent has gone on with a copy of this spool.
+"""Check, in the cluster's audit topic, that no other agent uses a copy of this spool.
 
-Two copies of a spool have the same next instance, and for each instance that has not ended the same key of
-its next report. The agent whose hello or report with these comes first in the topic goes on. The other
-agent must not send. Knows neither events nor the spool's tables.
+Two copies of a spool have the same next instance and, for each instance that has not ended, the same key for
+its next report. The first hello or report with such an instance or key in the topic decides: its agent
+continues, and the other agent must not send. Depends neither on events nor on the spool's tables.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _CLOCKS_MS = 3_600_000
 
 
 class SpoolCopied(MillraceError):
-    """Another agent has gone on with a copy of the spool: nothing may be sent from this one."""
+    """Another agent uses a copy of the spool. This agent must send nothing."""
 
 
 class Claim:
-    """One process's right to go on with its spool. For one thread."""
+    """One process's right to use its spool. Must be used by one thread."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Claim:
 
     @property
     def is_proven(self) -> bool:
-        """True once this process's own messages are found to be first, so that another agent finds them."""
+        """True once this process's messages are known to be first in the topic: other agents will find them."""
         return not self._awaited
 
     def note(self, message: bytes) -> None:
-        """Note a message of this process before it is published."""
+        """Remember a message that this process is about to publish."""
         if self._awaited:
             self._said.add(message)
 
     def check(self) -> None:
-        """Read on in the topic. Raises SpoolCopied when another agent's messages are there first."""
+        """Read the topic's new messages. Raises SpoolCopied if another agent's message comes first."""
         if not self._awaited:
             return
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:

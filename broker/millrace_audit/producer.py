@@ -61,7 +61,7 @@ _SAME_AS = {"request.required.acks": "acks", "message.timeout.ms": "delivery.tim
 
 
 class NotSent(MillraceError):
-    """The event was not handed over: nothing was sent, and sending it again repeats nothing."""
+    """The event was not sent. Sending it again cannot duplicate it."""
 
 
 class DeliveryFailed(MillraceError):
@@ -82,14 +82,17 @@ class Delivered:
 
 
 class _Encoders:
-    """The encoder of each schema that events come with, looked up or registered once."""
+    """Encoders by schema. Each schema is looked up or registered once."""
 
     def __init__(self, registry: SchemaRegistryClient, subjects: Subjects) -> None:
         self._registry, self._subjects = registry, subjects
         self._cached: dict[int | str, EventSchema] = {}  # by schema id, and by subject
 
     def encoder(self, topic: str, schema: str | Mapping[str, Any] | None, timeout_s: float) -> EventSchema:
-        """The encoder for a parsed schema, or for the latest version of a subject: None for the topic's."""
+        """Return the encoder for a parsed schema, or for the latest version of a subject.
+
+        None stands for the topic's subject.
+        """
         if isinstance(schema, Mapping):
             self._check(schema)
             subject = self._subjects.of(topic, full_name(schema))
@@ -112,14 +115,17 @@ class _Encoders:
 
     @staticmethod
     def _check(schema: Mapping[str, Any]) -> None:
-        """MillraceError for a schema that `millrace schemas check` refuses, before it is registered."""
+        """Raise MillraceError for a schema that `millrace schemas check` refuses."""
         name = str(schema.get("name", "")).rpartition(".")[2]
         if (problem := problem_of(schema, name)) is not None:
             raise MillraceError(f"schema {name or '?'} cannot be audited: {problem}")
 
 
 class _Reports:
-    """Hellos and reports of one instance; a report keeps number and content until sent. For one thread."""
+    """Sends the hellos and reports of one instance. A report that failed is sent again unchanged.
+
+    Must be called by one thread at a time.
+    """
 
     def __init__(self, publisher: AuditPublisher, codec: AuditCodec, names: Mapping[str, Any]) -> None:
         self.publisher = publisher
@@ -131,7 +137,7 @@ class _Reports:
         self._key = new_key()  # for the next report; the last hello or report has its seal
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
-        """Announce a topic; with None the hello closes no time."""
+        """Announce a topic. If `closed_through` is None, the hello closes no window."""
         self._send_reports(give_up_at)  # a hello sent before them would break the chain of seals
         if closed_through is not None:
             self._said = closed_through
@@ -142,7 +148,7 @@ class _Reports:
         self.publisher.publish([message], give_up_at=give_up_at)
 
     def report(self, news: Untold, closed_through: int) -> None:
-        """Send older reports that did not get through, then the news, one report for each portion."""
+        """Send older reports that failed, then `news`, one report for each portion."""
         while news or closed_through != self._said:
             told, news = portion(news)
             self._said = min(self._said, closable(closed_through, news)) if news else closed_through
@@ -168,7 +174,7 @@ class _Reports:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic that has been announced, with a schema: two threads may send the topic with one each."""
+    """An announced topic with one schema. Two threads may send to a topic with different schemas."""
 
     outcomes: TopicOutcomes
     schema: str | Mapping[str, Any] | None
@@ -177,13 +183,13 @@ class _Topic:
 
 
 class AuditedProducer:
-    """One instance of a service on one server, producing to one cluster. Safe between threads; a context.
+    """One instance of a service on one server, producing to one cluster. Thread-safe; a context manager.
 
-    `config` goes to librdkafka; without settings of security in it, the process's client file applies.
-    `lateness_ms` promises that no event is older when `send` is called; without it only `closed_through`
-    and `close` end a time. `subjects` are words like those of `millrace load --subject`; without them the
-    variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a one-line text for
-    an unknown topic, an event that does not fit its schema, or no broker in reach.
+    `config` goes to librdkafka; without security settings in `config`, the process's client file applies.
+    `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
+    `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`; without
+    them the variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a one-line
+    text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 
     def __init__(
@@ -286,7 +292,7 @@ class AuditedProducer:
 
     @contextmanager
     def _held_open(self, time_ms: int) -> Iterator[None]:
-        """Keep the clock from closing that time while its event waits to be handed over."""
+        """Keep the clock from closing an event's window while the event waits in `send`."""
         with self._lock:
             self._waiting.append(time_ms)
         try:
@@ -303,7 +309,7 @@ class AuditedProducer:
         key: bytes | str | None,
         partition: int,
     ) -> int:
-        """Give the event to librdkafka; returns its sequence. BufferError when the queue is full."""
+        """Give the event to librdkafka; return the event's sequence. BufferError when the queue is full."""
         state, header = announced.outcomes, self._header
         try:
             with self._lock:
@@ -355,7 +361,7 @@ class AuditedProducer:
         self._serve(self._producer.poll, min(_POLL_S, max(give_up_at - now, 0)))
 
     def closed_through(self, time_ms: int) -> None:
-        """Promise that no event before that time will follow; the next report closes the time before it."""
+        """Promise that no older event will follow. The next report closes the windows before the time."""
         self._home.check()
         with self._lock:
             self._promised = max(self._promised, window_start(time_ms))
@@ -396,7 +402,7 @@ class AuditedProducer:
         self._raise_failures()
 
     def delivered(self) -> list[Delivered]:
-        """The outcomes known by now for each topic; after `flush` or `close`, of everything sent."""
+        """Return the known outcomes of each topic's events; after `flush` or `close`, of all sent events."""
         with self._lock:
             return [
                 Delivered(state.topic, list(state.acknowledged - state.failed), list(state.failed))
@@ -418,7 +424,7 @@ class AuditedProducer:
     # Before a topic's first event.
 
     def _use(self, topic: str, schema: str | Mapping[str, Any] | None, give_up_at: float) -> _Topic:
-        """The topic, with that schema in use; at first use the topic is checked and announced."""
+        """Return the topic with the schema. At first use the topic is checked and announced."""
         try:
             encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
@@ -438,7 +444,7 @@ class AuditedProducer:
 
     @contextmanager
     def _reporting(self, give_up_at: float) -> Iterator[None]:
-        """Hold the report lock; a report that waits for brokers that are away holds it, too."""
+        """Hold the report lock. A report that waits for unreachable brokers holds the lock, too."""
         left_s = min(max(give_up_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
         if not self._report_lock.acquire(timeout=left_s):
             raise MillraceError(f"a report waits for {self._where}")
@@ -488,7 +494,7 @@ class AuditedProducer:
                 self._stop.wait(_POLL_S)
 
     def _advise(self) -> None:
-        """Warn once that windows stay unknown while no time is ever closed."""
+        """Warn once if the application closes no windows: all windows then stay unknown."""
         if self._lateness_ms is None and self._promised == NOTHING and not self._advised:
             logger.warning(
                 "instance %d (%s on %s) has closed no time: every window of %s stays unknown until it does;"
@@ -531,7 +537,7 @@ class AuditedProducer:
         return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
-        """Send older reports that did not get through, then the news; MillraceError when a report fails."""
+        """Send older reports that failed, then the new outcomes. MillraceError when a report fails again."""
         with self._report_lock:
             with self._lock:
                 self._resolve()
@@ -555,7 +561,7 @@ class AuditedProducer:
 
 
 def _check_time(topic: str, time_ms: int) -> int:
-    """The latest time that an event may have now; MillraceError for a later, too early or wrong `time_ms`."""
+    """Return the latest allowed time of an event. MillraceError for a later, too early or invalid `time_ms`."""
     most_ms = now_ms() + MOST_AHEAD_MS
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
         raise MillraceError(
@@ -566,7 +572,7 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of librdkafka: the caller's and ours; ConfigError if the caller's would break the audit."""
+    """Return librdkafka's settings: the caller's and ours. ConfigError if the caller's would break the audit."""
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:

@@ -54,7 +54,7 @@ def publish_access_log(
 
 
 def _calling(function: Callable[[], None], events: Iterable[MadeEvent], before: int) -> Iterator[MadeEvent]:
-    """The events; the function is called before the event of the index `before`."""
+    """Yield the events, and call the function once, before the event at index `before`."""
     for index, event in enumerate(events):
         if index == before:
             function()

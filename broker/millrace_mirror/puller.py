@@ -62,12 +62,12 @@ MAX_PAUSE_SECONDS = 5.0
 APPEND_TIMEOUT_SECONDS = 60.0
 STOP_CHECK_SECONDS = 0.2
 MUCH_BYTES = ANSWER_BYTES // 8
-"""An answer this large is followed at once by the next."""
+"""Size of an answer from which the next request is sent at once."""
 NEWS_AT_ONCE = MIN_ITEM_LIMIT // 2
-"""Most partitions with news taken from one answer, so that a broker accepts the request for topic ids."""
+"""Most changed partitions taken from one answer. The following request for their topic ids has a limit."""
 PACE_SECONDS = 50e-6
-"""Shortest time between requests, for each partition, unless there is much to copy: requests for thousands of
-partitions must not use a whole core."""
+"""Shortest time between requests, multiplied by the partitions, unless there is much to copy. Requests for
+thousands of partitions must not use a whole core."""
 
 _NOT_HERE = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
 
@@ -76,9 +76,10 @@ class MirrorTarget(Protocol):
     """The target's side of mirroring. Both methods are called from the pulling threads."""
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """The recorded position; NotLeader, LeaderNotAvailable, Unknown… if the partition is not here.
+        """Return the recorded position of a partition.
 
-        StorageError if it is here, but cannot be opened.
+        Raises NotLeader, LeaderNotAvailable or UnknownTopicOrPartition if this broker does not lead the
+        partition, StorageError if its log cannot be opened.
         """
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:

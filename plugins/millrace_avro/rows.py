@@ -96,7 +96,7 @@ class RowDecoder:
 
 
 class _Compiler:
-    """Compiles readers for pairs of types; knows the enclosing records, to which a recursion refers."""
+    """Compiles readers for pairs of types. Remembers the enclosing records, to which a recursive type refers."""
 
     def __init__(self) -> None:
         self._records: dict[str, avro.Record] = {}
@@ -109,7 +109,10 @@ class _Compiler:
     def record(
         self, writer: avro.Record, table: avro.Record, path: str
     ) -> Callable[[bytes, int], tuple[Row, int]]:
-        """Return a reader of a record into a list of the table's fields; SchemaError if they do not fit."""
+        """Return a function that reads a record into a list of the table's fields.
+
+        Raises SchemaError if the writer's record does not fit the table's.
+        """
         pairs, missing = resolution.field_pairs(writer, table, path)
         defaults: Row = [missing.get(number) for number in range(len(table.fields))]
         self._records[writer.name] = writer
@@ -126,7 +129,10 @@ class _Compiler:
         return read
 
     def value(self, writer: avro.Node, table: avro.Node, path: str) -> Read:
-        """Return a reader of the writer's type as the table's; SchemaError when the two do not fit."""
+        """Return a function that reads a value of the writer's type into the table's type.
+
+        Raises SchemaError if the types do not fit.
+        """
         if isinstance(writer, avro.Union):
             return self._from_union(writer, table, path)
         if isinstance(table, avro.Union):

@@ -67,8 +67,8 @@ class FrameBuffers:
 class RequestFramer:
     """Cuts one connection's bytes into frames.
 
-    For each read: `receive_data`, or, if there is `room`, read into that and `received`; then `next_frame`
-    until None, then `release` before the buffer is used again.
+    If `room` is not None, read into `room` and call `received`. Otherwise read into any buffer and call
+    `receive_data`. Then call `next_frame` until it returns None, and `release` before reusing the buffer.
     """
 
     def __init__(self, max_frame_bytes: int, buffers: FrameBuffers) -> None:
@@ -95,7 +95,7 @@ class RequestFramer:
         return memoryview(self._kept)[self._filled : self._wanted]
 
     def received(self, count: int) -> None:
-        """Note the number of bytes that one read has put into `room`."""
+        """Record the number of bytes that one read has put into `room`."""
         self._filled += count
 
     @property
@@ -127,7 +127,7 @@ class RequestFramer:
         self._position = position
 
     def next_frame(self) -> memoryview | None:
-        """The next whole request without its length, or None when more bytes are needed.
+        """Return the next whole request without its length, or None when more bytes are needed.
 
         Raises FrameRefused before any of an oversized frame is kept.
         """

@@ -183,7 +183,7 @@ def run_at(
 
 
 def target_at(data: memoryview, position: int) -> Target | None:
-    """Return the target of the request at `position`; None unless it has exactly one batch and short names."""
+    """Return the target of the request at `position`; None unless it has one batch and short names."""
     if len(data) - position < _FRAME_HEAD.size:
         return None
     _, api_key, version, _, client_id_size = _FRAME_HEAD.unpack_from(data, position)

@@ -179,7 +179,7 @@ def find_java() -> str:
 
 
 def find_jars() -> list[Path]:
-    """Return ZooKeeper's jars in the installed PySpark. MillraceError if PySpark or one of the jars is missing."""
+    """Return ZooKeeper's jars in the installed PySpark. MillraceError if PySpark or a jar is missing."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MillraceError(

@@ -43,7 +43,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Generation:
-    """Generation of one log directory, on its disk and in ZooKeeper. The methods block: call from a thread."""
+    """Generation of one log directory, on its disk and in ZooKeeper. The methods block."""
 
     def __init__(self, log_dir: Path, cluster: Cluster, owner: Owner) -> None:
         self._log_dir, self._cluster, self._owner = log_dir, cluster, owner

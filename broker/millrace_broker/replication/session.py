@@ -1,6 +1,6 @@
 """The leader's side of a follower's connection: the follower's position in each partition, and its answers.
 
-On the loop only. Knows logs and leaderships; the broker brings both, and the requests.
+Must be used on the event loop only. The broker provides logs, leaderships and requests.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Led(NamedTuple):
 
 
 FindLed = Callable[[ReplicaPartition, int], Led]
-"""Returns the partition led here, for a follower that knows this epoch; BrokerError when not led here."""
+"""Returns the partition that this broker leads in the follower's epoch; raises BrokerError otherwise."""
 
 
 def check_epoch(leading: Leadership, known: int) -> None:
-    """Refuse a follower that follows another epoch's leader."""
+    """Refuse a follower whose leader epoch is not the current epoch."""
     if known < leading.epoch:
         raise FencedLeaderEpoch(f"epoch {known} is over: {leading.epoch} is led here")
     if known > leading.epoch:
@@ -42,10 +42,10 @@ def check_epoch(leading: Leadership, known: int) -> None:
 class _Place:
     wanted: Wanted
     heard_starts: tuple[int, int] = (-1, -1)
-    """Start of the leader's log, and of its readable part, as last sent."""
+    """Start of the leader's log, and start of its readable part, as last sent to the follower."""
     heard_committed: int = -1
     is_answered: bool = False
-    """True from an answer on until the follower states its position after it."""
+    """True between an answer and the follower's next position."""
 
 
 class ReplicaSession:
@@ -56,10 +56,10 @@ class ReplicaSession:
         self._find = find
         self._places: dict[ReplicaPartition, _Place] = {}
         self._changed: dict[ReplicaPartition, None] = {}
-        """Partitions that may have news for the follower, the longest waiting first."""
+        """Partitions that may have changed since the follower's last answer, longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Record the follower's positions; True when that commits more, or when a leader must resign."""
+        """Record the follower's positions. Return True if records are committed, or if a leader must resign."""
         if request.anew:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:
@@ -97,10 +97,11 @@ class ReplicaSession:
             self._led(place.wanted).leading.closed(self.follower, self.directory, now)
 
     def answer(self, max_bytes: int, *, final: bool = False) -> list[Copied]:
-        """Return the news, with at most `max_bytes` of records after the first; empty if there is none yet.
+        """Return the changed partitions, with at most `max_bytes` of records after the first; empty if none.
 
-        A partition in the answer is left out until the follower names it again. `final`: the follower has
-        waited long enough, and gets even news that alone would not have been worth an answer.
+        A partition in the answer is left out until the follower sends its position again. With `final` the
+        follower has waited long enough: the answer also has changes that are too small for an answer of
+        their own.
         """
         copied: list[Copied] = []
         room = max_bytes
@@ -152,7 +153,7 @@ class ReplicaSession:
         return _said(place, leading, log)._replace(segment=segment, records=records)
 
     def _news(self, place: _Place) -> Copied | None:
-        """Return what was committed or dropped since the last answer, while nothing was appended."""
+        """Return the changed high watermark or log start, if nothing was appended since the last answer."""
         wanted = place.wanted
         try:
             leading, log = self._led(wanted)

@@ -1,8 +1,8 @@
 """One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
 
-Sends answers in the order of the requests, as far as the socket takes them. A request begins when those
-before it have their answers, as with Apache Kafka, so that it sees their effects; only appends follow each
-other at once. Knows nothing of other connections.
+Sends answers in the order of the requests, as far as the socket accepts bytes. As in Apache Kafka, a request
+begins when all earlier requests have their answers, so that it sees their effects. Only appends begin before
+earlier appends are answered. Depends on no other connection.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from millrace_broker.server.transport import Transport
 logger = logging.getLogger("millrace.server.connection")
 
 FILE_BYTES_PER_TURN = 1 << 20
-"""Most bytes of one connection's file slices that are sent before the others get their turn: a usual fetch,
-or about 0.2 ms. With half of it each fetch costs an eighth more."""
+"""Most bytes of one connection's file slices that are sent before other connections get their turn. The value
+is one usual fetch, or about 0.2 ms. With half the value each fetch costs an eighth more."""
 SEND_BYTES = 256 << 10
 """Size up to which small answers are joined for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
-"""Parts of this size are sent uncopied: the same bytes may be in the answers to many clients."""
+"""Parts of at least this size are sent without a copy: many clients' answers may share the same bytes."""
 APPENDS = frozenset({ApiKey.PRODUCE, ApiKey.MIRROR_APPEND})
 PROGRESS_BYTES = 16 << 10
-"""Bytes that count as progress of an unfinished request: a client that sends a byte now and then stalls."""
+"""Fewest bytes that count as progress of a request. A client that sends a byte now and then is stalled."""
 
 
 class Loop(Protocol):
@@ -46,7 +46,7 @@ class Loop(Protocol):
     errors: Counter[tuple[int, int]]
 
     def identified(self, connection: ClientConnection) -> None:
-        """Note that the client has proved who it is."""
+        """Note that the client is authenticated."""
 
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
         """Close the connection after `seconds`, unless this is called again; None: never."""
@@ -79,7 +79,7 @@ class ClientConnection:
     errors: Counter[tuple[int, int]] = field(init=False)
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
-    """Number of requests in `requests`; a run counts each of its requests."""
+    """Number of requests in `requests`. Every request of a run counts."""
     kept_bytes: int = 0
     """Bytes that `requests` keep beyond REQUEST_BYTES each."""
     pending: int = 0
@@ -87,22 +87,22 @@ class ClientConnection:
     working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
-    """Nothing more is served; the connection is closed once its answers have left."""
+    """True if no further request is served. The connection is closed once its answers are sent."""
     muted: bool = False
-    """Nothing is read while its user pays back what it took beyond a quota."""
+    """True if nothing is read for now, because the connection's user has exceeded a quota."""
     closed: bool = False
     spare: bool = False
     is_broker: bool = False
-    """Another broker copies by it: no limit of clients holds for it."""
+    """True if another broker replicates over this connection. No client limit applies to it."""
     used_s: float = 0.0
-    """Time of the loop that the client has used lately."""
+    """Event-loop time that the client has used recently."""
     queued_bytes: int = 0
     held: int = 0
     opened_at: float = field(init=False)
     received_at: float = field(init=False)
     """Time of the last progress or completion of a request."""
     received_bytes: int = 0
-    """Bytes received since then."""
+    """Bytes received since `received_at`."""
     took_at: float = field(init=False)
     """Time at which the client last took bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
@@ -117,7 +117,7 @@ class ClientConnection:
         return self.listener.name
 
     def idle_since(self, since: float) -> bool:
-        """Return True if the client has done nothing since then, and no work is pending for it here."""
+        """Return True if the client has done nothing since `moment`, and no work is pending for it."""
         if self.served_at > since or self.took_at > since:
             return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
@@ -182,7 +182,7 @@ class ClientConnection:
             self.requests.popleft().forget()
 
     def send(self) -> bool:
-        """Send the answers that are due, in order, as far as the socket takes them; True when more is left.
+        """Send the due answers in order, as far as the socket accepts bytes. Return True if bytes are left.
 
         Raises OSError when the connection is broken, ValueError when a slice's file was closed meanwhile.
         """
@@ -213,7 +213,7 @@ class ClientConnection:
         return self.transport.unsent
 
     def _send_bytes(self, data: bytes | memoryview) -> None:
-        """Send bytes, joined with the small parts that follow them."""
+        """Send the next bytes, joined with small parts that follow."""
         if self._out:
             data = self._join(data)
         size = len(data)

@@ -121,7 +121,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """Return the audit's line on a proved hour; empty if it is not proved, or the auditor does not answer."""
+        """Return the audit's line on a proved hour; empty if the hour is unproved or no auditor answers."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         judgement = await _asked(auditor, self.topic, start, start + HOUR, never, None)

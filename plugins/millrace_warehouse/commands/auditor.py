@@ -24,7 +24,7 @@ def auditor_at(url: str) -> Auditor:
 
 @dataclass(frozen=True, slots=True)
 class HttpAuditor:
-    """The auditor at a URL. Raises MillraceError when none answers there."""
+    """The auditor at a URL. Its methods raise MillraceError when no auditor answers there."""
 
     url: str
 
@@ -55,7 +55,7 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
 
 
 def _verdict(answer: Completeness, hour: Window, now: datetime) -> Verdict:
-    """Return the verdict on one hour of an answer, given the windows of the hour as one."""
+    """Return the verdict on one hour of an answer. `hour` combines the windows of the hour."""
     reasons = [*hour.reasons]
     is_proven = hour.verdict in (COMPLETE, answer.enough)
     if is_proven and hour.verdict != COMPLETE:
@@ -72,7 +72,7 @@ def _verdict(answer: Completeness, hour: Window, now: datetime) -> Verdict:
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
-    """Return the reason why the answer proves nothing about the present rows; None when it may."""
+    """Return the reason why the answer proves nothing about the present rows; None without such a reason."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"
     if answer.applied_at is None or now - answer.applied_at > STALE_AFTER:

@@ -303,7 +303,7 @@ class _Run:
         )
 
     def _taken(self, erasure: Erasure) -> _Found:
-        """Return the numbers of rows and messages that the erasure has removed, as the manifests state them."""
+        """Return the numbers of rows and messages that the erasure has removed, from the manifests."""
         out = _Found()
         for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, out)

@@ -1,8 +1,8 @@
 """Records written before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
-They name files, not loads. An hour that late rows reach keeps the files of a few loads for ever, and a record
-of loads would keep those loads whole. A file that the table takes back is recorded as well: the time that its
-readers get starts again when no snapshot names it any more. Knows no table.
+A record lists files, not loads. An hour with late rows keeps files of a few loads for ever; if records listed
+loads, these loads would be kept whole. If a snapshot names a recorded file again, that is recorded, too. The
+grace time for readers then starts anew when no snapshot names the file any more. Depends on no table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Expired:
     publication: PreviousPublication
     """The publication whose state allowed the deletion."""
     files: Sequence[str]
-    """Paths from the topic's folder, sorted; deleted once readers have had their time."""
+    """Paths relative to the topic's folder, sorted. The files are deleted after the grace time for readers."""
     named_again: Sequence[str] = ()
-    """Files of earlier records that the table has taken back: the earlier records no longer apply to them."""
+    """Files of earlier records that a snapshot names again. The earlier records no longer apply to them."""
     format: int = FORMAT
 
 
 def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
-    """Map each file to when it was found unneeded, since the table named it last; entries in order."""
+    """Map each unneeded file to the time since which no snapshot names it. `entries` must be in order."""
     since: dict[str, str] = {}
     for entry in entries:
         for path in entry.named_again:
@@ -44,9 +44,9 @@ def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
 def note_named_again(
     topic: Topic, publication: PreviousPublication, files: Collection[str], created: str
 ) -> None:
-    """Record that the table takes files back; do nothing for files that no earlier record lists.
+    """Record that a commit will name files again; do nothing for files that no earlier record lists.
 
-    Must be called before the commit: if the commit fails, the files only stay longer.
+    Must be called before the commit. If the commit fails, the files only stay longer.
     """
 
     def attempt() -> None:

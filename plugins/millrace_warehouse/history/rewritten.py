@@ -1,7 +1,8 @@
 """Files of the table that no load wrote: `compacted/<attempt>/`, and beside them the hash of each.
 
-A load's manifest proves the load's files. This list proves the files that `compact` and a re-load made of
-them: copied rows can be trusted as far as their source was checked. Other programs' files have no list.
+A load's manifest proves the load's files. The list of an attempt proves the files that `compact` or a re-load
+wrote from them: copied rows can be trusted as far as their source was checked. Files of other programs have
+no list.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ class Rewritten:
     created: str
     files: Sequence[StoredFile]
     editions: Mapping[str, int] = field(default_factory=dict)
-    """Load -> the edition that its rows are of, for re-loaded loads, as publications state it."""
+    """Edition of the rows of each re-loaded load, by load number, as in publications."""
     format: int = FORMAT
 
 
 def rewritten_folder(topic: str, attempt: str) -> str:
-    """The folder for the files of the table that one attempt writes."""
+    """Return the folder for the files that one attempt writes."""
     return f"{Folder.COMPACTED.of(topic)}/{attempt}"
 
 
 def write_list(topic: Topic, rewritten: Rewritten) -> None:
-    """Put an attempt's list beside its files, before the table names them."""
+    """Write an attempt's list into its folder. Must be called before the table names the attempt's files."""
     path = f"{rewritten_folder(topic.name, rewritten.attempt)}/{LIST}"
     if not topic.storage.create(path, encode(rewritten)):
         raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
 
 
 def read_list(storage: Storage, folder: str) -> Rewritten | None:
-    """Return the list of an attempt, by the path of its folder; None for another program's folder."""
+    """Return the list in an attempt's folder; None for another program's folder."""
     return find(storage, Rewritten, f"{folder}/{LIST}")
 
 
 class KnownFiles:
-    """Data files of a topic that a manifest or a list proves, by their paths from the topic's folder."""
+    """Data files of a topic that a manifest or a list proves, by path relative to the topic's folder."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic

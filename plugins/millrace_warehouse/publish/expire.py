@@ -230,7 +230,7 @@ def _find_data(
     published: _Published,
     found: _Found,
 ) -> None:
-    """Find the unneeded data files of one edition."""
+    """Return the unneeded data files of one edition."""
     if datetime.fromisoformat(newest.created).timestamp() > at.clock() - request.older_than_s:
         return
     through = published.record.loads
@@ -342,7 +342,7 @@ def _old_drafts(at: At, topic: Topic) -> dict[str, Listed]:
 def _written_down(
     at: At, request: Expire, found: _Found, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
-    """Record newly unneeded files. Return data and compacted files to delete now; and how many stay for now."""
+    """Record newly unneeded files. Return data and compacted files to delete now, and how many stay."""
     if published is None:
         return {}, {}, 0
     entries = list(expired_entries(published.topic))
