@@ -204,8 +204,8 @@ class KafkaMirrorConfig:
         for name, origin in self.mirror.items():
             if origin.batch_topics:
                 raise ConfigError(
-                    f"mirror.{name}.batch_topics: `millrace mirror-batch` fills Millrace's own brokers only;"
-                    " name the topics as `topics`"
+                    f"mirror.{name}.batch_topics: `millrace mirror-batch` writes to Millrace brokers only;"
+                    " move the topics to `topics`"
                 )
             if not re.fullmatch(r"[a-zA-Z0-9._-]{1,200}", name):
                 raise ConfigError(f"mirror.{name}: 1 to 200 letters, digits, dots, underscores or hyphens")

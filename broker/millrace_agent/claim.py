@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def is_proven(self) -> bool:
-        """True once this process's messages are known to be first in the topic: other agents will find them."""
+        """True once this process's messages are known to be first in the topic: other agents find them."""
         return not self._awaited
 
     def note(self, message: bytes) -> None:

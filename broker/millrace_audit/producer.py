@@ -187,9 +187,9 @@ class AuditedProducer:
 
     `config` goes to librdkafka; without security settings in `config`, the process's client file applies.
     `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
-    `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`; without
-    them the variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a one-line
-    text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
+    `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`;
+    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a
+    one-line text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 
     def __init__(
@@ -561,7 +561,7 @@ class AuditedProducer:
 
 
 def _check_time(topic: str, time_ms: int) -> int:
-    """Return the latest allowed time of an event. MillraceError for a later, too early or invalid `time_ms`."""
+    """Return the latest allowed event time. MillraceError for a later, too early or invalid `time_ms`."""
     most_ms = now_ms() + MOST_AHEAD_MS
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
         raise MillraceError(
@@ -572,7 +572,7 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return librdkafka's settings: the caller's and ours. ConfigError if the caller's would break the audit."""
+    """Return librdkafka's settings, the caller's and ours. ConfigError if they would break the audit."""
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:

@@ -98,13 +98,13 @@ class Consumer:
         self._closed = False
 
     def create_message_streams(self, topics: Mapping[str, int]) -> dict[str, list[MessageStream]]:
-        """Return topic -> the requested number of iterators, among which this consumer's share is divided.
+        """Return the requested number of iterators for each topic. They divide this consumer's partitions.
 
-        Once per consumer. A topic need not exist yet. MillraceError when the group is one of Kafka's classic
-        protocol.
+        May be called once per consumer. A topic need not exist yet. MillraceError when the group uses Kafka's
+        classic protocol.
         """
         if self._rebalancer is not None or self._closed:
-            raise MillraceError("streams are made once, of an open consumer: make another consumer")
+            raise MillraceError("this consumer is closed or has its streams already: create another consumer")
         if not topics or min(topics.values()) < 1:
             raise MillraceError("name at least one topic, and at least one stream for each")
         streams = {

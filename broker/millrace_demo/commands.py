@@ -191,7 +191,7 @@ def _new_folder(keep: Path | None) -> Path:
     except OSError as error:
         raise ConfigError(f"--keep {keep} cannot be used: {error.strerror}") from None
     if not os.access(keep, os.W_OK | os.X_OK):
-        raise ConfigError(f"--keep {keep} cannot be written: name another folder, or mend its rights")
+        raise ConfigError(f"--keep {keep} cannot be written: name another folder, or correct its permissions")
     if used:
         raise ConfigError(f"--keep {keep} is not empty: name a new folder, each demo begins with nothing")
     return keep

@@ -450,8 +450,8 @@ def _aggregate(config: UpConfig) -> str:
     assert mirror is not None
     if config.clusters[aggregate].bootstrap and mirror.batch_topics:
         raise ConfigError(
-            f"clusters.{aggregate}.mirror.batch_topics: the batch mirror fills Millrace's own brokers only;"
-            " name the topics as `topics`"
+            f"clusters.{aggregate}.mirror.batch_topics: the batch mirror writes to Millrace brokers only;"
+            " move the topics to `topics`"
         )
     if mirror.by_mirrormaker and not config.clusters[aggregate].bootstrap:
         raise ConfigError(
@@ -471,7 +471,7 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
     for name, cluster in clusters.items():
         if bool(cluster.brokers) == bool(cluster.bootstrap):
             raise ConfigError(
-                f"clusters.{name} needs `brokers` to start, or `bootstrap` of what runs already"
+                f"clusters.{name} needs either `brokers` to start or the `bootstrap` of a running cluster"
             )
     elsewhere = [cluster.bootstrap for cluster in clusters.values() if cluster.bootstrap]
     if len(elsewhere) > len(set(elsewhere)):

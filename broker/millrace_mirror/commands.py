@@ -268,9 +268,9 @@ def translate(
         raise click.UsageError("--apply needs --group")
     if _is_of_kafka(config):
         raise ConfigError(
-            f"{config}: the log of an Apache Kafka does not state the origin's offsets of its records, so no"
-            " offset can be translated: start moved consumers at a time (`kafka-consumer-groups.sh"
-            " --reset-offsets --to-datetime`)"
+            f"{config}: offsets cannot be translated for a mirror into Apache Kafka, whose log does not keep"
+            " the origin's offsets. Start moved consumers at a time instead (`kafka-consumer-groups.sh"
+            " --reset-offsets --to-datetime`)."
         )
     with (
         _connected(config, origin) as (settings, cluster),

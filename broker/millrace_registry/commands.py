@@ -176,7 +176,9 @@ def plan(
     _show(changes, as_json)
     bad = sum(bool(change.reasons) for change in changes)
     if bad:
-        raise MillraceError(f"{bad} of {len(changes)} schemas would be refused, so apply would register none")
+        raise MillraceError(
+            f"{bad} of {len(changes)} schemas would be refused by the registry: `apply` would register none"
+        )
 
 
 @schemas.command(epilog="Example: millrace schemas apply schemas --registry http://127.0.0.1:8081")

@@ -96,7 +96,7 @@ class RowDecoder:
 
 
 class _Compiler:
-    """Compiles readers for pairs of types. Remembers the enclosing records, to which a recursive type refers."""
+    """Compiles readers for pairs of types. Keeps the enclosing records, to which a recursive type refers."""
 
     def __init__(self) -> None:
         self._records: dict[str, avro.Record] = {}

@@ -212,7 +212,7 @@ def test_positions_behind_a_transaction_that_hangs_are_not_overlooked(
         mirror = site.start_mirror()
         wait_until(
             "it does not begin",
-            lambda: "does not show what was committed to it" in mirror.output,
+            lambda: "does not return a record that was just committed" in mirror.output,
             timeout_s=SETTLE_S,
         )
         send(100)

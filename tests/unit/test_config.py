@@ -131,7 +131,7 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
 def test_a_mirror_into_an_apache_kafka_takes_no_topics_of_the_batch_mirror() -> None:
     values = {"cluster": "all", "bootstrap": "k:1", "zookeeper": "z:1"}
     origin = {"bootstrap": "a:1", "batch_topics": ["A"]}
-    with pytest.raises(ConfigError, match=r"mirror\.dc1\.batch_topics: .* name the topics as `topics`"):
+    with pytest.raises(ConfigError, match=r"mirror\.dc1\.batch_topics: .* move the topics to `topics`"):
         from_mapping(KafkaMirrorConfig, {**values, "mirror": {"dc1": origin}}, "x")
 
 

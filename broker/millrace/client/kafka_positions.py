@@ -125,8 +125,8 @@ class PositionLog:
                 return recorded
             if time.monotonic() >= give_up_at:
                 raise MillraceError(
-                    f"{self._topic} does not show what was committed to it just now: a transaction hangs in"
-                    " it (see kafka-transactions.sh --find-hanging), or its leader is out of date"
+                    f"{self._topic} does not return a record that was just committed: an open transaction"
+                    " hides it (see kafka-transactions.sh --find-hanging), or the topic's leader is stale"
                 )
             time.sleep(AGAIN_SECONDS)
 

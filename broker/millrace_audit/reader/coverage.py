@@ -61,8 +61,8 @@ def covered(
     ends = _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
     if not met:  # other readers' last counts may be missing, too: this one's would leave a hole
         raise MillraceError(
-            f"{topic}-0 of {client.bootstrap} does not show what was acknowledged there just now: a"
-            " transaction hangs in it, or its leader is out of date"
+            f"{topic}-0 of {client.bootstrap} does not return a record that was just acknowledged: an open"
+            " transaction hides it, or the partition's leader is stale"
         )
     return ends
 

@@ -104,14 +104,14 @@ def with_partitions(
     topics: Mapping[str, TopicState],
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """Return the topic with `count` partitions in all; new ones get as many replicas as those it has.
+    """Return the topic with `count` partitions in all. New partitions get as many replicas as the others.
 
-    They go to the brokers that have the fewest of it, or to those in `assigned`. Raises InvalidPartitions
-    when it has that many already, and PolicyViolation for a mirrored topic: its partitions stand for those of
-    its origins.
+    New replicas go to the brokers in `assigned`, or else to the brokers with the fewest partitions of the
+    topic. Raises InvalidPartitions if the topic has `count` partitions already, and PolicyViolation for a
+    mirrored topic, whose partitions correspond to its origins' partitions.
     """
     if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
-        raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
+        raise PolicyViolation(f"topic {topic.name} is mirrored: add the partitions at its origin")
     missing = count - len(topic.partitions)
     if missing <= 0:
         raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")

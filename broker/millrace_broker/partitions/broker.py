@@ -1,8 +1,8 @@
-"""The partitions of this broker: what produce, fetch and the rest mean for those that it leads.
+"""The partitions of this broker, and operations such as produce and fetch on the partitions that it leads.
 
-Owns the led partitions and keeps them in step with the cluster's snapshot. Runs on the loop, except where it
-says otherwise; what takes long (ZooKeeper, opening and deleting logs, cold look-ups) runs in threads and
-comes back through the mailbox. Knows no sockets and no wire format.
+Owns the partitions and keeps them in step with the cluster's snapshot. Methods run on the event loop unless
+their docstring says otherwise. Slow work (ZooKeeper, opening and deleting logs, cold look-ups) runs in
+threads, and its results return through the mailbox. Depends on no sockets and no wire format.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from millrace_broker.storage.sides import BackgroundSide, LogView
 logger = logging.getLogger("millrace.broker")
 T = TypeVar("T")
 StillThere: TypeAlias = Callable[[str, int, UUID], bool]
-"""True if ZooKeeper itself has the partition of a topic; MillraceError where its word cannot be trusted."""
+"""Returns True if ZooKeeper itself has the partition. MillraceError if ZooKeeper may have been restored."""
 
 RETENTION_INTERVAL_S = 5.0
 POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
-"""Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
-after a crash: eight at once wait hardly longer than one."""
+"""Number of threads for each kind of work, so that one kind delays no other. After a crash each opening waits
+for two syncs: eight openings at once take hardly longer than one."""
 MAY_PASS = (errors.StorageError, InvalidTopicConfig)
 """Errors that may pass when a log cannot be opened: lack of room, of descriptors or of a permission, or a
 setting of its topic that this release does not know."""
 RECORD_DELAY_S = 1.0
-"""The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
+"""Delay before the broker writes its partitions into ZooKeeper: one write for all changes in this time."""
 
 
 class State(Enum):
@@ -72,11 +72,11 @@ class Hosted:
     topic_id: UUID
     state: State
     partition: Partition | None = None
-    """Set while it is served."""
+    """Set while the partition is served."""
     replica: LogView | None = None
-    """Set where there are other replicas, served here or not."""
+    """Set if the partition has other replicas, whether it is served here or not."""
     configured: TopicState | None = None
-    """By whose settings the partition is kept."""
+    """Topic whose settings apply to the partition."""
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
     """Error of the last attempt to open the partition's log."""
@@ -139,9 +139,10 @@ class Broker:
     # Partitions
 
     def start(self) -> None:
-        """Open, and so recover, every log this broker keeps, side by side; call it before the loop runs.
+        """Open and recover every log of this broker in parallel. Must be called before the event loop runs.
 
-        A log that cannot be opened is reported and refused; it does not keep the others from being served.
+        If a log cannot be opened, the error is logged, and requests to its partition are refused. Other
+        partitions are served.
         """
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         self._set_aside_deleted()
@@ -157,7 +158,7 @@ class Broker:
         self._standstill.watch()
 
     def _set_aside_deleted(self) -> None:
-        """Put away the logs of topics that were deleted while this broker was not running."""
+        """Set aside the logs of topics that were deleted while this broker was not running."""
         stray = [logger for logger in self._logs.on_disk if self._current(logger[:2], logger[2]) is None]
         topics = {(name, topic_id) for name, _, topic_id in stray}
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
@@ -169,7 +170,7 @@ class Broker:
                     logger.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
 
     def partition(self, topic: str, number: int) -> Partition:
-        """The led partition; BrokerError says why it is not here. From any thread."""
+        """Return a partition led here; otherwise raise BrokerError with the reason. From any thread."""
         hosted = self._hosted.get((topic, number))
         if hosted is not None and hosted.partition is not None:
             return hosted.partition
@@ -192,7 +193,7 @@ class Broker:
 
     @property
     def partitions(self) -> Mapping[TopicPartition, Partition]:
-        """Every partition that is served here, as of now. From any thread."""
+        """Every partition that is now served here. From any thread."""
         every = list(self._hosted.items())
         return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
 
@@ -209,7 +210,7 @@ class Broker:
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
-        """Partitions that could not be opened or take no part in replication, and why. From any thread."""
+        """Partitions that could not be opened or do not replicate, with the reasons. From any thread."""
         every = list(self._hosted.items())
         unopened = {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
         return {**unopened, **self.replicas.stopped}
@@ -222,7 +223,7 @@ class Broker:
         ]
 
     def refresh(self) -> None:
-        """Bring the hosted partitions in step with the cluster: open new ones, delete those that are gone."""
+        """Bring the hosted partitions in step with the cluster: open new and delete removed partitions."""
         kept = self._kept()
         for key, hosted in list(self._hosted.items()):
             if key not in kept or not _is_as_in(kept[key], key[1], hosted):
@@ -240,7 +241,7 @@ class Broker:
         self.replicas.refresh()
 
     def zookeeper_restored(self) -> None:
-        """Hold no election on the state of a ZooKeeper that was put back from an older copy."""
+        """Hold no election on the state of a ZooKeeper that was restored from an older copy."""
         self.replicas.forget_zookeeper()
         self.refresh()
 
@@ -250,7 +251,7 @@ class Broker:
         return self._standstill.count
 
     def _topics_confirmed(self) -> None:
-        """After a standstill: refuse what was written to topics that have gone, then answer the rest."""
+        """After a standstill: refuse writes to deleted topics, then answer all other writes."""
         self.refresh()
         for partition in self.partitions.values():
             partition.answer_flushed()
@@ -276,7 +277,7 @@ class Broker:
         return broker in state.replicas if state.is_replicated else state.leader == broker
 
     def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:
-        """The topic that a partition belongs to, if the cluster still has both."""
+        """Return the topic of a partition, if the cluster still has the topic and the partition."""
         topic = self.cluster.topics.get(key[0])
         return topic if topic and topic.topic_id == topic_id and key[1] in topic.partitions else None
 
@@ -298,7 +299,7 @@ class Broker:
         return opened
 
     def _is_needed(self, state: PartitionState) -> bool:
-        """True if the state names this broker's copy as in sync or eligible: it has everything committed."""
+        """Return True if this broker's replica is in sync or eligible, and so has all committed records."""
         broker = self.config.broker_id
         return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 
@@ -355,12 +356,12 @@ class Broker:
             self._configure(partition, hosted, topic)
 
     def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
-        """Serve it no longer; the log stays."""
+        """Stop serving a partition that this broker no longer leads. The log stays."""
         self._staged.pop(partition, None)
         self._hosted[key].partition = None
 
     def hand_over(self, then: Callable[[], None]) -> None:
-        """Let other replicas lead what is led here, as this broker stops; then call `then`."""
+        """Hand the led partitions over to other replicas, because this broker stops; then call `then`."""
         self.replicas.hand_over(then)
 
     def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
@@ -376,11 +377,11 @@ class Broker:
             logger.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        """Resign as leader. An error of MAY_PASS has lost nothing on the disk; any other error may have."""
+        """Resign as leader. After an error of MAY_PASS the log is whole; any other may mean lost data."""
         self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
 
     def _retry_failed(self) -> None:
-        """Open what could not be opened for a reason that may have passed."""
+        """Open the failed partitions again whose error may have passed."""
         for key, hosted in list(self._hosted.items()):
             if hosted.state is State.FAILED and hosted.error is not None:
                 topic = self._current(key, hosted.topic_id)
@@ -390,7 +391,7 @@ class Broker:
                     self._let_others_lead(key, topic, hosted.error)
 
     def _remove(self, key: TopicPartition, hosted: Hosted, partition: Partition) -> None:
-        """Serve a partition no longer; its log goes only if the partition itself has gone."""
+        """Stop serving a partition. Delete its log only if the partition was deleted."""
         self._record_soon()
         self._staged.pop(partition, None)
         if (topic := self._current(key, partition.topic_id)) is not None:
@@ -408,7 +409,7 @@ class Broker:
         )
 
     def _remove_replica(self, key: TopicPartition, hosted: Hosted) -> None:
-        """Take part in a partition no longer; its log goes only if the partition itself has gone."""
+        """Stop replicating a partition. Delete its log only if the partition was deleted."""
         name, is_gone = f"{key[0]}-{key[1]}", self._current(key, hosted.topic_id) is None
         self._record_soon()
         why: errors.BrokerError = errors.NotLeader(f"other brokers have {name} now")
@@ -425,9 +426,9 @@ class Broker:
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
 
     async def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
-        """Put the log of a replica away that ZooKeeper itself, not only the snapshot, has elsewhere now.
+        """Set a replica's log aside if ZooKeeper itself, not only the snapshot, has the replica elsewhere.
 
-        Until it has said so the log stays, and so it does where it has one replica now, which is here.
+        The log stays until ZooKeeper confirms this. It also stays if this broker has the only replica now.
         """
 
         def work() -> None:
@@ -444,10 +445,10 @@ class Broker:
         self.refresh()
 
     async def _delete(self, key: TopicPartition) -> None:
-        """Delete a log nobody uses any more; a new topic of the same name is opened only after that.
+        """Delete an unused log. A new topic of the same name is opened only after the deletion.
 
-        The log stays where ZooKeeper has the partition after all, and is set aside where ZooKeeper may have
-        been put back from a copy that is older than the partition.
+        If ZooKeeper still has the partition, the log stays. If ZooKeeper may have been restored from a copy
+        that is older than the partition, the log is set aside.
         """
         topic_id = self._hosted[key].topic_id
 
@@ -471,7 +472,7 @@ class Broker:
         self.refresh()
 
     def _record_soon(self) -> None:
-        """Have the broker's record in ZooKeeper say which partitions are stored here."""
+        """Write the partitions that are stored here into ZooKeeper, after RECORD_DELAY_S."""
 
         def record() -> None:
             self._recording = False
@@ -530,9 +531,9 @@ class Broker:
     # Records
 
     def produce(self, topic: str, number: int, batch: memoryview, producing: Producing, index: int) -> None:
-        """Check a batch and stage it for this turn's append; `producing` hears what became of it.
+        """Check a batch and stage it for this turn's append; `producing` receives the outcome.
 
-        Raises BrokerError for one that is refused. `batch` must stay as it is until `end_of_turn`.
+        Raises BrokerError for a refused batch. `batch` must not change until `end_of_turn`.
         """
         partition = self.partition(topic, number)
         if partition.mirrored:
@@ -544,7 +545,10 @@ class Broker:
         self.stage(partition, [batch], producing, index)
 
     def open_to_producers(self, topic: str, number: int) -> Partition | None:
-        """The partition if it is led here and takes producers' batches, else None: `produce` says why."""
+        """Return the partition if it is led here and accepts produced batches, else None.
+
+        `produce` raises the reason.
+        """
         hosted = self._hosted.get((topic, number))
         partition = None if hosted is None else hosted.partition
         return None if partition is None or partition.mirrored else partition
@@ -552,7 +556,7 @@ class Broker:
     def stage(
         self, partition: Partition, batches: Sequence[memoryview], producing: Producing, index: int = 0
     ) -> None:
-        """Have checked batches appended at the end of this turn."""
+        """Stage checked batches, to be appended at the end of this turn."""
         self._staged[partition] = None  # first: what is staged must not outlive the bytes it stands in
         partition.stage(batches, producing, index)
 
@@ -566,8 +570,8 @@ class Broker:
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
         """Append origins' batches and positions, on the loop and in order; visible after a flush.
 
-        From any thread. The future brings, for each append, None or what the log raised: PositionMismatch
-        when it stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
+        From any thread. The future's result has, for each append, None or the error: PositionMismatch if the
+        log's position has changed, StorageError, or a BrokerError for a partition that is not led here.
         """
         return self.mailbox.call(lambda: [self._append_mirrored(append) for append in appends])
 
@@ -584,15 +588,15 @@ class Broker:
         return None
 
     def fetch(self, request: FetchRequest, answer: Answer, abort: Callable[[str], None]) -> Fetch:
-        """Answer with what is there once it is enough, or when the request's time is up."""
+        """Answer a fetch when enough bytes are there, or when the request's time is over."""
         fetch = Fetch(self, request, answer, abort)
         fetch.start()
         return fetch
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked.
+        """Build a partition's missing landmarks in a thread; then wake the fetches that wait for them.
 
-        StorageError when that cannot begin now.
+        StorageError when no thread can be started.
         """
         if partition in self._lacking_landmarks:
             return
@@ -628,9 +632,9 @@ class Broker:
         self._at_end_of_turn.append(function)
 
     def end_of_turn(self) -> None:
-        """Append what this turn staged, then let woken fetches look: one write, one look each.
+        """Append the staged batches with one write for each partition, then let each woken fetch look once.
 
-        A mistake in the code met here costs the connections of those it was done for; the others are served.
+        A bug here closes only the connections whose requests it concerns; other connections are served.
         """
         self._standstill.doubtful()
         if self._staged:
@@ -667,7 +671,7 @@ class Broker:
         return future
 
     def finalize(self) -> None:
-        """Bring everything to the disk, side by side, and answer who waits for it; the loop has ended."""
+        """Flush all logs in parallel and answer the waiting requests, after the event loop has ended."""
         self.end_of_turn()
         for partition in self.partitions.values():
             partition.flush()
@@ -678,7 +682,7 @@ class Broker:
         self.end_of_turn()
 
     def close(self) -> None:
-        """End the threads and close the logs; `finalize` comes first."""
+        """End the threads and close the logs. `finalize` must be called first."""
         self.mailbox.stop()
         self.replicas.close()
         for pool in self._pools.values():
@@ -687,7 +691,7 @@ class Broker:
 
 
 def _is_as_in(topic: TopicState, number: int, hosted: Hosted) -> bool:
-    """True unless the partition was created anew, or has one replica where it had several, or vice versa."""
+    """Return False if the partition was recreated, or changed between one replica and several."""
     if topic.topic_id != hosted.topic_id:
         return False
     if hosted.partition is None and hosted.replica is None:

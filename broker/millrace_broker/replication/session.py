@@ -59,7 +59,7 @@ class ReplicaSession:
         """Partitions that may have changed since the follower's last answer, longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Record the follower's positions. Return True if records are committed, or if a leader must resign."""
+        """Store the follower's positions. Return True if records are committed, or a leader must resign."""
         if request.anew:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:

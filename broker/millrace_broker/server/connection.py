@@ -117,7 +117,7 @@ class ClientConnection:
         return self.listener.name
 
     def idle_since(self, since: float) -> bool:
-        """Return True if the client has done nothing since `moment`, and no work is pending for it."""
+        """Return True if the client has done nothing since `since`, and no work is pending for it."""
         if self.served_at > since or self.took_at > since:
             return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None

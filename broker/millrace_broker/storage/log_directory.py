@@ -225,7 +225,9 @@ class LogDirectory:
                 try:
                     self.set_aside(topic, partition, foreign)
                 except OSError as error:
-                    raise StorageError(f"cannot set aside the log before {directory}: {error}") from error
+                    raise StorageError(
+                        f"{directory}: cannot set aside the log of the deleted topic of this name: {error}"
+                    ) from error
             self._ids[key] = {topic_id}
         opened = PartitionLog(
             directory,

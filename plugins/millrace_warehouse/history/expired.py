@@ -1,8 +1,8 @@
-"""Records written before data files are deleted: `expired/<10 digits>.json`, one for each run.
+"""Entries written before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
-A record lists files, not loads. An hour with late rows keeps files of a few loads for ever; if records listed
-loads, these loads would be kept whole. If a snapshot names a recorded file again, that is recorded, too. The
-grace time for readers then starts anew when no snapshot names the file any more. Depends on no table.
+An entry lists files, not loads. An hour with late rows keeps files of a few loads for ever; if entries listed
+loads, these loads would be kept whole. If a snapshot names a listed file again, a later entry states that.
+The grace time for readers then starts anew when no snapshot names the file any more. Depends on no table.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Expired:
     publication: PreviousPublication
     """The publication whose state allowed the deletion."""
     files: Sequence[str]
-    """Paths relative to the topic's folder, sorted. The files are deleted after the grace time for readers."""
+    """Paths relative to the topic's folder, sorted. Files are deleted after the grace time for readers."""
     named_again: Sequence[str] = ()
-    """Files of earlier records that a snapshot names again. The earlier records no longer apply to them."""
+    """Files of earlier entries that a snapshot names again. The earlier entries no longer apply to them."""
     format: int = FORMAT
 
 
@@ -44,7 +44,7 @@ def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
 def note_named_again(
     topic: Topic, publication: PreviousPublication, files: Collection[str], created: str
 ) -> None:
-    """Record that a commit will name files again; do nothing for files that no earlier record lists.
+    """Write an entry for files that a commit will name again, except files that no earlier entry lists.
 
     Must be called before the commit. If the commit fails, the files only stay longer.
     """
@@ -63,7 +63,7 @@ def note_named_again(
 
 
 def expired_entries(topic: Topic) -> Iterator[Expired]:
-    """Return every record, by number; MillraceError for one that was cut or edited."""
+    """Yield every entry, by number. Raises MillraceError for an entry that was cut or edited."""
     for number in numbers_in(topic.storage, Folder.EXPIRED.of(topic.name)):
         path = expired_path(topic.name, number)
         yield decode(Expired, topic.storage.read(path), path)

@@ -285,14 +285,13 @@ def check_promotion(
         body_decoder(before, table)
     except SchemaError as error:
         raise MillraceError(
-            f"{where}, it cannot read what was written with the old one: {error}; give new fields a default,"
-            " or load into a new warehouse"
+            f"{where}, which cannot read messages of schema {old[0]}: {error}; give new fields a default, or"
+            " load into a new warehouse"
         ) from None
     old_columns, new_columns = map(iceberg_types.iceberg_schema, (before, table))
     if refused := _not_promoted(old_columns.as_struct(), new_columns.as_struct(), ""):
         raise MillraceError(
-            f"{where}: column {refused}, which cannot be read from the files that are there; load into a new"
-            " warehouse"
+            f"{where}: column {refused}, which cannot be read from existing files; load into a new warehouse"
         )
     if lost := _lost(before, table, ""):
         raise MillraceError(f"{where}: {lost}, or load into a new warehouse")
@@ -326,10 +325,10 @@ def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
 
 
 def _lost(old: Node, new: Node, path: str) -> str:
-    """Return the first change that takes a value from existing rows, with the way out; empty when none does.
+    """Return the first change by which existing rows would lose a value, with advice; empty if there is none.
 
-    Columns keep their values by their names. So a renamed field is another column, and so is a member of a
-    union whose position changed. Expects types that `_not_promoted` lets pass.
+    A column is found by its name. So a renamed field is a different column, and so is a member of a union
+    whose position changed. Expects types that `_not_promoted` accepts.
     """
     match _only(old), _only(new):
         case Record() as old, Record() as new:
@@ -337,8 +336,8 @@ def _lost(old: Node, new: Node, path: str) -> str:
             for field in new.fields:
                 if field.name not in before and (renamed := before.keys() & set(field.aliases)):
                     return (
-                        f"it renames column {path}{min(renamed)} to {path}{field.name}, and rows that are"
-                        " there would lose it; keep the old name"
+                        f"it renames column {path}{min(renamed)} to {path}{field.name}, and existing rows"
+                        " would lose the column's values; keep the old name"
                     )
             pairs = [(before[f.name], f.type, f"{path}{f.name}.") for f in new.fields if f.name in before]
         case Union() as old, Union() as new:
@@ -347,15 +346,15 @@ def _lost(old: Node, new: Node, path: str) -> str:
             for was, becomes, member in members:
                 if _names(was)[0] not in _names(becomes):
                     return (
-                        f"{member} is {_names(was)[0]} of a union and would be {_names(becomes)[0]}, and rows"
-                        " that are there would lose it; put new types behind those that the union has"
+                        f"{member} is {_names(was)[0]} of a union and would be {_names(becomes)[0]}, so"
+                        " existing rows would lose its values; add new types after the union's present types"
                     )
             pairs = [(was, becomes, f"{member}.") for was, becomes, member in members]
         case (Union(), _) | (_, Union()):
             column = path.rstrip(".")
             return (
-                f"column {column} is a union in only one of them, and rows that are there would lose it;"
-                " keep its type and add a field"
+                f"column {column} is a union in only one of the schemas, so existing rows would lose its"
+                " values; keep its type and add a field"
             )
         case Array() as old, Array() as new:
             pairs = [(old.items, new.items, path)]

@@ -1,8 +1,8 @@
-"""Rows of files of the table in new files: each source checked, each row counted, each value compared.
+"""Copies rows of table files into new files: checks each source, counts each row, compares each value.
 
-A source must be what its load, a re-load or a compaction has written, to the byte: a copy of damaged rows
-could not be told from sound ones any more. A copy is read back from the storage, and must hold what its
-sources hold. Knows files; neither their choice, nor how the table gets the new ones.
+A source must be exactly the bytes that its load, a re-load or a compaction has written. Otherwise a copy of
+damaged rows would look like sound rows. Each copy is read back from the storage and must hold the same rows
+as its sources. This module neither chooses the sources nor commits the copies to the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import open_file
 
 BATCH_ROWS = 8_192
-"""Rows that are decoded at a time: a file of 256 MiB decodes to some GB of rows."""
+"""Number of rows decoded at a time. A file of 256 MiB decodes to several GB of rows."""
 
 
 class Rewriting:
@@ -52,7 +52,7 @@ class Rewriting:
     def write(
         self, hour: str, sources: Sequence[TableFile], without: Collection[int] = ()
     ) -> TableFile | None:
-        """Write one file with all rows of the sources but those of some loads; None when no row is left.
+        """Write one file with the sources' rows, except the rows of some loads; None when no row is left.
 
         MillraceError when a source was changed, or when the storage returns other rows.
         """
@@ -74,20 +74,20 @@ class Rewriting:
                 written_as.add(batch, self._table.schema())
         if before != after:
             raise MillraceError(
-                f"{name} does not hold the rows it was made from, by load {dict(after)} instead of"
-                f" {dict(before)}: nothing was committed, check the storage, then run again"
+                f"{name} does not hold the rows it was made from: rows by load are {dict(after)}, not"
+                f" {dict(before)}. Nothing was committed. Check the storage, then run again."
             )
         if changed := ", ".join(copied.differences(written_as)):
             raise MillraceError(
                 f"{name} does not hold the values of the rows it was made from, in {changed}: nothing was"
-                " committed and no file deleted; check the storage, then run again"
+                " committed and no file was deleted. Check the storage, then run again."
             )
         self._files.append(stored)
         written = DataFile(**asdict(stored), hour=hour, rows=before.total())
         return data_file(written, metrics, self._topic.storage.uri(name))
 
     def finish(self) -> None:
-        """Put the list of hashes beside the files; after that the table may name them."""
+        """Write the list of hashes beside the files. After that, the table may name the files."""
         if not self._files:
             return
         record = read_checked(self._topic.storage, Publication, self._table.properties[PATH])

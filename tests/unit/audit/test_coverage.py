@@ -78,7 +78,7 @@ def test_a_topic_that_does_not_show_the_readers_own_heartbeat_may_lack_counts_to
     monkeypatch: pytest.MonkeyPatch, ago: float
 ) -> None:
     topic = Topic([(ago, 1, beat((A, 10))), (ago, 1, count(A, 10, 50))])
-    with pytest.raises(MillraceError, match="does not show what was acknowledged there just now"):
+    with pytest.raises(MillraceError, match="does not return a record that was just acknowledged"):
         ends_shown(topic, A, patch=monkeypatch)
 
 

@@ -260,7 +260,7 @@ def without_default(name: str, type_: Any) -> dict[str, Any]:
 
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
-CANNOT_READ = "cannot read what was written with the old"
+CANNOT_READ = "cannot read messages of schema"
 
 
 @pytest.mark.parametrize(
