@@ -208,7 +208,7 @@ class KafkaMirrorConfig:
                     " move the topics to `topics`"
                 )
             if not re.fullmatch(r"[a-zA-Z0-9._-]{1,200}", name):
-                raise ConfigError(f"mirror.{name}: 1 to 200 letters, digits, dots, underscores or hyphens")
+                raise ConfigError(f"mirror.{name}: a name has 1 to 200 letters, digits, dots, `_` or `-`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

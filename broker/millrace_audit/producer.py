@@ -447,7 +447,7 @@ class AuditedProducer:
         """Hold the report lock. A report that waits for unreachable brokers holds the lock, too."""
         left_s = min(max(give_up_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
         if not self._report_lock.acquire(timeout=left_s):
-            raise MillraceError(f"a report waits for {self._where}")
+            raise MillraceError(f"a report waits for {self._where}: check that its brokers run")
         try:
             yield
         finally:

@@ -115,9 +115,9 @@ def _row(position: _Position) -> Iterator[object]:
 @click.option("--partition", type=click.IntRange(0), help="Move only in this partition; default: in all.")
 @bootstrap_option
 def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: str) -> None:
-    """Move GROUP to another place in TOPIC; its consumers must be stopped.
+    """Move GROUP to another offset in TOPIC. The group's consumers must be stopped.
 
-    A time means the first message of that time or later; without an offset from UTC it is in UTC.
+    With a time, GROUP moves to the first message of that time or later. A time without a zone is in UTC.
 
     Example: millrace groups seek warehouse PageView --to 2026-03-01T00:00:00Z
     """
@@ -147,7 +147,7 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
 @click.argument("group")
 @bootstrap_option
 def delete(group: str, bootstrap: str) -> None:
-    """Delete GROUP and all its offsets; its consumers must be stopped.
+    """Delete GROUP and all its offsets. The group's consumers must be stopped.
 
     Example: millrace groups delete warehouse
     """
@@ -185,7 +185,7 @@ def _positions(
 
 
 def _count(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
-    """Return the message count of a lag; None where a right or a leader is missing."""
+    """Return the number of messages of a lag; None if the partition is not readable or has no leader."""
     try:
         return count_messages(cluster, topic, number, offset, end)
     except (BrokerError, TryAgain):

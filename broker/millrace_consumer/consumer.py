@@ -148,7 +148,7 @@ class Consumer:
         self._rebalancer.commit(offsets)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on in this partition at `offset`, forwards or back; messages pulled ahead are dropped.
+        """Continue in a partition at `offset`, forwards or back; messages pulled ahead are dropped.
 
         NotOwner when this consumer does not read the partition.
         """
@@ -170,9 +170,9 @@ class Consumer:
     def close(self) -> None:
         """Commit (with `auto_commit`), release everything, end all streams. A second call does nothing.
 
-        The message that this thread has taken counts as consumed. Closing waits five seconds for a message in
-        hand of another thread. It waits for an absent ZooKeeper for twenty seconds at most, and then once
-        more for as long as the session timeout.
+        The message that the calling thread has taken counts as consumed. `close` waits five seconds for other
+        threads to finish their messages. If ZooKeeper does not answer, `close` waits at most twenty seconds,
+        and then once more for the session timeout.
         """
         self._close(done=True)
 

@@ -1,10 +1,10 @@
 """A consumer's entry in the consumer registry, and the time for which it may trust that the entry exists.
 
-Owns the registration, the heartbeats that prove it and the time until which they do. ZooKeeper gives a
-consumer's partitions to no other before the consumer's whole session timeout has passed since it last heard
-from it. A heartbeat is a write, because only a write proves it: a server that is cut off from its ensemble
-still answers reads. It is trusted for two thirds of the timeout from the moment it was sent. The rest is for
-clocks that run at different speeds, and for the time an ensemble takes to report a live session to its
+Owns the registration, and the heartbeats that prove the registration for a limited time. After ZooKeeper last
+received a message from a consumer, it keeps the consumer's partitions from others for the whole session
+timeout. A heartbeat is a write, because a server that is cut off from its ensemble still answers reads. A
+heartbeat is trusted for two thirds of the timeout, from the moment when it was sent. The last third allows
+for clocks that run at different speeds, and for the time in which an ensemble reports a live session to its
 leader.
 """
 
@@ -49,15 +49,17 @@ class Registration:
         self._thread = threading.Thread(target=self._prove, name=f"consumer {group} heartbeat", daemon=True)
         self.consumer_id = self._next_id = ""
         self.fence: Fence | None = None
-        """None: not registered, or no longer."""
+        """Fence of the registration; None while the consumer is not registered."""
 
     def proves(self, fence: Fence) -> bool:
-        """Return True if no other consumer can own by now what this one came to own under `fence`."""
+        """Return True if no other consumer can own partitions that this consumer claimed under `fence`."""
         return self.fence is fence and time.monotonic() < self._trusted_until
 
     def register(self) -> Fence:
-        """Return the fence of this consumer's registration; register first if need be. Blocks;
-        BrokerError."""
+        """Return the fence of this consumer's registration; register first if need be.
+
+        Blocks. Raises BrokerError.
+        """
         if self.fence is None:
             # Kept after a try whose answer was lost: else the first id might stay registered, and read
             # nothing.

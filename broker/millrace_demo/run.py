@@ -215,7 +215,7 @@ def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor
     if options.replicas > 1:
         config = replace(config, clusters=with_replicas(config.clusters, options.replicas))
     if options.fault and any(cluster.mirror and cluster.bootstrap for cluster in config.clusters.values()):
-        raise ConfigError("--fault is a fault of Millrace's own offline brokers: leave their --kafka out")
+        raise ConfigError("--fault needs Millrace's own offline brokers: omit --kafka for their cluster")
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
     if options.secure and not config.security:
         config = replace(config, security=str(options.scratch / "security"))

@@ -141,8 +141,8 @@ def claim_name(session: Session, name: str, client: ClusterClient) -> None:
     """
     if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
         raise MillraceError(
-            f"{client.bootstrap} are brokers of Millrace, which mirror by themselves: name the origins as"
-            " [mirror.NAME] in their files"
+            f"{client.bootstrap} are Millrace brokers, which mirror by themselves: name the origins as"
+            " [mirror.NAME] in the brokers' configuration files"
         )
     for other in session.children("/"):
         node = session.get(f"/{other}/id") if other != name else None

@@ -48,16 +48,16 @@ class PaddedBuffer:
 
     @classmethod
     def of(cls, parts: Iterable[Buffer]) -> PaddedBuffer:
-        """The parts one after the other, the first at position PADDING."""
+        """Return a buffer with the parts one after the other, the first part at position PADDING."""
         return cls(b"".join([bytes(PADDING), *parts, bytes(PADDING)]))
 
     def numbers(self, start: Longs, dtype: Any) -> npt.NDArray[Any]:
-        """A number of 4 or 8 bytes at each position."""
+        """Return the number of 4 or 8 bytes at each position."""
         words = self.words4 if np.dtype(dtype).itemsize == 4 else self.words8
         return words[start].view(dtype)
 
     def rows(self, start: Longs, size: int) -> Bytes:
-        """The `size` bytes from each position on, a row each; arbitrary bytes where they pass the end."""
+        """Return a row of the `size` bytes from each position on. Bytes after the end are arbitrary."""
         last = len(self.data) - size
         if last < 0:
             return np.zeros((len(start), size), np.uint8)
@@ -101,12 +101,12 @@ class RowCursor:
         return len(self.pos)
 
     def subset(self, index: Longs) -> RowCursor:
-        """A cursor of some of the rows; copy its positions back with `rejoin`."""
+        """Return a cursor of some of the rows. `rejoin` copies its positions back."""
         at = index if self.at is None else self.at[index]
         return RowCursor(self.buffer, self.pos[index], self.end[index], self.faults, at)
 
     def rejoin(self, index: Longs, part: RowCursor) -> None:
-        """Take over the positions of a subset's rows."""
+        """Copy the positions of a subset's rows into this cursor."""
         self.pos[index] = part.pos
 
     def fault(self, bad: Mask, reason: str) -> None:
@@ -121,7 +121,7 @@ class RowCursor:
             self.fault(over, f"{what}: reaches past the end of the message")
 
     def varint(self, what: str) -> Longs:
-        """A zigzag number of 1 to 10 bytes in every row."""
+        """Read a zigzag number of 1 to 10 bytes in every row; return the numbers."""
         first = self.buffer.bytes[self.pos]
         self.pos += 1
         if first.max(initial=0) < 0x80:
@@ -132,7 +132,7 @@ class RowCursor:
         return value
 
     def _longer(self, first: Bytes, what: str) -> Longs:
-        """The numbers that begin with the bytes `first`, read byte by byte in all rows: 3 ns a byte."""
+        """Return the numbers that begin with the bytes `first`, read bytewise in all rows: 3 ns a byte."""
         more = first >> 7  # 1 where another byte follows
         byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
         self.pos += more
@@ -160,7 +160,7 @@ class RowCursor:
         return start
 
     def sized_bytes(self, what: str) -> tuple[Longs, Longs]:
-        """A length and that many bytes in every row: the positions where they start and end."""
+        """Read a length in every row and step over the bytes; return the positions of their start and end."""
         start = self.skip(self.varint(what), what)
         return start, self.pos.copy()
 
@@ -176,7 +176,7 @@ class RowCursor:
         return start
 
     def finish(self) -> None:
-        """Mark the rows that have bytes left as faulty."""
+        """Mark the rows that have unread bytes as faulty."""
         left = self.pos != self.end
         if np.count_nonzero(left):
             self.fault(left, "bytes are left after the last field")

@@ -1,7 +1,7 @@
 """A process's metrics and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
 
-Answers in threads of its own. With an access list, `/metrics` requires a token with the role `metrics`, and
-`/healthz` answers without it only whether the process is well. Owns no metric.
+Answers in its own threads. With an access list, `/metrics` requires a token with the role `metrics`. Without
+that token, `/healthz` answers only whether the process is healthy. Defines no metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millrace.service.exposition import EscapingRegistry
 from millrace.service.unproven import Unproven
 
 MAX_REQUESTS = 16
-"""Most requests that are answered at once; for one more the connection of the oldest is closed."""
+"""Largest number of concurrent requests. When another arrives, the oldest request's connection is closed."""
 MAX_REQUESTS_OF_ADDRESS = 8
 """Most requests at once from one client address."""
 REQUEST_TIMEOUT_S = 10
@@ -101,7 +101,7 @@ class _Server6(_Server):
 
 
 class MonitoringServer:
-    """Serves from `start` to `close`."""
+    """HTTP server of `/metrics` and `/healthz`. It serves from `start` to `close`."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class MonitoringServer:
     ) -> None:
         """Listen on `listen`; MillraceError names the `option` that gave the address.
 
-        `health` returns whether the process is well, and details. With `certificates`, which need a context
-        for clients without a certificate, every connection uses TLS.
+        `health` returns whether the process is healthy, and details. With `certificates` every connection
+        uses TLS; they must have a context for clients without a certificate.
         """
         host, port = parse_address(listen, option)
         registry = EscapingRegistry()

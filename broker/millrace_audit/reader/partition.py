@@ -25,9 +25,9 @@ from millrace_audit.reports.ranges import SequenceRanges
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 TRUNCATED_S = 60.0
-"""A log that ends before its counted end for so long is truncated; for a moment a new leader may lag."""
+"""Time after which a log that ends before its counted end is truncated. Until then a new leader may lag."""
 OPEN_S = 60.0
-"""Longest time for which a transaction may hold back the messages behind it, and heartbeats with them."""
+"""Longest time for which an open transaction may hold back later messages, and heartbeats with them."""
 _DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
 _DAMAGE = "it is damaged on its broker's disk"
 
@@ -40,7 +40,7 @@ class PartitionKey(NamedTuple):
 
 
 class CannotRead(MillraceError):
-    """A partition cannot be read any further; the text has the cause and what to do."""
+    """A partition cannot be read any further. The text has the cause and the remedy."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Partition:
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
-    """Offsets since `told` that were gone before they could be read."""
+    """Offsets since `told` that were deleted before they could be read."""
     origin: Origin | None = None
     """Origin and copied position, from the last position batch that was read or from the mirror."""
     copied_through: int | None = None
@@ -100,8 +100,8 @@ class Partition:
     def end(self) -> int:
         """Offset before which everything is counted.
 
-        Transaction markers and aborted transactions, which consumers do not see, count as read: mirrors and
-        loads pass over them, too, and are compared with this end.
+        Transaction markers and aborted transactions, which consumers do not see, count as read. Mirrors and
+        loads, whose ends are compared with this end, skip them, too.
         """
         return self.cursor.next_offset
 
@@ -159,8 +159,8 @@ class Partition:
             self.awaited, self.awaited_since = self.written, time.monotonic()
         elif time.monotonic() >= self.awaited_since + OPEN_S:
             raise CannotRead(
-                f"a transaction has been open in it for {OPEN_S:.0f} s: no consumer sees what lies behind"
-                f" {high_watermark}; find the producer that left it open with Kafka's `kafka-transactions.sh`"
+                f"a transaction has been open for {OPEN_S:.0f} s: consumers cannot read from offset"
+                f" {high_watermark} on; find the producer that left it open with `kafka-transactions.sh`"
             )
 
     def truncate(self, end: int) -> None:

@@ -25,7 +25,7 @@ from millrace_broker.storage.state import LogState
 logger = logging.getLogger("millrace.broker.partition")
 
 Outcomes: TypeAlias = Sequence[int | BrokerError]
-"""The base offset of each batch, or why it was refused."""
+"""For each batch, its base offset or the error for which it was refused."""
 FLUSH_AGAIN_S = 0.5
 """Seconds after which a failed flush is tried again, if the log allows it."""
 
@@ -37,13 +37,13 @@ class Producing(Protocol):
     principal: str
     """Sender of the batches; places for producer ids are shared out by sender."""
     timeout_ms: int
-    """Longest wait for acks=all, where that takes other brokers."""
+    """Longest wait of acks=all for other brokers."""
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
-        """Note the outcome of the batches staged as number `index`; for acks=all once on the disk."""
+        """Note the outcome of the batches staged under `index`. With acks=all, call it after the flush."""
 
     def abort(self, reason: str) -> None:
-        """Close the client's connection: a bug showed, and the answer is unknown."""
+        """Close the client's connection, because a bug left the answer unknown."""
 
 
 Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
@@ -59,13 +59,13 @@ class Parked(Protocol):
 
     @property
     def any_is_enough(self) -> bool:
-        """True when it waits for a single byte, as consumers do for low latency."""
+        """True if the fetch waits for a single byte, as consumers do for low latency."""
 
     def grown(self, partition: Partition, size: int) -> None:
         """Note that `size` bytes of the partition were published."""
 
     def wake(self) -> None:
-        """Look again: the partition has gone, or can get no more records."""
+        """Look again, because the partition was removed or can get no more records."""
 
 
 class Partition:
@@ -82,7 +82,7 @@ class Partition:
         flushes: FlushThreads,
         doubtful: Callable[[], bool],
     ) -> None:
-        """`doubtful` returns True while the topic may have gone: acks=all then waits for `answer_flushed`."""
+        """While `doubtful` returns True the topic may be gone: acks=all then waits for `answer_flushed`."""
         self.topic, self.number, self.topic_id = topic, number, topic_id
         self.log: LoopSide = log
         self.background: BackgroundSide = log
@@ -91,21 +91,21 @@ class Partition:
         self.leader_epoch = leader_epoch
         log.lead(leader_epoch)
         self.mirrored = False
-        """True when it is the mirror of another partition: ordinary producers are refused."""
+        """True if the partition is the mirror of another partition: ordinary producers are refused."""
         self.parked: set[Parked] = set()
         self._hurrying = 0
         """Number of parked fetches for which any byte is enough."""
         self.opened_end = log.end
         self.batches_in = 0
         self.bytes_out = self.reads_out = 0
-        """For metrics: batches taken, bytes of records and slices of them handed out."""
+        """Metrics: produced batches (`batches_in`), and bytes and slices of records sent to consumers."""
         self.gone: BrokerError | None = None
-        """Reason that it is no longer served; None while it is."""
+        """Reason why the partition is no longer served; None while it is served."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[Staged] = []
         self._unsynced: deque[Unsynced] = deque()
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
-        """(log position to be flushed, function to call then): no client waits, so no flush comes sooner."""
+        """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
@@ -115,14 +115,14 @@ class Partition:
         return f"{self.topic}-{self.number}"
 
     def check_epoch(self, known: int) -> None:
-        """Refuse a client that knows another leader epoch than this one; -1: it knows none."""
+        """Refuse a client whose leader epoch differs from this partition's; -1: the client knows none."""
         if known > self.leader_epoch:
             raise UnknownLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} here, not {known}")
         if 0 <= known < self.leader_epoch:
             raise FencedLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} now, not {known}")
 
     def check_knows(self, offset: int) -> None:
-        """Raise NotLeader where an offset after the end may be another leader's by now."""
+        """Raise NotLeader if an offset after the end may exist at a new leader."""
 
     def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""
@@ -159,7 +159,7 @@ class Partition:
                 self._notify(producing, index, mine, start)
 
     def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
-        """Answer one client; a bug in that costs only this client's connection."""
+        """Answer one client. A bug while answering closes only this client's connection."""
         try:
             producing.appended(index, outcomes, start)
         except Exception:
@@ -187,7 +187,7 @@ class Partition:
             self._flushes.submit_soon(self._flush_side, self._flushed_soon)
 
     def park(self, fetch: Parked) -> None:
-        """Let a fetch wait; it may be waiting for records that are appended and not flushed yet."""
+        """Let a fetch wait for more records. The records may already be appended, but not flushed."""
         if fetch not in self.parked:
             self.parked.add(fetch)
             self._hurrying += fetch.any_is_enough
@@ -222,21 +222,21 @@ class Partition:
             self._notify(producing, 0, (), self.log.log_start_offset)
 
     def answer_flushed(self) -> None:
-        """Answer acks=all for what is on the disk, unless the topic must be read again before."""
+        """Answer acks=all for all flushed batches, unless the topic must be read again first."""
         visible, start = self.log.visible_end, self.log.log_start_offset
         while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
             _, producing, index, outcomes = self._unsynced.popleft()
             self._notify(producing, index, outcomes, start)
 
     def note_append(self) -> None:
-        """Note an append made otherwise than by `write`."""
+        """Note an append that was not made by `write`."""
 
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
-        """Call `then` when consumers see the log up to `end`; no flush is started for it."""
+        """Call `then` when consumers see the log up to `end`. Starts no flush."""
         self._watched.append((end, then))
 
     def close(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
-        """Stop serving it: refuse every waiting request, and call `when_idle` once no flush runs."""
+        """Stop serving the partition: refuse every waiting request; call `when_idle` once no flush runs."""
         self.gone = why
         staged, self._staged = self._staged, []
         for batches, producing, index in staged:
@@ -249,7 +249,7 @@ class Partition:
             when_idle()
 
     def finalize(self) -> None:
-        """Flush the rest here and now, and answer waiting requests; the flush threads have ended."""
+        """Flush the rest in this thread and answer waiting requests, after the flush threads have ended."""
         if self._owes_flush and self.log.flush_refusal is None:
             try:
                 self._flushed(self._flush_side.flush(), None)
@@ -296,7 +296,7 @@ class Partition:
             self._when_idle()
 
     def _publish(self, flushed: LogState) -> None:
-        """Show what a flush has brought to the disk."""
+        """Make flushed bytes visible."""
         before = self.log.visible_end
         self.log.publish(flushed)
         self._shown(before)
@@ -317,7 +317,7 @@ class Partition:
             logger.exception("a bug after a flush of %s", self.name)
 
     def refuse_waiting(self, why: BrokerError) -> None:
-        """Answer every acks=all that waits with an error."""
+        """Answer every waiting acks=all with an error."""
         waiting, self._unsynced = self._unsynced, deque()
         for _, producing, index, outcomes in waiting:
             self._notify(producing, index, [why] * max(1, len(outcomes)))

@@ -1,4 +1,4 @@
-"""The states of a log at which commits may end: readers see what is committed, not what is flushed."""
+"""States of a replicated log up to which readers may see records: only committed records are visible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace_broker.storage.state import LogState
 
 
 class CommittedStates:
-    """The states after whole appends that are not known to be committed, in order."""
+    """States of a log after each whole append that is not known to be committed, in order."""
 
     def __init__(self, log: LoopSide) -> None:
         self._log = log
@@ -24,7 +24,7 @@ class CommittedStates:
         self._states.append(state)
 
     def publish(self, committed: int) -> bool:
-        """Show readers the log up to the last known state at or below `committed`; True if that is more."""
+        """Make the log visible up to the last known state at or below `committed`; True if that is more."""
         newest = None
         while self._states and self._states[0].end <= committed:
             newest = self._states.popleft()

@@ -1,7 +1,7 @@
 """One request on its way through the broker, and the place of its answer.
 
-Answers leave in the order in which their requests came, so a request that has to wait (a fetch without data,
-acks=all) holds its place while the connection goes on reading. Knows no sockets and no API.
+Answers are sent in the order of the requests. A request that waits (a fetch without data, acks=all) therefore
+keeps its place while the connection reads further requests. Depends on no socket and no API.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ OTHER_API = -1
 """The key under which unknown APIs are counted."""
 _APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
-"""Bytes for which a file slice on its way counts, with the objects that hold it, but without its content."""
+"""Counted memory of a file slice that is being sent: its objects, without the file's content."""
 REQUEST_BYTES = 4 << 10
-"""Least bytes for each request without an answer: a waiting fetch takes 2.5 KB, and time to look again."""
+"""Counted memory of each unanswered request, at least. A waiting fetch takes 2.5 KB."""
 MIN_SHARED_BYTES = 16 << 10
-"""An answer of this size is not copied behind its prefix: other clients may be receiving the same bytes."""
+"""Size from which an answer is sent beside its prefix, uncopied: other clients may receive the same bytes."""
 
 
 MAX_MUTE_S = 5.0
-"""Longest time that a client is told to wait at once."""
+"""Longest throttle time in one answer."""
 
 
 class Client(Protocol):
@@ -43,7 +43,7 @@ class Client(Protocol):
 
     closed: bool
     spare: bool
-    """The connection exceeds a limit: it stays only if a broker copies by it."""
+    """True if the connection exceeds a limit: it stays only if a broker replicates over it."""
     address: str
     """HOST:PORT of the client."""
     access: Access
@@ -52,32 +52,32 @@ class Client(Protocol):
     """Number of answers by API (key) and error (code), over all connections."""
 
     working: int
-    """Number of its requests on which threads work or will work."""
+    """Number of the client's requests that threads work on or will work on."""
 
     login: Login | None
-    """Its login, on a listener that requires one."""
+    """The client's login, on a listener that requires a login."""
 
     @property
     def listener_name(self) -> str:
         """Name of the listener that the client connected to."""
 
     def answered(self, size: int) -> None:
-        """Note that a request has its answer now, for which `size` bytes of memory are needed."""
+        """Note that a request has its answer, which takes `size` bytes of memory."""
 
     def logged_in(self, principal: str) -> None:
         """Note that the client has proved to be this principal."""
 
     def copies(self) -> None:
-        """Note that a broker copies by this connection: limits of clients do not hold for it."""
+        """Note that a broker replicates over this connection. Client limits do not apply to it."""
 
     def mute(self, seconds: float) -> None:
-        """Read nothing of the client for a while: its user has taken more than its quota."""
+        """Read nothing from the client for a while, because its user has exceeded a quota."""
 
     def end(self) -> None:
         """Serve nothing more, and close the connection once the client has its answers."""
 
     def abort(self, reason: str) -> None:
-        """Close the connection and log why: the only sign that a request without an answer can get."""
+        """Close the connection and log the reason. A client without an answer can be told in no other way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,16 +94,16 @@ class Request:
     body: memoryview
     frame: memoryview = NOTHING
     item_limit: int = MIN_ITEM_LIMIT
-    """Items in its lists that are served; each item beyond this number is refused."""
+    """Largest number of items that are served in each list of the request. Further items are refused."""
     client_id: str = ""
     """The client's `client.id`; not read for Produce and Fetch."""
     count: int = 1
-    """Number of requests that this one stands for."""
+    """Number of client requests in this request: more than 1 for a run of produce requests."""
     kept: int = 0
-    """Bytes it takes beyond REQUEST_BYTES while its content waits for the answer."""
+    """Bytes that the request keeps beyond REQUEST_BYTES until its answer."""
     parts: Sequence[Part] | None = None
     abandon: Callable[[], None] | None = None
-    """Callback to run when the client disconnects before the answer; None: the wait goes on."""
+    """Callback to run when the client disconnects before the answer. With None, the request keeps waiting."""
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
         """Answer with the response's body; `header` is the addition of a flexible response header."""
@@ -122,12 +122,12 @@ class Request:
         self.client.answered(in_memory + len(prefix) + slices * FILE_SLICE_BYTES)
 
     def answer_frames(self, frames: bytes) -> None:
-        """Answer with whole responses, `response_frame`s, to each of the requests this one stands for."""
+        """Answer all `count` requests with whole responses, as made by `response_frame`."""
         self.parts = (frames,)
         self.client.answered(len(frames))
 
     def answer_nothing(self) -> None:
-        """Free the place: the client expects no answer (acks=0)."""
+        """Complete the request without an answer, as the client expects none (acks=0)."""
         self.parts = ()
         self.client.answered(0)
 
@@ -135,13 +135,13 @@ class Request:
         self.client.errors[self.api_key if self.api_key in _APIS else OTHER_API, code] += 1
 
     def forget(self) -> None:
-        """End the wait for the answer: the client has gone."""
+        """Stop waiting for the answer, because the client has disconnected."""
         if self.abandon is not None:
             self.abandon()
 
 
 def throttle_ms(client: Client, kind: Kind, amount: float) -> int:
-    """Count what a client takes; return the ms that it must wait, unread, for its quota."""
+    """Charge `amount` to a client's quota; return the ms for which the client is throttled and not read."""
     if client.access.meter is None:
         return 0
     seconds = min(client.access.meter.took(kind, amount), MAX_MUTE_S)

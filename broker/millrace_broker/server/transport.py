@@ -1,6 +1,6 @@
 """The transport between a client's connection and its socket: bytes received and sent, plain or by TLS.
 
-Only transports use a client's socket. They know neither requests nor answers, nor the client's identity.
+Only transports use a client's socket. They do not depend on requests, answers or the client's identity.
 
 TLS runs in memory (`ssl.MemoryBIO`): ciphertext is received and sent as plain bytes are, in any pieces.
 Records are read from their file, encrypted and sent a piece at a time. Only `PlainTransport` sends a file to
@@ -21,9 +21,9 @@ from millrace.records.file_slice import FileSlice
 from millrace.security.principals import Subject
 
 SEAL_BYTES = 256 << 10
-"""Bytes that are encrypted at once; the next piece follows when its ciphertext has left."""
+"""Bytes that are encrypted at once. The next piece is encrypted when the last ciphertext was sent."""
 MAX_OWN_BYTES = 64 << 10
-"""Most bytes of TLS's own that wait for the socket: a client may request many (KeyUpdate) and take none."""
+"""Most unsent bytes of TLS itself. A client may request many such bytes (KeyUpdate) and receive none."""
 _NOTHING = memoryview(b"")
 _REASONS = {
     "HTTP_REQUEST": "it speaks HTTP",
@@ -50,35 +50,35 @@ class Transport(Protocol):
 
     @property
     def unread(self) -> bool:
-        """True while received bytes are held here and not yet read: the socket does not report them."""
+        """True while the transport holds received, unread bytes. The socket does not report these bytes."""
 
     @property
     def unsent(self) -> bool:
-        """True while bytes that were taken wait for the socket."""
+        """True while accepted bytes wait for the socket."""
 
     @property
     def held(self) -> int:
-        """Bytes of memory that the transport holds, beside those of the connection."""
+        """Bytes of memory that the transport holds, without the connection's own."""
 
     def fileno(self) -> int: ...
 
     def receive_into(self, target: memoryview, /) -> int:
-        """Receive into a buffer and return the size; 0 at the end, BlockingIOError when nothing has come."""
+        """Receive into a buffer; return the number of bytes, 0 at the end. BlockingIOError without data."""
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:
-        """Take bytes as far as the socket does; BlockingIOError when it takes none.
+        """Send bytes; return the number that was accepted. BlockingIOError when the socket accepts none.
 
-        With `more` to follow, the kernel waits for the rest instead of sending a short packet.
+        With `more` the kernel waits for further bytes instead of sending a short packet.
         """
 
     def send_file(self, part: FileSlice, count: int) -> int:
-        """Take at most `count` bytes of a slice; 0 when its file is shorter than it was."""
+        """Send at most `count` bytes of a slice; return the number sent, 0 if the file has been cut."""
 
     def flush(self) -> None:
-        """Send the `unsent` bytes; BlockingIOError when the socket does not take all of them."""
+        """Send the `unsent` bytes; BlockingIOError when the socket does not accept all of them."""
 
     def has_more(self) -> bool:
-        """Return True when bytes have come that were not read yet."""
+        """Return True if received bytes were not read yet."""
 
     def close(self) -> None: ...
 
@@ -141,7 +141,7 @@ class TlsTransport:
 
     @property
     def subject(self) -> Subject | None:
-        """Subject of the client's certificate, which was checked; None when it showed none."""
+        """Subject of the client's verified certificate; None when the client sent no certificate."""
         certificate = self._tls.getpeercert()
         return certificate["subject"] if certificate else None  # type: ignore[return-value]  # never a text
 

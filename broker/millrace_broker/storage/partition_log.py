@@ -89,11 +89,11 @@ class PartitionLog:
         *,
         is_replica: bool = False,
     ) -> None:
-        """Open the partition in `directory`, created or recovered; everything it then shows is on the disk.
+        """Create or recover the log in `directory`. All bytes that are then visible are on the disk.
 
-        All logs of a broker share `producer_limit`. `is_replica`: the partition has other replicas, so at
-        first the log shows only what is known to be committed. Raises StorageError when the directory cannot
-        be used now, MillraceError when it lost bytes that were on the disk.
+        All logs of a broker share `producer_limit`. With `is_replica` the partition has other replicas, so at
+        first only bytes that are known to be committed are visible. Raises StorageError when the directory
+        cannot be used now, MillraceError when bytes that were on the disk are missing.
         """
         self.directory = directory
         self.config = config
@@ -176,12 +176,12 @@ class PartitionLog:
 
     @property
     def start(self) -> int:
-        """Position of its first byte."""
+        """Position of the log's first byte."""
         return self._files.segments[0].base
 
     @property
     def whole(self) -> LogState:
-        """The log up to the last append that is there as a whole; a copy may hold part of the next one."""
+        """State of the log up to the last whole append. A replica may also hold part of the next append."""
         return self._appended if self._copying is None else self._copying.kept
 
     @property
@@ -190,12 +190,12 @@ class PartitionLog:
 
     @property
     def flushed(self) -> int:
-        """Everything below this position is on the disk."""
+        """Position below which all bytes are on the disk."""
         return self._flushed.end
 
     @property
     def committed(self) -> int:
-        """Everything below this position is known to be committed; readers see exactly that."""
+        """Position below which all bytes are known to be committed. Readers see exactly these bytes."""
         return self._visible.end
 
     @property
@@ -204,7 +204,7 @@ class PartitionLog:
 
     @property
     def appended(self) -> LogState:
-        """The log up to its last append, flushed or not."""
+        """State of the log up to its last append, flushed or not."""
         return self._appended
 
     @property
@@ -491,9 +491,10 @@ class PartitionLog:
             self._recover_again()
 
     def _lower_checkpoint(self, position: int) -> None:
-        """Have the checkpoint claim no more than is committed: a cut below it would count as a loss.
+        """Lower the checkpoint to the committed bytes: a cut below the checkpoint would count as data loss.
 
-        It keeps the epochs up to `position`. StorageError when it cannot be written: nothing has changed.
+        It keeps the epochs up to `position`. If it cannot be written, StorageError is raised and nothing has
+        changed.
         """
         if self._checkpointed > self._visible.end:
             epochs = EpochMap(self.epochs.starts)
@@ -511,11 +512,11 @@ class PartitionLog:
             raise StorageError(self.refusal) from error
 
     def flush(self) -> LogState:
-        """Bring everything appended so far to the disk; for a thread that may wait. One flush runs at a time.
+        """Flush all appended bytes to the disk. Call it in a thread that may wait. One flush runs at a time.
 
         Raises StorageError. If the disk refused, the log takes no more writes until it is opened again, and
-        `flush_refusal` says so: after a failed fdatasync the state of the disk is unknown. Else, short of
-        descriptors or memory, the flush may be tried again.
+        `flush_refusal` has the reason: after a failed fdatasync the state of the disk is unknown. If only
+        descriptors or memory were short, the flush may be retried.
         """
         with self._flush_lock:
             if self.flush_refusal is not None:
@@ -562,7 +563,7 @@ class PartitionLog:
             self._checkpoint_lock.release()
 
     def publish(self, state: LogState) -> bool:
-        """Show consumers what is flushed (with several replicas, committed); True if that is new records."""
+        """Make flushed bytes (with several replicas, committed bytes) visible; True if records are new."""
         with self._lock:
             before = self._visible
             if state.end <= before.end:
@@ -573,15 +574,15 @@ class PartitionLog:
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
-        """Return whole batches from the one that holds `offset`, or the next one; None when none is visible
-        yet.
+        """Return batches from the first batch that ends after `offset` on; None when none is visible yet.
 
-        The slice holds at least one batch whatever `max_bytes`; its last may be cut off, unless it ends at a
-        landmark. It never reaches into another segment nor past the last visible data batch. For bytes that
-        were on the disk before this log was opened, the first batch's CRC is checked, and that each batch
-        stands where it must. The rest is sent unread: clients check CRCs themselves. Raises OffsetOutOfRange,
-        CorruptMessage when the first batch is damaged, LandmarksMissing when `build_landmarks` has to run
-        first, or StorageError. For one thread at a time.
+        The slice holds at least one batch, even if that exceeds `max_bytes`. Its last batch may be cut off,
+        unless the slice ends at a landmark. The slice never reaches into another segment or past the last
+        visible data batch. For bytes that were on the disk before this log was opened, the first batch's CRC
+        and every batch's position are checked. Nothing else is read: clients check CRCs themselves.
+
+        Raises OffsetOutOfRange, CorruptMessage when the first batch is damaged, LandmarksMissing when
+        `build_landmarks` must run first, or StorageError. Must be called by one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")
@@ -599,22 +600,22 @@ class PartitionLog:
         """Return (offset, timestamp) of the first visible record with the largest timestamp; None without
         one.
 
-        For a thread: reads as much as two look-ups by time. It reads more segments only where their times
+        Call it in a thread: it reads as much as two look-ups by time, and more segments only if timestamps
         rise and fall.
         """
         files = self._files
         return first_with_max_timestamp(files.segments, self._visible.end, files.start_offset)
 
     def build_landmarks(self) -> None:
-        """Build the landmarks that `read` lacked at LandmarksMissing; for a thread: reads whole segments."""
+        """Build the landmarks that `read` missed. Call it in a thread: it reads whole segments."""
         self._reader.build_landmarks()
 
     def delete_records(self, before: int) -> int:
-        """Give up every record before an offset, -1 for all; return the log's new start. For a thread.
+        """Delete every record before an offset, -1 for all; return the log's new start. Call it in a thread.
 
-        When it returns, the new start survives a power cut and the loss of the checkpoint; retention deletes
-        files that hold nothing else. Raises OffsetOutOfRange for an offset from which no consumer could read
-        on, and StorageError.
+        On return, the new start survives a power cut and the loss of the checkpoint. Retention later deletes
+        files that hold only deleted records. Raises OffsetOutOfRange for an offset after the high watermark,
+        and StorageError.
         """
         with self._checkpoint_lock:
             with self._lock:
@@ -636,7 +637,7 @@ class PartitionLog:
             return self.log_start_offset
 
     def count_anew(self, wrong: Sequence[TimeRange]) -> None:
-        """Let a segment's age begin now if its last append lies in one of these ranges of a wrong clock."""
+        """Restart the age of each segment that was last appended to while the clock was wrong."""
         now = self._clock()
         for segment in self._files.segments:
             if any(since <= segment.last_append <= until for since, until in wrong):
@@ -644,11 +645,10 @@ class PartitionLog:
                     segment.count_anew(now)
 
     def apply_retention(self, leader_start: int | None = None) -> list[int]:
-        """Delete the segments that retention no longer keeps; return their bases. For a thread.
+        """Delete the segments that retention no longer keeps; return their bases. Call it in a thread.
 
-        With `leader_start` the log is a follower's. It then keeps what the leader's log keeps, which begins
-        there. Also writes the checkpoint if it is due: flushed bytes must not stay above it when no flush
-        comes.
+        With `leader_start` the log is a follower's, and keeps everything from the start of the leader's log.
+        Also writes the checkpoint if it is due, so that it covers the flushed bytes even if no flush follows.
         """
         now = self._clock()
         config = self.config if self.expires_by_time else replace(self.config, retention_ms=None)
@@ -700,7 +700,10 @@ class PartitionLog:
             logger.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
-        """Return True after a while, and after each new segment: a full disk keeps files without one."""
+        """Return True if the log has grown, and the last attempt is old or a new segment has begun.
+
+        On a full disk the attempts fail, and segments stay without a checkpoint.
+        """
         elapsed = self._clock() - self._checkpoint_at
         is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
         return state.end > self._checkpointed and is_time
@@ -708,7 +711,7 @@ class PartitionLog:
     def _write_checkpoint(
         self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
     ) -> bool:
-        """Write the checkpoint; log an error and return False if that fails. `epochs`: else the log's own."""
+        """Write the checkpoint, with `epochs` or else the log's. If that fails, log it and return False."""
         self._checkpoint_at, self._checkpoint_base = self._clock(), files.segments[-1].base
         try:
             for segment in files.segments[:-1]:

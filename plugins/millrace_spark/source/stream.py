@@ -51,10 +51,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the empty progress: the first micro-batch finds the partitions' starts, and records them.
+        """Return an empty progress. The first micro-batch then finds and records the partitions' starts.
 
-        Spark asks again after a crash in the first micro-batch. The latest offsets would have moved by then,
-        and the messages between the two answers would be skipped.
+        Do not return the latest offsets here: Spark calls this again after a crash in the first micro-batch.
+        The latest offsets would have moved, and the messages in between would be skipped.
         """
         return {}
 
@@ -99,7 +99,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._client.close()
 
     def _ends(self) -> Progress:
-        """The subscribed topics and their present ends."""
+        """Return the subscribed topics with their present ends."""
         missing_ok = not self.options.fail_on_data_loss
         topics = offsets.subscribed(self.client, self.options.subscription, missing_ok=missing_ok)
         latest = {
@@ -110,10 +110,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Progress(latest, {name: topic.topic_id for name, topic in topics.items()})
 
     def _beginnings(self, before: Progress, ends: Progress, *, first: bool) -> dict[TopicPartition, int]:
-        """Starts of the partitions that were not read yet.
+        """Return the start offsets of the partitions that were not read yet.
 
-        A new query's partitions start where its options say, at the end by default; later partitions at their
-        start.
+        A new query begins where its options say, by default at the ends. Partitions that are created later
+        are read from their start.
         """
         new: dict[str, list[int]] = {}
         for topic, partition in ends.offsets:

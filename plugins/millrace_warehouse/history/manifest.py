@@ -183,9 +183,9 @@ class LoadManifest:
     run_id: str
     created: str
     schema: int
-    """Number of the record in `schema/` whose columns the files have."""
+    """Number of the entry in `schema/` that defines the files' columns."""
     file_by_ms: int
-    """Rows with a time at or after it, ms since the epoch, are UNFILED; a re-load keeps to it."""
+    """Time in ms since the epoch. Rows with this time or a later time are UNFILED, also in a re-load."""
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
     rejected_files: Sequence[RejectedFile] = ()
@@ -202,10 +202,10 @@ class LoadManifest:
     previous: str | None
     """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
     erases: str | None = None
-    """The erasure that made this edition of the rows that were there, or this load without any: every load
-    begun before the erasure loses its number to that one. None for what was read from a log."""
+    """The erasure that made this edition from existing rows, or that made this load without rows. Such a load
+    takes the number that a load begun before the erasure would use. None for rows read from a log."""
     erasures: Sequence[str] = ()
-    """All erasures that were known when the rows were written: none of them matches one."""
+    """All erasures that were known when the rows were written. None of them matches a row."""
     erased: Sequence[ErasedRows] = ()
     """Records of the offsets that are in no file, because an erasure removed them or left them out."""
     erased_sequences: Sequence[ProducerSequences] = ()

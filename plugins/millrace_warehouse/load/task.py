@@ -180,7 +180,7 @@ class _Aside:
         return np.where(sound, times_ms // (HOUR_US // 1000), _NO_HOUR)
 
     def stored(self, records: int) -> tuple[list[RejectedFile], list[TombstoneFile]]:
-        """Store the files that have rows; the rejected rows stand for `records` records."""
+        """Store the files that have rows. The rows of the rejected file hold `records` rejected records."""
         task, rejected, tombstones = self._task, list[RejectedFile](), list[TombstoneFile]()
         if self._rejected.close():
             described = _store(task, self._rejected.path, "rejected")
@@ -192,12 +192,12 @@ class _Aside:
 
 
 def _filed(number: int) -> str:
-    """The hour for a number that `_Aside._hours` returned."""
+    """Return the hour for a number that `_Aside._hours` returned."""
     return UNFILED if number == _NO_HOUR else hour_of(int(number))
 
 
 class _Erased:
-    """Removes the rows that erasures in force match from a task's batches; nearly always there are none."""
+    """Removes erased rows from a task's batches. There are nearly always no erasures in force."""
 
     def __init__(self, task: CutTask) -> None:
         self._eraser: Eraser | None = None

@@ -1,16 +1,16 @@
 """One commit of an Iceberg table: schema, rows, properties and old snapshots together, or no change at all.
 
-A commit has two parts. Its work, the manifests, is written once. Its manifest list and its number follow the
-table: when a commit to another branch took the number, the list is written again in milliseconds. When main
-itself moved, the commit is a Conflict, and its verb decides again. Every commit makes a snapshot, an empty
-one if need be, so the requirement for main guards the properties as well.
+A commit has two parts. The manifests are written once. The manifest list and the sequence number depend on
+the table's state: when a commit to another branch took the number, the list is written again in milliseconds.
+When branch `main` itself has moved, the commit raises Conflict, and the command decides again. Every commit
+makes a snapshot, if need be an empty one, so the requirement for `main` guards the properties as well.
 
-After a lost answer the table decides: either main is at this commit's snapshot, whose id all tries share, or
-it is not. pyiceberg's own transactions are not used: they send one requirement for many branches, delete
-manifests of a successful commit after a false conflict, and start over completely.
+After a lost answer the table decides: either `main` is at this commit's snapshot, whose id all attempts
+share, or the commit was not made. pyiceberg's own transactions are not used: they send one requirement for
+many branches, delete manifests of a successful commit after a false conflict, and start over completely.
 
-Manifests stay small, and hold neighbouring hours, however many files a commit adds: reading or replacing an
-hour takes few of them. Knows entries and properties; no publications.
+Manifests stay small and hold neighbouring hours, even if a commit adds many files: reading or replacing an
+hour takes few manifests. This module handles entries and properties, and depends on no publication.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ from millrace_warehouse.races import Conflict, Outrun, retried
 logger = logging.getLogger("millrace.warehouse.committer")
 
 MANIFEST_FILES = 256
-"""Most files that a manifest of a commit names. A day is in one or two: some 50 us a file."""
+"""Largest number of files that one manifest names. A day needs one or two manifests, about 50 us a file."""
 SMALL_MANIFESTS = 10
 """Number of manifests, each with less than half of MANIFEST_FILES, that the next commit merges into one."""
 SNAPSHOTS = 30
-"""Most snapshots that a table keeps in its own history; metadata.json then stays at some 30 kB."""
+"""Largest number of snapshots in a table's own history. metadata.json then stays at about 30 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ class TableChange:
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
-    """Files that the table has now; a commit meets a Conflict when one of them is missing."""
+    """Files to remove from the table. If one of them is not in the table, the commit raises Conflict."""
     same_rows: bool = False
-    """The added files hold the rows of the removed ones: the snapshot's operation is `replace`."""
+    """True if the added files hold the rows of the removed files: the snapshot's operation is `replace`."""
     schema: Schema | None = None
     """The columns from now on, with their ids; None keeps the present columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class TableChange:
 
 
 def commit(table: Table, change: TableChange) -> Table:
-    """Make the change and return the new table. Conflict when another commit has moved main.
+    """Make the change and return the new table. Conflict when another commit has moved branch `main`.
 
-    MillraceError when the storage refuses a file, or the catalog refuses every try; CatalogError when the
+    MillraceError when the storage refuses a file, or the catalog refuses every attempt; CatalogError when the
     catalog does not answer whether the change was made.
     """
     return _Commit(table, change).make()
@@ -313,7 +313,7 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: main is built upon, other snapshots are kept."""
+    """Return a requirement for each branch and tag: `main` must not move, other snapshots must be kept."""
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -350,7 +350,7 @@ def _existing(entry: ManifestEntry) -> ManifestEntry:
 
 
 def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
-    """True for a manifest of data that is worth merging with others."""
+    """Return True for a data manifest that is small enough to be merged."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
     return (
         manifest.content == ManifestContent.DATA
@@ -376,7 +376,7 @@ def _numbered(schema: Schema, number: int) -> Schema:
 
 
 def _old_snapshots(table: Table, head_only: bool) -> list[int]:
-    """The branch's own snapshots beyond the newest SNAPSHOTS; those that a branch or tag names stay."""
+    """Return main's snapshots beyond the newest SNAPSHOTS, except snapshots that a branch or tag names."""
     head = table.current_snapshot()
     if head_only:
         others = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != MAIN_BRANCH}
@@ -387,7 +387,7 @@ def _old_snapshots(table: Table, head_only: bool) -> list[int]:
 
 
 def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[DataFile]:
-    """Entries of the data files that main has, in all hours or in the given ones."""
+    """Yield the entries of the data files in branch `main`, of all hours or of the given hours."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
     with being_read(table):
@@ -400,7 +400,7 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
 
 
 def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int | None] | None) -> bool:
-    """False when a manifest's bounds exclude all files of these partitions."""
+    """Return False if a manifest's bounds exclude all files of these partitions."""
     if partitions is None or not manifest.partitions or manifest.partition_spec_id != table.spec().spec_id:
         return True
     stated = manifest.partitions[0]
@@ -412,7 +412,7 @@ def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int |
 
 
 def head_files(table: Table, hours: Collection[str] | None = None) -> dict[str, list[DataFile]]:
-    """Hour -> the entries of its data files, for all hours or the given ones, if they have any."""
+    """Map each hour that has data files to their entries, for all hours or the given hours."""
     files: dict[str, list[DataFile]] = {}
     for file in live_files(table, hours):
         files.setdefault(hour_of(file.partition[0]), []).append(file)

@@ -1,18 +1,18 @@
-"""Publish: the rows that loads have written become rows of an Iceberg table, by reference, in one commit.
+"""Publish: add the rows that loads have written to an Iceberg table, by reference, in one commit.
 
-    1  the table, the record it names, and a check that they agree                 table.py
-    2  the manifests of newer loads and editions, hour by hour                     state.py
-    3  the hours that are due, and the auditor's verdicts on them                  due.py
-       a check that the rows of complete hours are the judged ones                 gate.py
-       and that they close against their loads, by sequences                       closing.py
-    4  the files: those of loads, and those that a re-load takes rows out of       files.py, replace.py
-    5  the record, under a unique name, on disk
-    6  one commit: schema, files, properties that name the record                  committer.py
-    7  the ledger, and the table of hours                                          hours_table.py
+    1  read the table and the manifest it names; check that they agree             table.py
+    2  read the manifests of newer loads and editions, hour by hour                state.py
+    3  find the hours that are due, and the auditor's verdicts on them             due.py
+       check that the rows of complete hours are the rows that were judged         gate.py
+       check the sequence numbers of these rows against their loads                closing.py
+    4  list the loads' files; rewrite files from which a re-load removes rows      files.py, replace.py
+    5  store the publication's manifest under a unique name
+    6  make one commit: schema, files, properties that name the manifest           committer.py
+    7  write the ledger and the table of hours                                     hours_table.py
 
-When another commit to main was faster, everything starts over from the table as it is then. That table may
-already name this run's record, if an answer was lost. The record of a failed attempt is a stray. Copies
-nothing and starts no Spark; does not know how to ask an auditor.
+If another commit to `main` was faster, everything starts over with the new table. That table may already name
+this run's manifest, if an answer was lost. A failed attempt leaves its manifest behind, without effect. Copies
+no unchanged rows and starts no Spark. The caller provides the auditor.
 """
 
 from __future__ import annotations

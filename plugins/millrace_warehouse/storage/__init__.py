@@ -1,4 +1,4 @@
-"""Storage of a warehouse: six verbs, on every kind of storage. Knows no manifests."""
+"""Storage of a warehouse: six operations, for every kind of storage. Depends on no manifest."""
 
 from millrace_warehouse.storage.open import open_storage
 from millrace_warehouse.storage.streams import measure, open_file

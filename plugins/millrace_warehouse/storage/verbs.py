@@ -1,7 +1,7 @@
-"""The six verbs that a warehouse needs of a storage. Drivers and tasks use the same storage.
+"""The interface of a warehouse's storage: six operations. Drivers and tasks use the same storage.
 
-Everything depends on `create`: at most one of several callers takes a name, with a file whole and on disk.
-Nothing is ever renamed, moved or written twice. Knows paths and bytes; no manifests, no Parquet.
+Everything depends on `create`: only one of several callers can create a name, with a whole file on disk.
+Nothing is ever renamed, moved or written twice. Depends on neither manifests nor Parquet.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 CHUNK_BYTES = 8 << 20
-"""Most bytes of a file that a verb holds at a time."""
+"""Most bytes of a file that an operation holds in memory at a time."""
 DRAFT = "."
-"""Prefix of a name that is still being created, or that a crash has left; `names` does not show it."""
+"""Prefix of the name of a file that is still being created, or that a crash left. `names` omits drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Listed:
 class Storage(Protocol):
     """Files under one warehouse; every path is relative to it, with `/`. Can be pickled.
 
-    MillraceError, with advice, for everything that the storage refuses or does not answer in time;
-    FileNotFoundError where a verb's description says so.
+    Methods raise MillraceError, with advice, if the storage refuses a request or does not answer in time, and
+    FileNotFoundError where their docstring says so.
     """
 
     @property
@@ -46,23 +46,22 @@ class Storage(Protocol):
         """The warehouse as a URI without a slash at its end: `file:///data/warehouse`, `s3://bucket/lake`."""
 
     def uri(self, path: str) -> str:
-        """Return the path as a URI, as other programs and the table's metadata name it."""
+        """Return the path as a URI, for other programs and the table's metadata."""
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Return a file, or `length` bytes of it from `start` on; FileNotFoundError when there is none."""
 
     def put(self, path: str, content: BinaryIO) -> Written:
-        """Store a file under a unique name, folders included; on disk when it returns.
+        """Store a file and its folders. On return, the file is on disk.
 
-        A file that has the name is replaced: the caller must choose a unique name.
+        The caller must choose a unique name, as an existing file of the name is replaced.
         """
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file, whole and on disk, folders included; False when it exists with other bytes.
+        """Create a whole file on disk, with its folders. Return False if the file exists with other bytes.
 
-        True means that the name now holds these bytes, even if an answer was lost and the request was sent
-        again. A caller that must be the only creator puts something unique into the bytes, such as its
-        attempt.
+        True means that the file holds these bytes, even if an answer was lost and the request was repeated. A
+        caller that must be the only creator puts a unique value into the bytes, such as its attempt.
         """
 
     def names(self, folder: str, after: str = "") -> list[str]:

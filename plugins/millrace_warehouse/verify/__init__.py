@@ -1,9 +1,9 @@
 """Proof that a warehouse is what was loaded and published: every manifest, every byte, every row.
 
-Three separate proofs: history (chain, laws, ledger, SHA-256 of every file), publications (the replay of all
-manifests gives the state that the records state) and the table (rows by load and hour, counted in its present
-files). Reads with pyarrow and pyiceberg alone; a broker, if one is named, is asked for its offsets only. A
-problem is one line; a note is something that the next run corrects by itself.
+Three separate proofs: history (chain, laws, ledger, SHA-256 of every file), publications (a replay of the
+loads' manifests gives the state in each publication's manifest) and the table (rows by load and hour, counted
+in its present files). Reads with pyarrow and pyiceberg alone. A broker, if one is named, is asked only for
+its offsets. A problem is one line. A note is a defect that the next run corrects by itself.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from millrace_warehouse.verify.table import Head, check_table
 from millrace_warehouse.verify.values import check_values
 
 CHECKS = 3
-"""Most times that a topic is checked while other runs change it."""
+"""Largest number of checks of a topic while other runs change the topic."""
 WAITING = timedelta(days=1)
-"""Hours with rows that have waited longer for their publication are noted."""
+"""Age from which rows that are loaded and not published are noted in the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class VerifyRun:
 
     storage: Storage
     catalog: Catalog | None
-    """None proves only history and the records of publications."""
+    """Iceberg catalog of the tables. With None, only history and the publications' manifests are checked."""
     client: ClusterClient | None = None
     """Also compare with the logs of this cluster."""
     rows: bool = False
@@ -77,7 +77,7 @@ def _is_topic(storage: Storage, name: str) -> bool:
 
 
 def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
-    """MillraceError for a broker's folder, a log in it, or a single topic of a warehouse."""
+    """Raise MillraceError for a broker's folder, a log inside it, or one topic's folder of a warehouse."""
     if {"loads", "ledger"} <= {*names}:
         raise MillraceError(
             f"{storage.root} is one topic of a warehouse: name the folder above it, the topic with --topic"

@@ -30,7 +30,7 @@ class History:
     """Load -> its editions, the first included, ascending."""
 
     def newest_of(self, load: int) -> LoadManifest | None:
-        """The newest edition of a load, None when it cannot be read."""
+        """Return the newest edition of a load; None when it cannot be read."""
         return self.manifests.get((load, self.editions[load][-1]))
 
 
@@ -100,7 +100,7 @@ def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[
 
 
 def _what_is_gone(check: Check, history: History, path: str, number: int) -> str:
-    """Rows and offsets of a missing load, from the ledger or, without an entry, from the loads beside it."""
+    """Describe a missing load's rows and offsets, from its ledger entry or else the neighbouring loads."""
     try:
         entry = read_entry(check.storage, path)
     except MillraceError:
@@ -120,12 +120,12 @@ def _what_is_gone(check: Check, history: History, path: str, number: int) -> str
 
 
 def _check_editions(check: Check, history: History) -> None:
-    """Check every later edition: its predecessor, the same offsets, the laws."""
+    """Check that every later edition names its predecessor, has the same offsets and keeps the laws."""
     folder = layout.Folder.EDITIONS.of(check.topic.name)
     recorded = check.recorded(layout.Folder.EDITIONS)
     found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
     for path in sorted(recorded - found.keys()):
-        check.problem(f"{path} is missing: an edition that was made is gone")
+        check.problem(f"{path} is missing: an edition that was committed is gone")
     numbers = sorted((*pair, path) for path, pair in found.items() if pair is not None)
     newest = {load: path for load, _, path in numbers}
     for load, edition, path in numbers:
