@@ -11,8 +11,8 @@
     7  write the ledger and the table of hours                                     hours_table.py
 
 If another commit to `main` was faster, everything starts over with the new table. That table may already name
-this run's manifest, if an answer was lost. A failed attempt leaves its manifest behind, without effect. Copies
-no unchanged rows and starts no Spark. The caller provides the auditor.
+this run's manifest, if an answer was lost. A failed attempt leaves its manifest behind, without effect.
+Copies no rows except in step 4, and starts no Spark. The caller provides the auditor.
 """
 
 from __future__ import annotations
