@@ -1,9 +1,10 @@
-"""The groups this broker coordinates: how it takes them over, keeps them and gives them up.
+"""The groups this broker coordinates: takes them over, keeps them and gives them up.
 
-Who coordinates a group is written in ZooKeeper, by a node that goes with the broker's session. A broker that
-is asked for a group nobody coordinates takes it over if the choice falls on it, and starts it without
-members: they find out and join again. One whose node has become another's drops the group; until it notices,
-ZooKeeper refuses its offsets. Runs on the loop; ZooKeeper is asked in threads.
+A node in ZooKeeper names the coordinator of a group. The node disappears with the broker's session. If a
+client asks a broker for a group without a coordinator, and `coordinator_of` chooses this broker, it takes the
+group over and starts it without members: the members notice that and join again. A broker whose node now
+belongs to another broker drops the group; until it notices, ZooKeeper refuses its offsets. Runs on the event
+loop; requests to ZooKeeper run in threads.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ from millrace_broker.mailbox import Mailbox, outcome
 logger = logging.getLogger("millrace.groups.holding")
 
 THREADS = 4
-"""For commits, and for groups that are taken over and given up."""
+"""Number of threads for commits and for taking over and giving up groups."""
 SWEEP_S = 2.0
 IDLE_S = 10.0
-"""A group without members is coordinated this much longer: one that only commits offsets would otherwise be
-taken over and given up again with every commit."""
+"""Time for which a group without members stays coordinated. Otherwise a group that only commits offsets would
+be taken over and given up with every commit."""
 FIRST_TIDY_S = 60.0
 TIDY_S = 3600.0
-"""Pause between two looks for expired offsets, and for what killed coordinators have left; shorter if offsets
-are kept for less than four times as long."""
+"""Pause between two searches for expired offsets and nodes of killed coordinators; shorter if offsets are
+kept for less than four times this time."""
 MIN_TIDY_S = 60.0
 TIDIED_AT_ONCE = 100
-"""Groups that are looked at before what administrators ask gets its turn."""
+"""Number of groups that are checked for expired offsets before administrators' requests get a turn."""
 MAX_NAME = 1_000
-"""Characters of a group's name: it is part of a node's name in ZooKeeper."""
+"""Largest number of characters of a group's name, which is part of a node's name in ZooKeeper."""
 CLAIMS = 5
 CLOSE_S = 3.0
 """Seconds a broker that stops may take to give up its groups. The end of its session gives up the others."""
 
 
 def coordinator_of(group: str, brokers: Iterable[int]) -> int | None:
-    """One of these brokers, None when there is none.
+    """Choose the group's coordinator among these brokers; None when there are no brokers.
 
-    Every broker draws a number for the group, the highest wins: when a broker comes or goes, only the groups
-    that it wins or had won change hands.
+    Each broker gets a pseudo-random number for the group, and the highest number wins. So when a broker comes
+    or goes, only the groups that it wins or had won change their coordinator.
     """
 
     def draw(broker: int) -> bytes:
@@ -68,15 +69,15 @@ def is_group_name(name: str) -> bool:
 
 @dataclass(slots=True)
 class CoordinatedGroup:
-    """A group that is coordinated here."""
+    """A group that this broker coordinates."""
 
     group: Group
     commits: Commits
     used_at: float
     unsure: bool = False
-    """ZooKeeper was away: another broker may have become the coordinator."""
+    """True if ZooKeeper was unreachable: another broker may have become the coordinator."""
     doubtful: bool = False
-    """This broker stood still: no client is answered before the coordinator is known."""
+    """True after this broker stood still: no client is answered before the coordinator is known."""
     waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
     """Clients that ask while the group is doubtful, oldest first."""
 
@@ -182,7 +183,7 @@ class GroupOwnership:
         return held
 
     async def _wait_for(self, name: str, held: CoordinatedGroup | None) -> CoordinatedGroup | ErrorCode:
-        """Wait in line with all who need the group: for its take-over, or until it is not doubtful."""
+        """Wait in line for the group: until it is taken over, or until it is no longer doubtful."""
         is_first = held is None and name not in self._taking
         line = held.waiting if held is not None else self._taking.setdefault(name, deque())
         while line and line[0].done():  # waited too long: ZooKeeper may be away for hours
@@ -207,13 +208,13 @@ class GroupOwnership:
         return held
 
     def _take_ours(self, name: str) -> Fence:
-        """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
+        """In a thread: become the coordinator if this broker is chosen or its old node still exists."""
         if self.is_ours(name) or self._registry.coordinator(name) == self._config.broker_id:
             return self._take(name)
         raise NotCoordinator(f"group {name!r} is another broker's")
 
     def _take(self, name: str) -> Fence:
-        """In a thread: become the coordinator unless another broker is it."""
+        """In a thread: become the coordinator unless there is another coordinator."""
         for _ in range(CLAIMS):
             self._registry.claim(name, GroupKind.CLASSIC)
             with suppress(UnknownGroup):  # deleted in between, as one that had nothing
@@ -244,13 +245,13 @@ class GroupOwnership:
         return code
 
     def check(self) -> None:
-        """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
+        """After ZooKeeper was unreachable: drop the groups that other brokers have taken over."""
         for held in self._held.values():
             held.unsure = True
         self._make_sure()
 
     def _notice_standstill(self) -> None:
-        """After a standstill, answer for no group before it is known who coordinates it."""
+        """After a standstill, answer for no group before its coordinator is known."""
         if (count := self._count_standstills()) == self._standstills:
             return
         self._standstills = count
@@ -284,7 +285,7 @@ class GroupOwnership:
             self._mailbox.begin(self._resign(name))
 
     async def _resign(self, name: str) -> None:
-        """Give the group up, and leave nothing behind of one that has never committed anything."""
+        """Give the group up. If it has never committed an offset, delete all its nodes."""
         had_members = self._held[name].group.generation > 0
 
         def tidy(fence: Fence) -> None:
@@ -298,9 +299,10 @@ class GroupOwnership:
         await self.give_up(name, tidy)
 
     async def _tidy(self, retention_ms: float) -> None:
-        """Delete offsets not used for that long, and groups without any, of this broker's share.
+        """Delete offsets that were unused for the retention time, and groups without offsets.
 
-        ZooKeeper's clock and this broker's must both show it. Offsets of groups with members are used.
+        Considers this broker's share of the groups. The retention time must have passed by ZooKeeper's clock
+        and by this broker's. Offsets of groups with members count as used.
         """
         held = frozenset(self._held)
         with_members = {name for name, group in self._held.items() if not group.idle}
@@ -320,17 +322,17 @@ class GroupOwnership:
                 logger.info("group %r: %d offsets have expired", name, count)
 
     def _to_tidy(self, held: Collection[str]) -> tuple[list[str], float]:
-        """In a thread: this broker's share of the groups that are not held, and the earlier clock's time."""
+        """In a thread: return this broker's share of the groups not held, and the earlier clock's time."""
         now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
         return [name for name in self._registry.names() if name not in held and self.is_ours(name)], now_ms
 
     def _expire(self, used: Collection[str], unused: Collection[str], before_ms: float) -> dict[str, int]:
-        """In a thread: count the offsets of used groups as used now; delete old ones of the others."""
+        """In a thread: mark the offsets of used groups as used now; delete old offsets of other groups."""
         self._registry.keep_offsets(used)
         return self._registry.expire_offsets(unused, before_ms)
 
     def close(self) -> None:
-        """Give up every group, so that others take over at once."""
+        """Give up every group, so that other brokers take over at once."""
         for name in list(self._held):
             self._mailbox.begin(self._resign(name))
         self.work.close(CLOSE_S)

@@ -1,11 +1,11 @@
-"""The partitions with several replicas that this broker stores: does what their state machines decide.
+"""The replicated partitions that this broker stores. Carries out what their state machines decide.
 
-Each replica leads, follows or waits (`replication.replica`). Here is what that takes: cuts in threads,
-compare-and-sets gathered by topic, threads that copy from other leaders, and the time that passes. On the
-loop, except where it says otherwise; nothing here waits for a disk, a network or ZooKeeper.
+Each replica leads, follows or waits (`replication.replica`). This module cuts logs in threads, gathers
+compare-and-sets by topic, runs the threads that copy from other leaders, and keeps the timers. Methods run on
+the event loop unless their docstring says otherwise; none waits for a disk, a network or ZooKeeper.
 
-A compare-and-set reads the topic's newest state, applies the changes that wait for it, and writes what comes
-out. An unknown outcome changes nothing here: the next state read says what became of it.
+A compare-and-set reads the topic's newest state, applies the waiting changes and writes the result. If its
+outcome is unknown, nothing changes here: the next state that is read shows whether it was written.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ from millrace_broker.storage.sides import BackgroundSide, CutSide, LoopSide
 logger = logging.getLogger("millrace.replication")
 
 CAMPAIGN_TICK_S = 0.1
-"""Interval at which replicas without a leader check whether it is their turn."""
+"""Interval at which replicas without a leader check whether they should campaign."""
 GATHER_S = 0.02
-"""Changes of one topic that come within this time are one write."""
+"""Time for which changes of one topic are gathered into one write."""
 WRITE_AGAIN_S = 0.5
 CAMPAIGN_AGAIN_S = 5.0
-"""Pause before a replica campaigns again after its log could not be cut: the disk may have room by then."""
+"""Pause before a replica campaigns again after its log could not be cut. The disk may then have room."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
-"""Pause before a leader is asked again that does not know yet that it leads; pause after other failures."""
+"""Pause before asking a new leader again that does not lead yet; pause after other failures."""
 FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
-"""Pause before a full disk is tried again. Meanwhile the leader drops the replica from those in sync."""
+"""Pause before a full disk is tried again. Meanwhile the leader drops the replica from the in-sync set."""
 PREFER_AFTER_LAGS = 6
 """Time in sync before the first replica leads again, in multiples of `replica_lag_ms`: 60 s by default."""
 HAND_OVER_S = 0.5
-"""Longest time that a leader which hands over waits for its followers to have everything."""
+"""Longest time for which a leader that hands over waits for its followers to catch up."""
 RESIGN_S = 3.0
-"""The longest that it then waits for ZooKeeper."""
+"""Longest time for which the leader then waits for ZooKeeper."""
 LOOK_S = 0.01
-"""Pause between two checks whether a hand-over may go on."""
+"""Pause between two checks whether a hand-over may continue."""
 
 EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
 
 Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
-"""Function from the newest state to its successor; None if nothing must be written (any more)."""
+"""Function from the newest state to the state to write; None if nothing must be written (any more)."""
 Written: TypeAlias = tuple[Snapshot | None, bool]
 """The newest state, and True if the change is in it. (None, False) if the outcome is unknown."""
 UNKNOWN: Written = (None, False)
 
 
 class Owner(Protocol):
-    """The broker, as far as replicas need it."""
+    """Interface of the broker that replicas use."""
 
     def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
-        """Serve it from now on."""
+        """Serve a partition that this broker now leads."""
 
     def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None: ...
 
@@ -84,16 +84,16 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaNumbers:
-    """For metrics: how many replicas do what, and how often something has happened to them."""
+    """Metrics: number of replicas in each role, and number of events of each kind."""
 
     roles: Mapping[str, int]
     under_replicated: int
-    """Led here, and not all replicas are in sync."""
+    """Number of partitions that are led here and have replicas out of sync."""
     under_min_isr: int
     lags: Mapping[int, int]
-    """Bytes of partitions led here that each follower is not known to have on its disk."""
+    """Bytes that each follower has not acknowledged as flushed, for the partitions led here."""
     moving_bytes: int
-    """Those of them that reassignments wait for."""
+    """Bytes of `lags` that reassignments wait for."""
     events: Mapping[str, int]
 
 
@@ -105,40 +105,40 @@ class _Change(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class StoredReplica:
-    """One partition, and what this broker does for it at present."""
+    """A partition with several replicas, and this broker's present work on it."""
 
     key: TopicPartition
     id: ReplicaPartition
     opened: PartitionLog
-    """The whole log, to give threads their sides of it."""
+    """The whole log, for threads, which use their own sides of it."""
     log: LoopSide
     replica: Replica
     topic: TopicState
-    """As it was seen last."""
+    """The topic's newest state seen by this replica."""
     partition: ReplicatedPartition | None = None
-    """Set while it is led here, served or not yet."""
+    """Set while the partition is led here, served or not yet."""
     is_served: bool = False
     gives_way: bool = False
-    """True while it is led here for its last moments: nothing is written then, so that nothing is lost."""
+    """True while this leader hands over. Nothing is written then, so that nothing is lost."""
     copying: Copying | None = None
-    """Set while it follows."""
+    """Set while this replica follows a leader."""
     thread: LeaderThread | None = None
     is_changing: bool = False
-    """True while a thread cuts the log: nobody else may use it then."""
+    """True while a thread cuts the log. No other code may use the log then."""
     is_flushing: bool = False
-    """True while a flush runs, and during the pause after one that failed."""
+    """True while a flush runs, and during the pause after a failed flush."""
     is_deleting: bool = False
-    """True while a thread gives up the records that its leader has given up."""
+    """True while a thread deletes the records that the leader has deleted."""
     campaign_from: float = 0.0
-    """No campaign before this time: the last one could not be brought to its end."""
+    """Time before which the replica does not campaign, as its last campaign failed."""
     is_reporting: bool = False
-    """True while a report of the log is under way to a restored ZooKeeper."""
+    """True while the log's end is being reported to a restored ZooKeeper."""
     closing: int = 0
-    """Partitions of former leaderships whose flush is not done."""
+    """Number of former leaderships of this partition with an unfinished flush."""
     stopped: str = ""
-    """Reason for taking no part until the broker restarts; empty while it takes part."""
+    """Reason why the replica does not replicate until the broker restarts; empty while it replicates."""
     when_free: Callable[[], None] | None = None
-    """Set once it is given up: what to do when no thread uses its log any more."""
+    """Callback to run when no thread uses the log any more; set once the replica is removed."""
 
     @property
     def name(self) -> str:
@@ -150,7 +150,7 @@ class StoredReplica:
 
 
 class Replicas:
-    """Every partition with several replicas that this broker stores."""
+    """All replicated partitions that this broker stores."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Replicas:
         directory: str,
         doubtful: Callable[[], bool],
     ) -> None:
-        """`directory` is the id of the broker's log directory, `doubtful` what partitions ask."""
+        """`directory` is the id of the broker's log directory; `doubtful` is passed to the partitions."""
         self._config, self._cluster, self._mailbox = config, cluster, mailbox
         self._flushes, self._owner, self._directory, self._doubtful = flushes, owner, directory, doubtful
         self._stored: dict[ReplicaPartition, StoredReplica] = {}
@@ -173,7 +173,7 @@ class Replicas:
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
         self._writing: set[tuple[str, UUID]] = set()
         self.is_stopping = False
-        """True while what is led here is handed over: it is not led again."""
+        """True while the broker stops and hands its partitions over: it leads none of them again."""
         self._events = Counter(dict.fromkeys(EVENTS, 0))
         self._alone_from = mailbox.now() + config.session_timeout_ms / 1000
         """Time from which a replica campaigns even if other in-sync replicas have not come back."""
@@ -182,7 +182,7 @@ class Replicas:
         self._lag_s = config.replica_lag_ms / 1000
         self._is_ticking = self._is_campaigning = False
         self._unreported: set[ReplicaPartition] = set()
-        """Partitions that had replicas here when ZooKeeper was restored, until these have reported."""
+        """Partitions with replicas here that have not reported since ZooKeeper was restored."""
 
     # What there is
 
@@ -199,7 +199,7 @@ class Replicas:
         return not self._unreported
 
     def _named(self) -> set[ReplicaPartition]:
-        """Replicated partitions that ZooKeeper says are stored here."""
+        """Return the replicated partitions that are stored here according to ZooKeeper."""
         return {
             ReplicaPartition(topic.topic_id, number)
             for topic in self._cluster.topics.values()
@@ -208,7 +208,7 @@ class Replicas:
         }
 
     def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
-        """Take part in a partition from now on; its log is open."""
+        """Begin to replicate a partition whose log is open."""
         if not self._stored:  # later `refresh` takes in who lives, for all of them
             self._live = self._registered()
         partition = ReplicaPartition(topic.topic_id, key[1])
@@ -230,7 +230,7 @@ class Replicas:
     def remove(
         self, key: TopicPartition, topic_id: UUID, why: errors.BrokerError, then: Callable[[], None]
     ) -> None:
-        """Take part no longer; `then` is called once nothing uses the log any more."""
+        """Stop replicating a partition. `then` is called once nothing uses its log any more."""
         one = self._stored.pop(ReplicaPartition(topic_id, key[1]))
         self._leaderless.pop(one, None)
         self._stop_copying(one)
@@ -241,7 +241,7 @@ class Replicas:
         self._maybe_free(one)
 
     def numbers(self) -> ReplicaNumbers:
-        """As of now; from any thread."""
+        """Return the present metrics. May be called from any thread."""
         roles = Counter(dict.fromkeys(("leading", "following", "waiting", "stopped"), 0))
         under_replicated = under_min_isr = moving = 0
         lags = Counter[int]()
@@ -262,16 +262,16 @@ class Replicas:
         return ReplicaNumbers(roles, under_replicated, under_min_isr, lags, moving, self._events.copy())
 
     def count(self, event: str) -> None:
-        """One more of EVENTS, which somebody else has seen to."""
+        """Count one of EVENTS that happened in another module."""
         self._events[event] += 1
 
     @property
     def stopped(self) -> Mapping[TopicPartition, str]:
-        """Replicas that take no part any more, with the reason. From any thread."""
+        """Replicas that no longer replicate, with the reason. From any thread."""
         return {one.key: one.stopped for one in list(self._stored.values()) if one.stopped}
 
     def _is_stored(self, one: StoredReplica) -> bool:
-        """False once it is given up, also where its partition has come back since."""
+        """Return False once the replica was removed, even if its partition was added again."""
         return self._stored.get(one.id) is one
 
     def _maybe_free(self, one: StoredReplica) -> None:
@@ -280,7 +280,7 @@ class Replicas:
             then()
 
     def refresh(self) -> None:
-        """Take in what has changed in the cluster's snapshots; of 1,000 partitions that is seldom much."""
+        """Apply changes of the cluster's snapshot. Few of 1,000 partitions usually change."""
         before, self._live = self._live, self._registered()
         if self._unreported:
             self._unreported &= self._named()
@@ -397,9 +397,10 @@ class Replicas:
             self._owner.replica_leads_no_more(one.key, partition)
 
     def _maybe_give_up(self, one: StoredReplica) -> None:
-        """The log takes nothing more: another replica leads from here on.
+        """Let another replica lead, because the log takes no more writes.
 
-        A leader that can still flush, and is the only replica in sync, is read and copied until it is not.
+        If this leader can still flush and is the only in-sync replica, it serves readers and followers until
+        another replica is in sync.
         """
         leading = one.replica.leading
         is_needed = leading is not None and len(leading.snapshot.state.isr) == 1
@@ -427,14 +428,17 @@ class Replicas:
         one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
 
     async def _resign_stopped(self, one: StoredReplica) -> None:
-        """Resign, and try again until that is written: while this broker is named, no other one campaigns."""
+        """Resign, and retry until that is written: while this broker is the leader, no other campaigns."""
         while (one.replica.leading is not None or one.replica.is_campaigning) and self._is_stored(one):
             await self._resign(one)
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
     def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
-        """Give up the lead of a partition whose log cannot be opened, if others may have it: they do not
-        campaign while this broker is named. `is_whole` says that the disk has everything it flushed."""
+        """Resign as leader of a partition whose log cannot be opened, if other replicas may lead.
+
+        They do not campaign while this broker is the leader. `is_whole` is True if the disk still has all
+        bytes that were flushed.
+        """
         broker, state = self._config.broker_id, topic.partitions[key[1]]
         if state.leader == broker and (len(state.isr) > 1 or state.eligible):
             epoch = state.leader_epoch
@@ -447,7 +451,7 @@ class Replicas:
     # Time
 
     def _tick(self) -> None:
-        """Ten times in the lag that a follower may have."""
+        """Check lags and leaders: ten times in `replica_lag_ms`, at least once a second."""
         now = self._mailbox.now()
         self._followers.end_closed(now)
         self._propose(self._stored.values())
@@ -478,7 +482,7 @@ class Replicas:
                 self._begin(one, self._campaign(one))
 
     async def _campaign(self, one: StoredReplica) -> None:
-        """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
+        """Cut an incomplete append, then try to be elected in the state that made this replica campaign."""
         replica = one.replica
         assert replica.snapshot is not None, "it is due by a state"
         epoch, live = replica.snapshot.state.leader_epoch, self._live
@@ -511,7 +515,7 @@ class Replicas:
             replica.not_won(now)
 
     def _propose(self, replicas: Iterable[StoredReplica]) -> None:
-        """Have the changes of in-sync replicas written that are due."""
+        """Write the due changes of in-sync replicas."""
         for one in replicas:
             leading = one.replica.leading
             if leading is not None and one.partition is not None:
@@ -544,7 +548,7 @@ class Replicas:
     async def _resign(self, one: StoredReplica) -> None:
         """Try once to write that this broker no longer leads.
 
-        The disk has what was flushed, unless a flush failed: after that nobody can tell.
+        All flushed bytes are on the disk, unless a flush failed: then that is unknown.
         """
         leading = one.replica.leading
         if leading is None:
@@ -559,9 +563,10 @@ class Replicas:
             one.replica.observe(newest, self._mailbox.now())
 
     def hand_over(self, then: Callable[[], None]) -> None:
-        """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
+        """Hand over all partitions led here, because the broker stops; then call `then`.
 
-        ZooKeeper may not answer: the broker stops all the same, and its registration says so.
+        Followers first copy what was written. If ZooKeeper does not answer, the broker stops all the same:
+        other replicas lead when its registration ends.
         """
         self.is_stopping = True
         self._mailbox.begin(self._hand_over(then))
@@ -583,7 +588,7 @@ class Replicas:
         then()
 
     async def _when_followed(self, led: Sequence[StoredReplica]) -> None:
-        """Take no more writes, and wait until the followers have everything, or have had their time."""
+        """Take no more writes, and wait until the followers have everything, at most HAND_OVER_S."""
         deadline = self._mailbox.now() + HAND_OVER_S
         for one in led:
             if (partition := one.partition) is not None:
@@ -647,7 +652,7 @@ class Replicas:
         return await outcome(change.written)
 
     async def _write_topic(self, topic: tuple[str, UUID]) -> None:
-        """Write the changes of a topic that wait, and those that come meanwhile."""
+        """Write a topic's waiting changes, and further changes that arrive meanwhile."""
         self._writing.add(topic)
         while changes := self._changes.pop(topic, []):
             written = [UNKNOWN] * len(changes)
@@ -707,7 +712,7 @@ class Replicas:
         return address.at(listener) if listener else (address.host, address.port)
 
     def _take(self, thread: LeaderThread, received: Iterable[Received]) -> None:
-        """Take in what a leader said."""
+        """Apply a leader's answers."""
         try:
             for one in received:
                 self._take_one(thread, *one)
@@ -742,7 +747,7 @@ class Replicas:
                 self._mailbox.begin(self._delete_records(one, before))
 
     async def _delete_records(self, one: StoredReplica, before: int) -> None:
-        """Give up what the leader has given up, so that it stays so when this replica leads."""
+        """Delete the records that the leader has deleted, so that they stay deleted if this replica leads."""
         one.is_deleting = True
         try:
             await outcome(self._pool.submit(_delete_records, one.opened, before))
@@ -752,7 +757,7 @@ class Replicas:
         self._maybe_free(one)
 
     async def _cut(self, one: StoredReplica, copying: Copying, work: Callable[[CutSide], None]) -> None:
-        """Cut the log where it leaves the leader's, then copy on."""
+        """Cut the log where it diverges from the leader's, then continue copying."""
         error = await self._change_log(one, work)
         if one.copying is copying and isinstance(error, errors.MillraceError):
             self._failed(one, copying, error)
@@ -766,7 +771,7 @@ class Replicas:
             self._mailbox.begin(self._copy_on(one, copying, COPY_AGAIN_S))
 
     def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:
-        """Ask again soon: the leader may be another one by then, or the disk has room."""
+        """Retry soon: the leader may have changed, or the disk may have room."""
         leader_says = isinstance(
             error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
         )
@@ -817,7 +822,7 @@ class Replicas:
             one.thread.want(copying)
 
     async def _flush(self, one: StoredReplica) -> None:
-        """Bring what was copied to the disk and tell the leader, until nothing is left to flush."""
+        """Flush copied bytes and acknowledge them to the leader, until nothing is left to flush."""
         while one.copying is not None and not (
             one.is_flushing or one.is_changing or one.log.end == one.log.flushed
         ):
@@ -845,9 +850,9 @@ class Replicas:
                 one.thread.ack(acked)
 
     async def _change_log(self, one: StoredReplica, work: Callable[[CutSide], None]) -> Exception | None:
-        """Cut the log, or begin it anew, in a thread; return the exception that this raised, if any.
+        """Cut, restart or flush the log in a thread; return the exception that `work` raised, if any.
 
-        Meanwhile nothing else uses the log.
+        No other code uses the log meanwhile.
         """
         one.is_changing, failure = True, None
         try:
@@ -892,7 +897,7 @@ class Replicas:
             self._show(wanted.partition for wanted in request.wanted)
 
     def acknowledged(self, request: ReplicaAckRequest) -> None:
-        """Count what a follower has on its disk."""
+        """Record the bytes that a follower has flushed."""
         self._check_follower(request.follower, request.directory)
         grown = []
         for one in request.acked:
@@ -912,20 +917,20 @@ class Replicas:
                 self._settle(one)
 
     def _check_follower(self, follower: int, directory: str) -> None:
-        """Only registered brokers are counted: of others nobody knows how many there are."""
+        """Refuse a follower that is not a registered broker: the number of other followers is unknown."""
         address = self._cluster.brokers.get(follower)
         if address is None or address.directory != directory:
             raise errors.NotLeader(f"broker {follower} is not registered with the directory {directory}")
 
     def close(self) -> None:
-        """End the threads; the loop has ended."""
+        """End the threads, after the event loop has ended."""
         for thread in self._threads.values():
             thread.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _leader_start(one: StoredReplica) -> int:
-    """Up to where a follower may drop what it has; nothing while it does not know."""
+    """Return the position before which a follower may delete. While unknown, its log's own start."""
     following = one.copying is not None and one.copying.following.is_in_step
     return one.copying.leader_start if one.copying is not None and following else one.log.start
 
@@ -939,12 +944,12 @@ def _snapshot(topic: TopicState, number: int) -> Snapshot:
 
 
 def _says(known: Snapshot | None, topic: TopicState, number: int) -> bool:
-    """True if what is known says the same of the partition, of whichever version it is."""
+    """Return True if the known state of the partition equals the topic's, whatever their versions."""
     return known is not None and known[1:] == (topic.partitions[number], topic.minimum(number))
 
 
 def _write(cluster: Cluster, topic: tuple[str, UUID], changes: Sequence[_Change]) -> list[Written]:
-    """Make several changes in one compare-and-set; return the outcome of each. For a thread."""
+    """Make several changes in one compare-and-set; return the outcome of each. Call it in a thread."""
     name, topic_id = topic
     made: set[int] = set()
 
