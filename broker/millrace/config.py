@@ -227,7 +227,7 @@ class ClientLimits:
     """Largest request; a larger one closes its connection before it is buffered. The default is eight of the
     largest batches."""
     max_queued_bytes: int = 1 << 20
-    """The broker reads no more from a client with more than this of answers not taken, until the client takes
+    """Size of unsent answers above which the broker reads no more from a client, until the client receives
     them. Records do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
     """A client with this many requests without an answer is not read from until some are answered."""
@@ -239,7 +239,7 @@ class ClientLimits:
     at once."""
 
     max_unauthenticated: int = 400
-    """Most connections that have not proved yet who they are; beyond it the oldest of them is closed."""
+    """Most connections that are not yet authenticated; beyond the limit the oldest of them is closed."""
     authentication_ms: int = 10_000
     """Close a connection that has not logged in after this time."""
 
@@ -271,7 +271,7 @@ class ListenerConfig:
     mechanisms: Sequence[str] = MECHANISMS
     """Mechanisms that clients log in with, where `protocol` asks for a login."""
     client_certificates: str = "none"
-    """Certificates of this listener's clients, which say who they are: none, wanted or required."""
+    """Client certificates, which authenticate this listener's clients: none, wanted or required."""
 
     @property
     def uses_tls(self) -> bool:
@@ -304,7 +304,7 @@ class TlsConfig:
     """PEM files and settings of TLS connections."""
 
     certificate: str = ""
-    """PEM file of the broker's certificate, behind it those of authorities up to one that clients know."""
+    """PEM file of the broker's certificate, followed by the chain up to an authority that clients trust."""
     key: str = ""
     """PEM file of the certificate's key, which only its owner may read; empty: in the certificate's file."""
     key_password_file: str = ""
@@ -351,10 +351,10 @@ class SecurityConfig:
     """Access control of clients."""
 
     authorizer: bool = False
-    """Allow clients only what access control lists give them (`millrace acls`); off: every client may do
-    everything."""
+    """Allow clients only operations that access control lists allow (`millrace acls`). Off: every client may
+    do everything."""
     super_users: Sequence[str] = ()
-    """Principals, such as User:admin, that may do everything whatever the lists say."""
+    """Principals, such as User:admin, that may do everything, without any access control list."""
     reauthenticate_ms: int | None = None
     """Lifetime of a login. A connection whose client has not logged in again by then is closed. -1: as long
     as the connection."""
@@ -419,13 +419,13 @@ class BrokerConfig(ClientLimits):
     default_replicas: int = 1
     """Replicas of each partition of a topic that is created without a number."""
     rack: str = ""
-    """Name of what this broker shares with those that fail together with it, such as a power supply. The
-    replicas of a partition go to as many racks as there are. Empty: it fails alone."""
+    """Name shared by brokers that fail together, for example of their power supply. The replicas of a
+    partition are spread over as many racks as possible. Empty: the broker fails alone."""
     replica_lag_ms: int = 10_000
-    """A replica whose disk lacks what its leader had this long ago is not in sync any more."""
+    """Longest lag of an in-sync replica: its disk must have all bytes that its leader had this long ago."""
     replica_catch_up_bytes_per_second: int | None = None
-    """The most that this broker copies of what its replicas lack of committed messages, all leaders together:
-    replicas in sync lack nothing and are not slowed. -1 sets no limit."""
+    """Largest rate at which this broker copies committed messages to replicas that lag, from all leaders
+    together. In-sync replicas are not limited. -1 sets no limit."""
     replica_listener: str = ""
     """Name of the only listener through which brokers copy from each other; empty: they find the first, and
     any serves them."""
@@ -435,8 +435,8 @@ class BrokerConfig(ClientLimits):
     """Create a missing topic when a client asks for it and allows that. Off: a mistyped name is an error, not
     a new topic with messages that no consumer reads."""
     max_partitions_per_topic: int = 1_000
-    """Most partitions of a topic. A topic is one ZooKeeper node of at most 1 MB, and every broker reads it
-    anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
+    """Most partitions of a topic. A topic is one ZooKeeper node of at most 1 MB, which every broker reads
+    again at each change. A partition takes 90 bytes of the node, a mirrored partition 220."""
     max_producer_ids: int = MAX_PRODUCER_IDS
     """Most ids of idempotent producers that are remembered, in all partitions together; a tenth of them in
     each. One principal takes at most half."""
@@ -462,8 +462,8 @@ class BrokerConfig(ClientLimits):
     group_max_size: int = 1_000
     """Most members of one group."""
     offsets_retention_minutes: int | None = 7 * 24 * 60
-    """Delete what a group without members has committed, this long after its last member left or, where it
-    never had any, after the commit. -1 keeps it for ever."""
+    """Delete the offsets of a group without members this long after its last member left. If the group never
+    had members, delete each offset this long after its commit. -1 keeps offsets for ever."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""

@@ -75,7 +75,7 @@ class Follower:
                 stop.wait(RETRY_S if self.troubles else IDLE_S)
 
     def step(self) -> bool:
-        """Take what is new, at most one block of each file; False when there was nothing."""
+        """Read new lines, at most one block of each file; return False if there were no new lines."""
         return any(list(map(self._step, self.files)))
 
     def _step(self, one: FollowedFile) -> bool:

@@ -472,7 +472,7 @@ class Spool:
         self._change(change).result()
 
     def adopt(self) -> None:
-        """Make a copy a spool of its own: a new instance sends what waits, the earlier ones are not ended."""
+        """Make a copy a separate spool: a new instance sends the waiting events; old ones are not ended."""
 
         def change(connection: sa.Connection) -> None:
             for table in (CHUNKS, UNTOLD, HELLOS, INSTANCES, SPOOL):

@@ -66,7 +66,7 @@ class Voice:
         self._spool.end(self.spooled)
 
     def say(self) -> None:
-        """Publish what is in the spool and not acknowledged."""
+        """Publish the hellos and reports in the spool that are not acknowledged."""
         while self._unsaid:
             word = self._unsaid[0]
             self._publish(self._hello(word) if isinstance(word, str) else word)

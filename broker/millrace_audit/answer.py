@@ -253,7 +253,7 @@ class Instance:
     cluster: str
     """Cluster that it produces to."""
     announced: bool = True
-    """True if its hello has arrived; without a hello the auditor does not know what it sent."""
+    """True if its hello has arrived. Without a hello the auditor does not know which events it sent."""
     heard_at: int = field(default=NOTHING, metadata={"write": iso})
     closed_through: int = field(default=NOTHING, metadata={"write": iso})
     missing_reports: Sequence[Sequence[int]] = ()
@@ -262,7 +262,7 @@ class Instance:
     idle: bool = False
     """True if it has been silent since its hello for so long that no report is awaited."""
     accepted: str | None = None
-    """Reason for which an operator goes on without its reports."""
+    """Operator's reason for accepting the instance without its missing reports."""
 
     @property
     def disowned(self) -> bool:

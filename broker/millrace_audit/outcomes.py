@@ -98,7 +98,7 @@ class Outcomes:
             self._sent = defaultdict(_Sent)
 
     def resolve(self, sent_before: float) -> None:
-        """Settle the epochs cut at `sent_before` or earlier: what did not fail in them is acknowledged."""
+        """Settle the epochs cut at `sent_before` or earlier: events without a failure are acknowledged."""
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():

@@ -159,7 +159,7 @@ class Mailbox:
             os.read(self.wake_fd, 4096)
 
     def run(self) -> None:
-        """Run what was posted and what is due. A function that fails is logged, the others still run."""
+        """Run the posted and the due functions. A failing function is logged; the others still run."""
         if self._posted:
             for _ in range(len(self._posted)):
                 self._run(self._posted.popleft())
@@ -171,7 +171,7 @@ class Mailbox:
                 self._run(function)
 
     def stop(self) -> None:
-        """Run what was posted, in place of the loop, which has ended."""
+        """Run the posted functions after the event loop has ended."""
         self._stopped = True  # first: a call is either run below or cancelled
         while self._posted:
             self._run(self._posted.popleft())

@@ -260,7 +260,7 @@ class Reload:
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     reason: str = option("--reason TEXT", "Reason; it is kept in the manifest.", words.checked_reason)
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
-    """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
+    """Hours such as `2015-05-17T10`, in UTC. The command adds the hours of [start, end)."""
     start: str = option("--from TIME", "Every hour from this time on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
     loads: Sequence[int] = option(
@@ -270,7 +270,7 @@ class Reload:
         default=(),
     )
     run_id: str = option(*RUN_ID, default_factory=words.run_id)
-    """A repeated run of one name does not read again what it has read already."""
+    """Name of the run. A repeated run with the same name does not read again what was read already."""
     cut_bytes: int = CUT_BYTES
 
 

@@ -417,7 +417,7 @@ class ClusterClient:
         return described
 
     def _leaders_of(self, topic: str, partitions: Iterable[int], deadline: float) -> dict[int, list[int]]:
-        """Leader -> those of `partitions` that it leads."""
+        """Map each leader to the partitions of `partitions` that it leads."""
         wanted = list(partitions)
         leaders = self._leaders.get(topic, {})
         if not leaders or any(partition not in leaders for partition in wanted):

@@ -94,7 +94,7 @@ def elect_unclean(client: ClusterClient, topic: str, partition: int, replica: in
 def elect_preferred(
     client: ClusterClient, partitions: Iterable[tuple[str, int]] | None
 ) -> dict[str, tuple[int, str]]:
-    """Have leaders resign for the first replicas, of all partitions or of those named.
+    """Have leaders resign in favour of the first replicas, for all partitions or the named partitions.
 
     Returns for each partition that has changed or was refused the error's code and reason, or (0, "").
     """

@@ -44,7 +44,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MirrorPosition:
-    """A mirrored partition's next origin offset, and running totals of what it copied."""
+    """A mirrored partition's next origin offset, and running totals of the copied messages."""
 
     origin: Origin
     start: int

@@ -238,7 +238,7 @@ class Partition:
                 self.lost = self.lost | mark
 
     def published(self) -> None:
-        """Begin the next count: what was counted is on its way."""
+        """Begin the next count, because the last count has been published."""
         self.told, self.origin_told = self.end, (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 

@@ -123,7 +123,7 @@ class TierReader(ABC):
 
     @abstractmethod
     def count_once(self) -> None:
-        """Count what is new and publish it."""
+        """Count new messages and publish the counts."""
 
     @abstractmethod
     def disconnect(self) -> None:

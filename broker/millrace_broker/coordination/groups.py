@@ -385,7 +385,7 @@ class ConsumerRegistry:
         return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
     def resign(self, group: str, fence: Fence) -> None:
-        """Stop being the coordinator; do nothing when another broker is by now."""
+        """Stop being the coordinator; do nothing if another broker is already the coordinator."""
         with suppress(errors.NotCoordinator):
             self._delete_all([path for path, _ in fence.checks[1:]], fence)
 

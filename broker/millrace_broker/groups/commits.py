@@ -82,7 +82,7 @@ class Commits:
         return taken
 
     async def _write_all(self) -> None:
-        """Write the offsets that wait, then those that came meanwhile."""
+        """Write the waiting offsets, then offsets that arrived meanwhile."""
         self.busy = True
         while self._waiting:
             offsets, waiting = self._take()

@@ -234,7 +234,7 @@ class Groups:
     def delete_offsets(
         self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed
     ) -> None:
-        """Forget what is committed of these partitions; one code for each. What members read is kept."""
+        """Delete committed offsets of partitions that no member reads; return a code for each partition."""
         begin(self._mailbox, self._delete_offsets(name, partitions), done, failed)
 
     async def _delete_offsets(self, name: str, partitions: Collection[TopicPartition]) -> Codes | ErrorCode:
@@ -277,7 +277,7 @@ class Groups:
         return {**held, **wrong, **_each(others, found)}
 
     def delete_groups(self, names: Collection[str], done: Callable[[Mapping[str, ErrorCode]], None]) -> None:
-        """Forget those of the groups that have no members, and their offsets; one code for each."""
+        """Delete the groups that have no members, with their offsets; return a code for each group."""
         begin(self._mailbox, self._delete_all(names), done, _to_all(names, done))
 
     async def _delete_all(self, names: Collection[str]) -> Mapping[str, ErrorCode] | ErrorCode:
@@ -310,7 +310,7 @@ class Groups:
         return ErrorCode.NON_EMPTY_GROUP
 
     def _look_at(self, names: Collection[str]) -> dict[str, DescribedGroup | ErrorCode]:
-        """In a thread: groups that are not coordinated here; NOT_COORDINATOR for those that are elsewhere."""
+        """In a thread: describe groups that are not held here; NOT_COORDINATOR for other brokers' groups."""
         kinds = self._registry.kinds(names)
         holders = self._registry.coordinators(kinds)
 
@@ -363,7 +363,7 @@ class Groups:
         return await outcome(waiting)
 
     async def _list(self) -> None:
-        """Read the groups for the clients that wait, then for those that came meanwhile."""
+        """Read the groups for the waiting clients, then for clients that arrived meanwhile."""
         self._listing = True
         while all_waiting := self._waiting_for_list:
             self._waiting_for_list = []
@@ -419,7 +419,7 @@ def _wrong(names: Iterable[str]) -> dict[str, ErrorCode]:
 
 
 def _each(keys: Iterable[K], found: Mapping[K, T] | ErrorCode) -> Mapping[K, T | ErrorCode]:
-    """Return what was found, or the error for each of the keys."""
+    """Return `found`, or the error for each of the keys."""
     return dict.fromkeys(keys, found) if isinstance(found, ErrorCode) else dict(found)
 
 

@@ -243,7 +243,7 @@ class Members:
         )
 
     def select_protocol(self) -> str:
-        """Return the protocol with the most votes of members, out of those that all support."""
+        """Return the protocol with the most votes, among the protocols that all members support."""
         candidates = {name for name, supporters in self._names.items() if supporters == len(self)}
         votes = Counter(member.vote(candidates) for member in self._members.values())
         return votes.most_common(1)[0][0]

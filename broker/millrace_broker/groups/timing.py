@@ -49,7 +49,7 @@ class Deadline:
 
 
 class Memory:
-    """Counts the bytes that all groups take; there is a limit, because members choose what they send."""
+    """Counts the memory of all groups. It is limited, because members choose the size of their data."""
 
     def __init__(self, limit: int = MAX_BYTES) -> None:
         self._limit = limit

@@ -48,7 +48,7 @@ def _resolver() -> Callable[[Services, fetch.FetchRequest], fetch.FetchRequest]:
 def _with_ids(
     broker: Broker, asked: fetch.FetchRequest, topics: Reads
 ) -> list[tuple[bytes, list[PartitionRead]]]:
-    """Return the reads by the requested ids, with an error for a topic whose id differs by now."""
+    """Return the reads by the requested ids, with an error for a topic whose id has changed."""
 
     def checked(topic_id: bytes, name: str, read: PartitionRead) -> PartitionRead:
         if not read.error and broker.partition(name, read.number).topic_id.bytes == topic_id:

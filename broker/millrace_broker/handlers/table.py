@@ -432,7 +432,7 @@ def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None,
 
 
 def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
-    """Yield every error in a response: its own, and those of the items of its lists."""
+    """Yield every error code in a response: its own, and the codes of the items of its lists."""
     own, lists = _error_fields(cast(Hashable, cls or type(message)))
     if own and message.error_code:
         yield message.error_code

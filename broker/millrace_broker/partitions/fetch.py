@@ -38,7 +38,7 @@ class PartitionRead(NamedTuple):
     log_start_offset: int = -1
     records: FileSlice | None = None
     parting: EpochEnd | None = None
-    """End of what the log shares with the client's reading. Set only in an answer without records."""
+    """Offset up to which this log agrees with the log that the client has read. Only without records."""
 
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]

@@ -1,4 +1,4 @@
-"""PublishOperator, and the asset that stands for a topic's published table."""
+"""PublishOperator, and the asset of a topic's published table."""
 
 from __future__ import annotations
 

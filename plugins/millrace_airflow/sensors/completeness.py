@@ -116,7 +116,7 @@ class CompletenessSensor(BaseSensorOperator):
         return judgement.reason
 
     def _timed_out(self, reason: str) -> AirflowSensorTimeout:
-        """Return the timeout error: what was missing, and how to go on."""
+        """Return the timeout error, with the missing events and the remedy."""
         start, end = (time.strftime("%Y-%m-%dT%H:%MZ") for time in interval(self.start, self.end))
         return AirflowSensorTimeout(
             f"timed out after {timedelta(seconds=self.timeout)}: {reason}; clear this task to wait again, or"

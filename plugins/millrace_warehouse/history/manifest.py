@@ -140,9 +140,9 @@ class ProducerSequences:
     window: int
     """Start of the window, ms since the epoch."""
     ranges: Sequence[Sequence[int]]
-    """[first, last] pairs of what is there, ascending, neither overlapping nor touching."""
+    """[first, last] pairs of the sequence numbers found, ascending, neither overlapping nor touching."""
     duplicates: Sequence[Sequence[int]] = ()
-    """[first, last] pairs of what is there again, once for each time too many."""
+    """[first, last] pairs of duplicate sequence numbers, once for each extra row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,8 @@ class LoadManifest:
     reason: str | None = None
     """Reason for reading these offsets again; None for the first edition."""
     previous: str | None
-    """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
+    """`sha256` of the previous load's manifest, None for the first load. An edition has the `sha256` of the
+    edition that it replaces."""
     erases: str | None = None
     """The erasure that made this edition from existing rows, or that made this load without rows. Such a load
     takes the number that a load begun before the erasure would use. None for rows read from a log."""
@@ -209,7 +210,7 @@ class LoadManifest:
     erased: Sequence[ErasedRows] = ()
     """Records of the offsets that are in no file, because an erasure removed them or left them out."""
     erased_sequences: Sequence[ProducerSequences] = ()
-    """Sequence numbers of what was erased, or in `erased_sequences_file`: an auditor misses none of them."""
+    """Sequence numbers of the erased rows, or in `erased_sequences_file`. An auditor does not miss them."""
     erased_sequences_file: StoredFile | None = None
     format: int = FORMAT
     sha256: str = ""
@@ -482,7 +483,7 @@ def _build(hint: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _fields(cls: Any) -> tuple[Mapping[str, Any], Set[str]]:
-    """The types of the fields, and those that must be there; kept, as they take longer than the decoding."""
+    """Return the fields' types and the required fields. Cached, as this takes longer than the decoding."""
     missing = dataclasses.MISSING
     fields = dataclasses.fields(cls)
     required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
@@ -498,7 +499,7 @@ def _build_dataclass(cls: Any, values: Any, where: str) -> Any:
 
 
 def check_hash(manifest: Manifest) -> str | None:
-    """None, or one line when the manifest's content is not what its own hash was made of."""
+    """Return one line if the manifest's content does not match its own hash, else None."""
     stated, actual = manifest.sha256, content_hash(manifest)
     if stated == actual:
         return None
@@ -506,7 +507,7 @@ def check_hash(manifest: Manifest) -> str | None:
 
 
 def check_law(manifest: LoadManifest) -> list[str]:
-    """Every way in which the load breaks the two laws; each line names partition and offsets."""
+    """Return every way in which the load breaks the two laws; each line names partition and offsets."""
     problems = []
     for part in manifest.partitions:
         where = f"partition {part.partition}, offsets [{part.start}, {part.end})"
@@ -553,7 +554,7 @@ def check_law(manifest: LoadManifest) -> list[str]:
 
 
 def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
-    """Every way in which an erasure's edition is not the one before without what it says was erased."""
+    """Return every difference between an erasure's edition and its predecessor without the erased rows."""
     problems = []
     was, now = before.rows_by_hour(), manifest.rows_by_hour()
     taken: dict[str, int] = {}
@@ -577,7 +578,7 @@ def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
 
 
 def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
-    """Every way in which a load does not continue the one before it, one line each; [] when it does."""
+    """Return every way in which a load does not continue its predecessor, one line each."""
     if before is None:
         return [] if manifest.previous is None else ["the first load names one before it that is not there"]
     problems = []

@@ -14,7 +14,7 @@ from millrace_warehouse.history.manifest import LoadManifest
 
 
 def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str | None:
-    """Return a sentence when the topic with this id, in hex, is not the one that was loaded; else None."""
+    """Return a sentence if the topic with this id, in hex, is not the topic that was loaded; else None."""
     if client.cluster_id != load.cluster_id:
         return (
             f"{client.bootstrap} is another cluster ({client.cluster_id}) than {load.topic} was loaded from"
@@ -29,7 +29,7 @@ def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str
 
 
 def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> None:
-    """Raise MillraceError, with the way out, when the log is not the one that `load` was read from."""
+    """Raise MillraceError, with advice, if the log is not the log that `load` was read from."""
     if different := another_log(client, topic_id, load):
         raise MillraceError(
             f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"

@@ -92,7 +92,7 @@ def read_record(topic: layout.Topic, number: int) -> SchemaRecord:
 
 
 def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str]:
-    """Return every way in which a record does not follow the one before, one line each."""
+    """Return every way in which a schema entry does not follow its predecessor, one line each."""
     schema, ids = record.schema, iceberg_types.ids_by_name(record.schema)
     if before is None:
         kept, new_ids, last = iceberg_types.ids_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
@@ -134,7 +134,7 @@ def pinned(topic: layout.Topic, used: int = 0) -> SchemaRecord | None:
 
 
 def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
-    """Pin the table's first schema: this one, or the one that another run has pinned at the same moment.
+    """Pin the table's first schema: `schema`, or the schema that another run has pinned at the same moment.
 
     MillraceError unless a new table may have the schema.
     """

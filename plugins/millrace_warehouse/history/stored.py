@@ -67,7 +67,7 @@ def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
 
 
 def erased_sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    """Sequence numbers of a load's erased rows, read like those of its rows in `sequences_of`."""
+    """Return the sequence numbers of a load's erased rows, read as in `sequences_of`."""
     return _counts(storage, manifest, manifest.erased_sequences, manifest.erased_sequences_file)
 
 

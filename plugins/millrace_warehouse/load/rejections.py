@@ -1,7 +1,7 @@
 """Messages that become no rows: rejected records, limited in number, and tombstones; written to other files.
 
-A few broken records are a producer's mistake and must not hold up the rest. Many of them point to a mistake
-of the load (a registry that was swapped, a decoder that is wrong), and such a load must not be published.
+A few broken records are a producer's error and must not delay the other records. Many broken records point to
+an error in the load (a wrong registry or decoder); its rows must not be published.
 Each kind of rejected record has its own limit. Tombstones have none.
 """
 
@@ -83,7 +83,7 @@ class RejectedLimit:
         return cls(records=int(match[1])) if match[1] else cls(percent=float(match[2]))
 
     def allowed(self, read: int) -> int:
-        """Most records that may be rejected out of those read."""
+        """Return the largest allowed number of rejected records, given the number of records read."""
         return max(self.records, int(read * self.percent / 100))
 
     def __str__(self) -> str:

@@ -52,7 +52,7 @@ class ReloadResult:
     tombstones_before: int
     rejected_before: int
     hours: Mapping[str, int]
-    """Hours with rows of this edition or of the one before -> rows in this edition."""
+    """Rows of this edition by hour, for all hours with rows of this edition or of its predecessor."""
 
 
 def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:

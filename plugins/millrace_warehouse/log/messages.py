@@ -69,7 +69,7 @@ class Filing:
     load: int
     """The load's number, for the column `_load`."""
     file_by_ms: int
-    """Event times from this one on, ms since the epoch, are null in `_time`, as are those before 2000."""
+    """Time in ms since the epoch. Event times from it on, and before 2000, are null in `_time`."""
     tombstones_as_rows: bool = False
     """True if a tombstone becomes a row of nulls."""
 

@@ -31,7 +31,7 @@ _HOUR_MS = HOUR_US // 1000
 
 
 def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
-    """Hour -> reasons why the rows of these loads differ from their counts; without hours that agree.
+    """Map each hour whose rows differ from these loads' counts to the reasons.
 
     MillraceError when a manifest is missing or edited.
     """
@@ -52,9 +52,9 @@ def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str,
 def unclosed_in_table(
     topic: Topic, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
-    """Return why a table's rows of an hour are not those that these loads have counted; [] if they are.
+    """Return the reasons why a table's rows of an hour differ from these loads' counts; [] if they agree.
 
-    Rows of the loads `without`, which a publication takes out, do not count.
+    Rows of the loads `without`, which a publication removes, do not count.
     """
     found, rows = SequenceCounts(), Counter[int | None]()
     for file in head_files(table, [hour]).get(hour, ()):

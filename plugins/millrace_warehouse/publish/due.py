@@ -28,7 +28,7 @@ Ask = Callable[[Iterable[str]], Mapping[str, Verdict]]
 RECHECKED = 7 * 24
 """Most published hours without a proof that one run asks the auditor about again."""
 EMPTY = 10_000
-"""Hours behind the complete ones that one run looks through for empty ones."""
+"""Number of hours after the complete hours that one run searches for empty hours."""
 
 
 def choose(

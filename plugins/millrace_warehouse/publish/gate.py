@@ -32,7 +32,7 @@ MOST_HOURS = 1_000
 
 
 class Auditor(Protocol):
-    """Judge of hours."""
+    """Interface of an auditor: verdicts on hours."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
         """Judge hours such as `2015-05-17T10`, ascending, all within MOST_HOURS."""
@@ -42,7 +42,7 @@ class Auditor(Protocol):
 
 
 class Nobody:
-    """The auditor of a run that asks no auditor: every hour is `unasked`."""
+    """Stands in for the auditor in a run without one: every hour is `unasked`."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
         return dict.fromkeys(hours, Judgement(verdict=Verdict(verdict=UNASKED)))
@@ -58,13 +58,13 @@ class Held:
     loads: Mapping[int, LoadHour]
     """Load -> its edition, its manifest's hash, and its rows of the hour by that manifest."""
     rows: int
-    """Rows by the table's entries, with the added rows and without those taken out."""
+    """Number of rows by the table's entries, with the added rows and without the removed rows."""
 
 
 def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | None:
-    """Return the verdict in place of `complete` when the judged rows are not those the table will have.
+    """Return the verdict to use instead of `complete` if the judged rows are not the table's future rows.
 
-    It is `pending` when the auditor merely has not counted everything yet, else `incomplete`.
+    The verdict is `pending` if the auditor has only not counted everything yet, else `incomplete`.
     """
     wrong: list[str] = []
     counted = {each.load: each for each in judged}

@@ -80,7 +80,7 @@ class WaitingHour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """Result of a run: its publication, or the one that it would make."""
+    """Result of a run: its publication, or for a dry run the publication that would be made."""
 
     topic: str
     table: str
@@ -88,7 +88,7 @@ class PublishResult:
     published: bool
     """True when this run made a publication; False when there was nothing to change, or for a dry run."""
     publication: Publication | None
-    """The newest publication; for a dry run the one that would be made; None before the first."""
+    """Newest publication, or for a dry run the publication that would be made; None before the first."""
     path: str = ""
     """Path of the publication's record, from the warehouse's root."""
     snapshot_id: int | None = None
@@ -193,7 +193,7 @@ class _Attempts:
         return {hour: self._judgements[hour].verdict for hour in asked}
 
     def _hold_back(self, table: Table | None, state: State) -> None:
-        """Let no hour be complete unless its rows are the judged rows."""
+        """Change the verdict of each complete hour whose rows are not the judged rows."""
         for hour, verdict in self._refused(table, state).items():
             change = state.changes[hour]
             judged = self._judgements.get(hour)  # None for an hour that only lost rows to an erasure
@@ -255,7 +255,7 @@ class _Attempts:
         return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: Held) -> Verdict | None:
-        """Return the verdict to use where the auditor's does not hold for these rows.
+        """Return the verdict to use if the auditor's verdict does not hold for these rows.
 
         The rows are fixed now, so the auditor is asked once more: it may have counted the newest rows
         meanwhile.
@@ -316,7 +316,7 @@ class _Attempts:
         return state.record(self._topic.name, attempt, self._request.run_id, previous, changes, rejected)
 
     def _settle(self, table: Table, publication: Publication) -> None:
-        """Do the steps after a commit, which the next run does if this one dies before."""
+        """Do the steps after a commit. If this run dies before, the next run does them."""
         at = self._at
         record(at.storage, table.properties[PATH], publication)
         at.progress("recorded")

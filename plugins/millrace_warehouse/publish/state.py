@@ -189,7 +189,7 @@ class State:
         return change
 
     def _replace(self, old: LoadManifest, new: LoadManifest, kind: str) -> None:
-        """Give the rows of a load's newer edition the place of those of the one that counted so far."""
+        """Replace the rows of a load's earlier edition by the rows of its newer edition."""
         load, gone, come = old.load, old.rows_by_hour(), new.rows_by_hour()
         for hour in sorted(gone.keys() | come.keys()):
             change = self.changes.get(hour)
@@ -233,11 +233,11 @@ class State:
         self.changes[hour] = PendingChange("first", loads, verdict=verdict)
 
     def judge(self, hour: str, verdict: Verdict) -> None:
-        """Say of a published hour what its rows, or a later question, have made of its verdict."""
+        """Set the verdict of a published hour, after its rows changed or the auditor was asked again."""
         self.changes.setdefault(hour, PendingChange("verdict")).verdict = verdict
 
     def settled(self) -> list[HourChange]:
-        """Everything the next publication does, hour by hour; the state is then the one after it."""
+        """Return all changes by the next publication, hour by hour. This state then is the state after it."""
         changes = []
         for hour, change in sorted(self.changes.items()):
             if change.kind in ("reload", "erase") and not change.loads and not change.removed:
@@ -279,7 +279,7 @@ class State:
 
     @property
     def complete_until(self) -> int | None:
-        """The hour after the last one of the complete ones; `complete_from` when that one is not complete."""
+        """Return the end of the unbroken run of complete hours from `complete_from` on."""
         until = self.complete_from
         while until is not None and self.is_complete(until):
             until += 1
