@@ -129,6 +129,6 @@ def _check_subjects(config: AgentConfig) -> None:
             named_by_record.append("TOPIC")
     if named_by_record:
         raise ConfigError(
-            "an event that an agent takes names no record, so no subject is found by it: give --subject"
+            "events sent to an agent name no record type, so it cannot name the subject: give --subject"
             f" {named_by_record[0]}=SUBJECT"
         )

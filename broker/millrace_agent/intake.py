@@ -137,7 +137,7 @@ class Intake:
                 f" {_one_line(error)}): GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"
             ) from None
         if rest := len(body) - source.tell():
-            raise Refused(f"{rest} bytes lie behind the Avro array: a body is one array")
+            raise Refused(f"{rest} bytes follow the Avro array: send one array in a body")
         return self._events(topic, schema, given)
 
     def batch_schema(self, topic: str, schema_id: int | None = None) -> tuple[int, Any]:
@@ -157,7 +157,7 @@ class Intake:
                 events.append(_event(topic, schema, one, latest_ms))
                 if (size := size + events[-1].size) > MAX_BATCH_BYTES:
                     raise Refused(
-                        f"with those before it more than {MAX_BATCH_BYTES} bytes: send fewer at once"
+                        f"the events up to here have more than {MAX_BATCH_BYTES} bytes: send fewer at once"
                     )
             except MillraceError as error:
                 where = f"event {number}: " if len(given) > 1 else ""

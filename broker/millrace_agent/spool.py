@@ -317,7 +317,7 @@ class Spool:
             if events and self.bytes + needed > self.limit_bytes:
                 raise SpoolFull(
                     f"the spool holds {self.bytes} of {self.limit_bytes} bytes, these events need {needed}:"
-                    " the brokers are away or take less than is sent; nothing was taken, send it again later"
+                    " the brokers are unreachable or too slow; nothing was taken, send the events again later"
                 )
             if rows:
                 connection.execute(sa.insert(EVENTS), rows)
@@ -565,7 +565,7 @@ def _prepare(engine: sa.Engine) -> None:
         if version not in (0, 1, VERSION):
             raise MillraceError(
                 f"the spool has version {version}, this agent reads {VERSION}: start the agent that wrote it"
-                " until it has sent all, then give this one another --spool"
+                " until it has sent all events, then start this agent with another --spool"
             )
         _metadata.create_all(connection)
         if connection.execute(sa.select(SPOOL)).first() is None:

@@ -120,7 +120,7 @@ def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
     try:
         if session.get(f"/{cluster}/id") is None:
             raise MillraceError(
-                f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it first"
+                f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start one of its brokers first"
             )
         yield session
     finally:

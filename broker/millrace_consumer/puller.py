@@ -157,7 +157,7 @@ class ConsumerPuller(Puller):
         return {name: answer.error_code for name, answer in listed.items() if answer.error_code}
 
     def _pull(self, pulls: list[_Pull], wait_ms: int) -> dict[TopicPartition, int]:
-        """Fetch all of them once and queue what comes; return the errors of partitions that must wait."""
+        """Fetch all partitions once and queue the messages; return errors of partitions that must wait."""
         broker, most = self.connected(), self._pullers.fetch_bytes
         # The whole answer may be for the stream with the least room.
         room = min(pull.partition.stream.room for pull in pulls)

@@ -108,7 +108,7 @@ class Rebalancer(Rounds):
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _look(self) -> None:
-        """Do what is due: register, rebalance what has changed, commit."""
+        """Do the due steps: register, rebalance changed topics, commit."""
         fence = self._registration.register()
         if fence is not self._fence:
             self._forget_everything()

@@ -76,7 +76,7 @@ class OwnedPartition:
     pull_epoch: int = -1
     """Leader epoch of the batch before `pull_offset`; -1: not known."""
     life: int = 0
-    """Counts seeks and the end: batches pulled in an earlier life are dropped."""
+    """Number of seeks, and the end of ownership. Batches that were pulled in an earlier life are dropped."""
     stopped: bool = False
     """True: nothing more is handed out or pulled."""
     broken: bool = False
@@ -200,7 +200,7 @@ class MessageStream(Iterator[Message]):
         return self._limit - self._queued
 
     def put(self, partition: OwnedPartition, life: int, pulled: Pulled) -> None:
-        """Queue what was pulled; drop it when it was requested in an earlier life of the partition."""
+        """Queue pulled messages. Drop them if they were requested before a seek or the end of ownership."""
         with self._changed:
             if partition.life != life or partition.stopped:
                 return
@@ -222,7 +222,7 @@ class MessageStream(Iterator[Message]):
     # The consumer's side
 
     def stop(self, partitions: Collection[OwnedPartition]) -> None:
-        """Hand out nothing more of these partitions and drop what was pulled of them."""
+        """Hand out no more messages of these partitions, and drop their pulled messages."""
         with self._changed:
             self._stop(partitions)
 

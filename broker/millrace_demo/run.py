@@ -62,7 +62,7 @@ class DemoOptions:
     access_log: Path | None
     fault: str | None
     kafka: Mapping[str, str]
-    """Cluster -> bootstrap of a Kafka cluster that runs already and stands in for it."""
+    """Bootstrap addresses of running Kafka clusters to use instead, by cluster name."""
     deployment: Path
     dags: Path
     schemas: Path
@@ -279,7 +279,7 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
 
 
 def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[str, ClusterConfig]:
-    """The same clusters; those that are started have `replicas` replicas and at least as many brokers."""
+    """Return the clusters; started clusters get `replicas` replicas and at least as many brokers."""
     return {
         name: replace(
             cluster,

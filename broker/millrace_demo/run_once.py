@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 hookimpl = HookimplMarker("airflow")
 JOB_STOP_S = 4.0
-"""Time that a job gets to end by SIGTERM before it is killed; what it has not published does not count."""
+"""Time between SIGTERM and SIGKILL of a job. Its unpublished work does not count."""
 
 
 @click.command()

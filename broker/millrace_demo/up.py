@@ -65,7 +65,7 @@ class MirrorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """One cluster: its brokers' addresses, its topics, what it mirrors."""
+    """One cluster: its brokers' addresses, its topics and its mirrors."""
 
     brokers: Sequence[str] = ()
     """HOST:PORT of each broker to start; port 0 takes a free one."""
@@ -129,7 +129,7 @@ class Endpoints:
     """Folder of the clients' certificates and logins; None without security."""
 
     def client(self, user: str) -> ClientSecurity | None:
-        """Settings with which that user's processes connect; None: those of the environment."""
+        """Return the connection settings of a user's processes; None: use the environment's settings."""
         return self.security.client(user) if self.security is not None else None
 
     @property
@@ -390,7 +390,7 @@ class Deployment:
 
 
 def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Service -> client -> roles of its token. The operator may do everything, a process what it must."""
+    """Return each client's token roles, by service. Only the operator has roles that it does not need."""
     counts = ("read", "register:Audit*")
     readers = [_reader_of(name) for name in (*config.clusters, _WAREHOUSE)]
     return {

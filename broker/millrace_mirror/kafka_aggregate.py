@@ -28,7 +28,7 @@ from millrace_broker.coordination.new_partitions import with_mirrors
 logger = logging.getLogger("millrace.mirror.kafka_aggregate")
 
 MIRROR_ID = 0
-"""Id of the "leader" of every copy in the registry: the one mirror process."""
+"""Id of the "leader" of every copy in the registry: the only mirror process."""
 LARGEST_BATCH = 8 << 20
 """Largest batch of Millrace's brokers; Apache Kafka's default is 1 MiB."""
 ANY_TIME = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}

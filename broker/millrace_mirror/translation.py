@@ -72,10 +72,12 @@ def translate(
     def attempt(_: float) -> Translated:
         leader = client.topic(topic).partitions.get(partition, -1)
         if leader < 0:
-            raise TryAgain(f"nobody leads {topic}-{partition} on {client.bootstrap}")
+            raise TryAgain(f"{topic}-{partition} has no leader on {client.bootstrap}")
         raw = client.ask(leader, _API, _V0, body)
         if int.from_bytes(raw[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
-            raise MillraceError(f"{client.bootstrap} is no Millrace cluster: only those translate offsets")
+            raise MillraceError(
+                f"{client.bootstrap} is no Millrace cluster: only Millrace translates offsets"
+            )
         response = decode(TranslateOffsetsResponse, _API, _V0, raw)
         raise_error(response.error_code, f"{topic}-{partition}", response.message)
         try:

@@ -93,7 +93,7 @@ class OriginWatch(Rounds):
         self._client.close()
 
     def _look(self) -> None:
-        """Read the origin's partitions, allocate their targets, assign those that this broker copies."""
+        """Read the origin's partitions, allocate their targets, and assign the partitions of this broker."""
         topics = self._client.topics(names_only(self._config))
         if self._client.cluster_id == self._cluster.cluster_id:
             raise MillraceError("bootstrap names this cluster itself: set it to the origin's brokers")

@@ -105,7 +105,7 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
     Raises MillraceError when the folder does not exist or holds no schema.
     """
     if not directory.is_dir():
-        raise MillraceError(f"no folder {directory}: give the one that holds the .avsc files")
+        raise MillraceError(f"no folder {directory}: name the folder that holds the .avsc files")
     paths = sorted(directory.rglob("*.avsc"))
     if not paths:
         raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")

@@ -185,7 +185,7 @@ def test_events_in_avro_are_the_ones_that_arrive(world: World) -> None:
         (out.getvalue(), {"schema_id": 99_999}, 404, "99999"),
         (out.getvalue(), {"schema_id": "x"}, 400, "schema_id"),
         (out.getvalue()[:-3], known, 400, "is no Avro array of events of schema"),
-        (out.getvalue() + b"xx", known, 400, "2 bytes lie behind"),
+        (out.getvalue() + b"xx", known, 400, "2 bytes follow"),
         (b"\x00", known, 400, "without an event"),
         (b"\xff" * 50, known, 400, "is no Avro array"),
         (b"", known, 400, "is no Avro array"),
@@ -265,7 +265,7 @@ def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(w
         taken += 100
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
-    assert "the brokers are away or take less than is sent; nothing was taken" in answer.json()["error"]
+    assert "the brokers are unreachable or too slow; nothing was taken" in answer.json()["error"]
     assert "full: at 100 % events are answered with 503" in httpx.get(f"{agent.url}/healthz").text
     world.cluster.restart(1)
     agent.await_sent()

@@ -154,7 +154,7 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     done = run_once("journey", dags, home, connection(registry, tries), *HOURS)
     assert done.returncode == 1, done.stdout + done.stderr
     *tasks, last = done.stdout.splitlines()
-    reason = "no folder /no/such/folder: give the one that holds the .avsc files"
+    reason = "no folder /no/such/folder: name the folder that holds the .avsc files"
     mistake = "start 'yesterday' is not a time like 2015-05-17T10:00:00Z"
     assert last.startswith("millrace: DAG journey failed: ")
     assert {f"broken: {reason}", f"mistake: {mistake}"} == set(

@@ -375,12 +375,12 @@ class ClusterClient:
         response = self._asked_metadata([COPIES_TOPIC], deadline)
         there = metadata.topics_of(response).get(COPIES_TOPIC)
         if any(topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE for topic in response.topics):
-            raise TryAgain(f"nobody leads {COPIES_TOPIC} on {self.bootstrap}")
+            raise TryAgain(f"{COPIES_TOPIC} has no leader on {self.bootstrap}")
         if there is None:
             return None
         leader = there.partitions.get(0, -1)
         if leader not in self._brokers:
-            raise TryAgain(f"nobody leads {COPIES_TOPIC} on {self.bootstrap}")
+            raise TryAgain(f"{COPIES_TOPIC} has no leader on {self.bootstrap}")
         return read_copies(self._fetcher(leader, deadline), there.topic_id)
 
     def _asked_metadata(self, names: Iterable[str] | None, deadline: float) -> messages.MetadataResponse:
@@ -428,7 +428,7 @@ class ClusterClient:
             if leader is None:
                 raise UnknownTopicOrPartition(f"topic {topic!r} on {self.bootstrap} has no {partition=}")
             if leader not in self._brokers:
-                raise TryAgain(f"nobody leads {topic}-{partition} on {self.bootstrap}")
+                raise TryAgain(f"{topic}-{partition} has no leader on {self.bootstrap}")
             shares.setdefault(leader, []).append(partition)
         return shares
 
@@ -481,4 +481,4 @@ class ClusterClient:
                 else:
                     fetched[partition] = part
         if moved:
-            raise TryAgain(f"nobody leads {topic}-{moved[0]} on {self.bootstrap}")
+            raise TryAgain(f"{topic}-{moved[0]} has no leader on {self.bootstrap}")

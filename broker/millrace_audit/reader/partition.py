@@ -147,7 +147,7 @@ class Partition:
             if now - self.short_since < TRUNCATED_S:
                 raise CannotRead(
                     f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
-                    " there are gone from it; after a minute counting goes on from where it ends"
+                    " counted are gone from it; after a minute, counting continues at the log's end"
                 )
             self.truncate(high_watermark)
         elif self.shortest is not None:

@@ -100,7 +100,7 @@ class Cluster:
         try:
             if not create and self.session.get(self._id) is None:
                 raise MillraceError(
-                    f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it"
+                    f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start one of its brokers"
                 )
             self._open()
         except BaseException:
@@ -195,7 +195,7 @@ class Cluster:
     def _held(self, broker_id: int, other: tuple[str, int]) -> MillraceError:
         return MillraceError(
             f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
-            f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
+            f"{other[0]}:{other[1]}: stop that broker, or give this broker another broker_id"
         )
 
     def store(self, partitions: Iterable[TopicPartition]) -> None:

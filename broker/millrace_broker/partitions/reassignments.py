@@ -32,7 +32,7 @@ logger = logging.getLogger("millrace.replication")
 def reassign(
     broker: Broker, name: str, targets: Mapping[int, Replicas | None], *, may_change_factor: bool = True
 ) -> dict[int, BrokerError]:
-    """Move partitions to these replicas (None: back to those of before); return why some do not move."""
+    """Move partitions to these replicas (None: back to the earlier replicas); return why some do not move."""
 
     def move(topic: TopicState, number: int, state: PartitionState) -> PartitionState:
         target = targets[number]

@@ -67,7 +67,7 @@ class ReplicatedPartition(Partition):
             self._grown()
 
     def show_committed(self) -> None:
-        """Show what is committed by now, and answer the requests that waited for it."""
+        """Make the committed bytes visible, and answer the requests that waited for them."""
         if self.leading.committed > self.log.visible_end:
             before = self.log.visible_end
             self._states.publish(self.leading.committed)

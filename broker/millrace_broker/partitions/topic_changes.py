@@ -41,7 +41,7 @@ def create_topic(
     validate_only: bool = False,
     timeout_s: float = OPENING_SECONDS,
 ) -> None:
-    """Create a topic (-1: the default numbers of partitions, of replicas); those led here are open on return.
+    """Create a topic (-1: default number of partitions or replicas). Partitions led here are open on return.
 
     `assigned` names the brokers of each partition's replicas; both numbers then come from it.
     """

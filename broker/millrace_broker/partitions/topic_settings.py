@@ -57,7 +57,7 @@ class TopicSetting:
 
 @dataclass(frozen=True, slots=True)
 class OnlyValue:
-    """A setting with the one value that the broker's behaviour has; `reason` says why there is no other."""
+    """A setting with a single allowed value; `reason` states why the broker supports no other value."""
 
     value: str
     broker_name: str
@@ -268,7 +268,7 @@ def _value(name: str, smallest: int, text: str, *, unlimited: bool = False) -> i
 
 
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
-    """Yield every setting of a topic; its synonyms are the values given anywhere, the one that counts first.
+    """Yield every setting of a topic. Its synonyms are all configured values, the effective value first.
 
     A setting without effect is described where the topic has it, or where it has a default.
     """
@@ -337,7 +337,7 @@ def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iter
 
 
 def _describe_file(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
-    """Yield every setting of the broker's file, those of its sections by SECTION.NAME."""
+    """Yield every setting of the broker's file. Settings in a section are named SECTION.NAME."""
     texts = documentation_of(type(config))
     for field in dataclasses.fields(config):
         name, value = prefix + field.name, getattr(config, field.name)

@@ -39,7 +39,7 @@ from millrace_broker.replication.copying import Checked, Copying, checked
 logger = logging.getLogger("millrace.replication")
 
 MAX_WAIT_MS = 500
-"""Longest time that a leader waits for news; then it reports what was committed since, and is asked again."""
+"""Longest time for which a leader holds a request without new bytes. It then answers with its commits."""
 ANSWER_BYTES = 1 << 20
 """Most bytes of records in one answer, unless a batch is larger: the loop takes an answer in one turn."""
 TIMEOUT_S = 5.0
@@ -124,7 +124,7 @@ class LeaderThread(threading.Thread):
             self._catching_up = None
 
     def ack(self, acked: Acked) -> None:
-        """Acknowledge to the leader what is on the disk."""
+        """Acknowledge the flushed positions to the leader."""
         with self._lock:
             self._acks[acked.partition] = acked
         self._wake()

@@ -195,7 +195,7 @@ class Leadership:
         return None if here.epoch == last_epoch and position <= here.end else here
 
     def reported(self, broker: int, directory: str, flushed: int) -> bool:
-        """Note what a follower of this epoch, with these bytes, has flushed; True when more is committed."""
+        """Note how far a follower of this epoch has flushed this leader's log; True if more is committed."""
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
         return self._commit()
@@ -320,7 +320,7 @@ class Leadership:
         return all(one in self._seen for one in counting if one[0] != self.broker)
 
     def _commit(self) -> bool:
-        """Commit what is flushed everywhere, up to the end of a unit; True when that commits more."""
+        """Commit bytes that all in-sync replicas have flushed, up to a unit's end; True if that is more."""
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))

@@ -140,7 +140,7 @@ class Replica:
         return now - self._leaderless_since >= self._rank(state) * CAMPAIGN_STEP_S
 
     def _rank(self, state: PartitionState) -> int:
-        """Return how many other entitled replicas come before this one; 0 for the one that led last."""
+        """Return the number of entitled replicas that come before this replica; 0 for the last leader."""
         if state.leader == self.broker:
             return 0
         entitled = [

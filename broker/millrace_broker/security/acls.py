@@ -25,7 +25,7 @@ _DECISIONS = 16_384
 
 
 class Pattern(IntEnum):
-    """Ways in which a rule's name stands for resources, by Kafka's numbers."""
+    """Ways in which a rule's name matches resources, by Kafka's numbers."""
 
     LITERAL = 3
     PREFIXED = 4
@@ -198,7 +198,7 @@ def _takes_all(denied: Rule, allowed: Rule) -> bool:
 
 
 class RuleFilter(NamedTuple):
-    """Conditions on the rules that are looked for; None stands for any value."""
+    """Conditions of a search for rules. None matches any value."""
 
     type: ResourceType | None = None
     pattern: Pattern | None = None

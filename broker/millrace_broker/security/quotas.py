@@ -61,7 +61,7 @@ class Meter:
         self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
 
     def took(self, kind: Kind, amount: float) -> float:
-        """Count what was taken; return the seconds that the user must wait now."""
+        """Count `amount`; return the seconds that the user must wait now."""
         if self._book.limits is not self._limits:
             self._read()
         rate = self._rates[kind]

@@ -49,7 +49,7 @@ class ResourceType(IntEnum):
 
 
 class Resource(NamedTuple):
-    """A topic, a group or the cluster; `name` None stands for any of the type."""
+    """A topic, a group or the cluster. The name None means any resource of the type."""
 
     type: ResourceType
     name: str | None

@@ -31,7 +31,7 @@ MAX_WORKING = 8
 
 
 class Admission:
-    """Counts the connections and what they hold, and decides which of them exceed a limit."""
+    """Counts the connections and their memory, and decides which connections exceed a limit."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits

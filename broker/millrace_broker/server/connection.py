@@ -55,7 +55,7 @@ class Loop(Protocol):
         """Read nothing of a connection for a while."""
 
     def exempt(self, connection: ClientConnection) -> None:
-        """Serve the connection before those of clients, and do not count it with them."""
+        """Serve the connection before clients' connections, and do not count it as a client."""
 
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""

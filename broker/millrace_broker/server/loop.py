@@ -290,7 +290,7 @@ class Server:
         connection.abort(self._spare[connection])
 
     def exempt(self, connection: ClientConnection) -> None:
-        """Serve the connection of a broker before those of clients, and do not count it with them."""
+        """Serve a broker's connection before clients' connections, and do not count it as a client."""
         self.admission.exempt(connection, self.now)
         if self._spare.pop(connection, None) is None:
             self.admission.leave(connection.host)
@@ -310,7 +310,7 @@ class Server:
         self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
-        """Check whether a client has proved by now who it is; False when it is refused for that."""
+        """Note whether the client is authenticated by now; return False if the client is refused."""
         try:
             connection.access = connection.listener.access(connection.transport, connection.host)
         except TlsFailed as error:
@@ -395,7 +395,7 @@ class Server:
         self._close_ended()
 
     def _measure(self, connection: ClientConnection) -> None:
-        """Note what a connection holds; close it if nothing else keeps the sum bounded."""
+        """Count a connection's memory. Close the connection if nothing else keeps the sum bounded."""
         if connection.is_broker:
             return
         framer, admission = connection.framer, self.admission

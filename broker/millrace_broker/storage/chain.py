@@ -98,7 +98,7 @@ class HeaderReader:
 
 
 def header_at(file: LogFile, position: int, limit: int) -> BatchHeader | None:
-    """Return the header of a batch, not a filler, that stands at a position and ends at or before `limit`.
+    """Return the header of the batch, not a filler, that begins at a position and ends at most at `limit`.
 
     None when no such batch stands there.
     """
@@ -121,7 +121,7 @@ class ChainBroken(Exception):
 
 
 def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each batch from a boundary to `limit`; ChainBroken where none stands."""
+    """Yield (position, header) of each batch from a boundary to `limit`; ChainBroken if one is missing."""
     chain, reader = Chain(start), HeaderReader(file)
     while chain.position < limit:
         position = chain.position
@@ -146,7 +146,7 @@ def walk_batches(
 
 
 def walk_past_damage(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Walk as `walk` does, but go on at the next intact batch after a place where none stands."""
+    """Walk as `walk` does, but continue at the next intact batch after a damaged place."""
     resumed: int | None = start
     while resumed is not None:
         try:

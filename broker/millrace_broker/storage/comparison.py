@@ -52,7 +52,7 @@ def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
             replicas.setdefault(partition.name, []).append(partition)
     several = {name: found for name, found in sorted(replicas.items()) if len(found) > 1}
     if not several:
-        raise MillraceError("no partition lies in two of these directories: name those of a topic's brokers")
+        raise MillraceError("no two of these directories hold the same partition: name replicas' log_dirs")
     for name, found in several.items():
         yield compare_partition(name, found)
 

@@ -68,7 +68,7 @@ class Landmarks:
         self.next_offset = next_offset
 
     def passed(self, room: int, next_offset: int) -> None:
-        """Pass over batches that needed no landmark; `room` is what is left before the next one."""
+        """Skip batches that needed no landmark; `room` is the number of bytes before the next landmark."""
         self.room, self.next_offset = room, next_offset
 
     def note_header(self, header: BatchHeader, max_timestamp: int) -> None:

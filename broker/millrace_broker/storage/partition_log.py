@@ -159,10 +159,10 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        """Offset after the last visible data record. Visible is what is flushed and, with several replicas,
+        """Offset after the last visible data record. A visible record is flushed and, with several replicas,
         committed.
 
-        It never goes back, not even across restarts.
+        The high watermark never goes back, not even across restarts.
         """
         return self._visible.high_watermark
 

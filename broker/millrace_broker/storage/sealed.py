@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Unreadable(Exception):
-    """The file is there, but its content is not what was written."""
+    """The file exists, but its content is damaged or was changed."""
 
 
 def replace_file(path: Path, data: bytes) -> None:

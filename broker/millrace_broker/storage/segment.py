@@ -68,7 +68,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a partition's directory; where a link stands for it, remove the link and its target."""
+    """Remove a partition's directory. If the directory is a link, remove the link and its target."""
     if directory.is_symlink():
         shutil.rmtree(directory.resolve(), ignore_errors=True)  # a start cut short may have removed it
         directory.unlink()

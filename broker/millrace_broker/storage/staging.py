@@ -156,7 +156,7 @@ class Staging:
         self.end += len(batch)
 
     def written(self) -> LogState:
-        """Note in the segment what was written to it, and return the log's state after the append."""
+        """Update the segment after its write, and return the log's state after the append."""
         if self._messages > self._state.messages:
             self._segment.facts.max_timestamp = self._max_timestamp
             self._segment.facts.next_offset = self._high_watermark

@@ -22,7 +22,7 @@ class LogState(NamedTuple):
     mirror: MirrorPosition | None
 
     def after(self, header: BatchHeader, mirror: MirrorPosition | None = None) -> LogState:
-        """Return the state after a batch that stands at `end`; `mirror` is the position in it, if any."""
+        """Return the state after a batch at `end`. `mirror` is the mirror position in the batch, if any."""
         end = self.end + header.size
         mirror = mirror or self.mirror
         if holds_offsets(header, self.end):

@@ -172,12 +172,10 @@ class _Run:
         known = erasures.read_erasure(topic, request.id)
         condition = erasures.condition_of(topic, request.id) if known is not None else None
         if condition is not None and request.where not in ("", condition):
-            raise MillraceError(
-                f"erasure {request.id} of {topic} has another condition: give this one another --id"
-            )
+            raise MillraceError(f"erasure {request.id} of {topic} has another condition: choose another --id")
         if known is not None and request.rejected and not known.rejected:
             raise MillraceError(
-                f"erasure {request.id} of {topic} leaves rejected records alone: give this one another --id"
+                f"erasure {request.id} of {topic} leaves rejected records alone: choose another --id"
             )
         return known
 

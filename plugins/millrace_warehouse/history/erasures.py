@@ -119,7 +119,7 @@ def condition_of(topic: Topic, id_: str) -> str | None:
 
 def record_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     """Create an erasure, or return the existing erasure with its id. MillraceError if the two differ."""
-    id_, another_id = erasure.id, "give this one another --id"
+    id_, another_id = erasure.id, "choose another --id"
     # In this order: a reader that finds the record finds the condition.
     made = topic.storage.create(condition_path(topic.name, id_), where.encode())
     if not made and condition_of(topic, id_) != where:

@@ -41,7 +41,7 @@ def read_stored(topic: Topic, file: StoredFile) -> bytes:
         raise MillraceError(f"{path} is missing: restore it from a copy") from None
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise MillraceError(
-            f"{path} was changed: its SHA-256 is not the one its manifest states; restore it from a copy"
+            f"{path} was changed: its SHA-256 differs from its manifest's; restore it from a copy"
         )
     return content
 

@@ -56,7 +56,7 @@ def body_decoder(writer: Record, table: Record) -> BodyDecoder:
     A record of another type does not fit, even if it has all fields of the table.
     """
     if writer.name not in (table.name, *table.aliases):
-        raise SchemaError(f"it is the type {writer.name}, the table's is {table.name} and has no such alias")
+        raise SchemaError(f"it has type {writer.name}; the table's type {table.name} has no such alias")
     if varies_in_shape(writer) or varies_in_shape(table):
         return RowDecoder(writer, table)
     return ColumnDecoder(writer, table)

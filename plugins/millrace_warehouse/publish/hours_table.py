@@ -102,7 +102,7 @@ def bring_up_to_date(catalog: Catalog, topic: Topic, table: Table, publication: 
 
 
 def drop_if_gone(catalog: Catalog, topic: str) -> None:
-    """Drop the table of hours if its metadata or a manifest is missing. The next publication rebuilds it."""
+    """Drop the table of hours if its metadata or a manifest is missing, to rebuild it from publications."""
     try:
         hours = load_table(catalog, hours_identifier(topic))
         for _ in live_files(hours) if hours is not None else ():

@@ -106,7 +106,7 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
             return True
     except FileNotFoundError:
         return None
-    check.problem(f"{path} was changed: its SHA-256 is not the one that was written", hour=hour)
+    check.problem(f"{path} was changed: its SHA-256 differs from the written file's", hour=hour)
     return False
 
 

@@ -167,7 +167,7 @@ def _check_written(check: Check, path: str, known: KnownFiles) -> None:
     """MillraceError for a file with a list beside it that is not as it was written."""
     stored = known.stored(path) if path.startswith("compacted/") else None
     if stored is not None and measure(check.storage, f"{check.topic}/{path}").sha256 != stored.sha256:
-        raise MillraceError("it was changed, its SHA-256 is not the one that was written")
+        raise MillraceError("it was changed: its SHA-256 differs from the written file's")
 
 
 def _one_line(error: Exception) -> str:

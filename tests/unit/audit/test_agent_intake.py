@@ -59,7 +59,7 @@ def block(taking: Intake, events: int, *, said: int | None = None, with_size: bo
 def test_an_avro_array_may_come_in_blocks_of_both_kinds(taking: Intake) -> None:
     body = block(taking, 2) + block(taking, 3, with_size=True) + b"\0"
     assert len(taking.from_avro("t", 1, body)) == 5
-    with pytest.raises(Refused, match="1 bytes lie behind"):
+    with pytest.raises(Refused, match="1 bytes follow"):
         taking.from_avro("t", 1, body + b"\0")
     for cut in range(len(body)):
         with pytest.raises(Refused):

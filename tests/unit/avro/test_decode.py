@@ -354,4 +354,4 @@ def test_a_record_of_another_type_is_no_row_though_it_has_every_field_of_the_tab
         batches, stats = decode(log, {**created, "aliases": list(aliases)}, lookup=schemas.get)
         assert (table_of(batches).num_rows, stats.rejected) == (rows, 3 - rows)
         for rejected in (each for batch in batches for each in batch.rejected):
-            assert "the table's is shop.Created and has no such alias" in rejected.reason
+            assert "the table's type shop.Created has no such alias" in rejected.reason

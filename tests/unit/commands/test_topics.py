@@ -40,7 +40,7 @@ class Answers:
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
         if partitions is None or 1 in partitions:
-            raise MillraceError("nobody leads PageView-1 (gave up after 10 s)")
+            raise MillraceError("PageView-1 has no leader (gave up after 10 s)")
         return {0: 100 if timestamp == -2 else 900}
 
     def fetch(self, topic: str, offsets: dict[int, int], **_: object) -> None:

@@ -220,7 +220,7 @@ def test_a_condition_that_matches_every_row_needs_all_rows(scene: Scene) -> None
 
 def test_a_name_stands_for_one_condition(scene: Scene) -> None:
     scene.erase(id="4711")
-    with pytest.raises(MillraceError, match="another condition: give this one another --id"):
+    with pytest.raises(MillraceError, match="another condition: choose another --id"):
         scene.erase("memberId = 1", id="4711")
     assert scene.erase().id == "4711", "the same condition without a name is the same erasure"
 
