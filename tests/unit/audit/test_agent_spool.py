@@ -71,7 +71,7 @@ def test_requests_that_do_not_fit_are_refused_whole_and_fit_once_there_is_room(
     size = event(0).size
     spool = open_spool(limit=3 * size)
     spool.take([event(0), event(1)]).result()
-    with pytest.raises(SpoolFull, match="nothing was taken, send it again later"):
+    with pytest.raises(SpoolFull, match="nothing was taken, send the events again later"):
         spool.take([event(2), event(3)]).result()
     assert bodies(spool) == [b"0", b"1"]
     spool.take([event(4)]).result()

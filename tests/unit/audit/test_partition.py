@@ -110,7 +110,7 @@ def test_a_log_that_stays_shorter_than_it_was_counted_is_counted_on_from_its_end
     state.published()
     for end, later in ((1, 0), (2, TRUNCATED_S - 1)):
         now[0] = 100 + later
-        with pytest.raises(CannotRead, match="after a minute counting goes on from where it ends"):
+        with pytest.raises(CannotRead, match="after a minute, counting continues at the log's end"):
             state.noted(end)
     now[0] = 100 + TRUNCATED_S
     state.noted(2)

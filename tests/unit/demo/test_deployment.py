@@ -59,8 +59,8 @@ def test_with_replicas_a_cluster_gets_the_brokers_that_it_lacks_unless_it_runs_a
     ("changed", "reason"),
     [
         ({"dc2": {"brokers": ["a:1"], "replicas": 2}}, "clusters.dc2.replicas = 2 needs as many `brokers`"),
-        ({"dc1": {}}, "clusters.dc1 needs `brokers` to start, or `bootstrap`"),
-        ({"dc1": {"brokers": ["a:1"], "bootstrap": "b:2"}}, "clusters.dc1 needs `brokers` to start, or"),
+        ({"dc1": {}}, "clusters.dc1 needs either `brokers` to start or the `bootstrap`"),
+        ({"dc1": {"brokers": ["a:1"], "bootstrap": "b:2"}}, "clusters.dc1 needs either `brokers`"),
         (
             {"offline": {"bootstrap": "a:1", "mirror": {"origins": ["dc1"], "batch_topics": ["A"]}}},
             "clusters.offline.mirror.batch_topics: .* Millrace's own brokers only",

@@ -304,7 +304,7 @@ CLICK, BUY, VIEW = (
     {"type": "record", "name": name, "fields": [{"name": "id", "type": "string"}]}
     for name in ("Click", "Buy", "View")
 )
-BEHIND, WITH_A_FIELD = "put new types behind those that the union has", "keep its type and add a field"
+BEHIND, WITH_A_FIELD = "add new types after the union's present types", "keep its type and add a field"
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ BEHIND, WITH_A_FIELD = "put new types behind those that the union has", "keep it
         ([CLICK, BUY], [CLICK, VIEW, BUY], f"n.member1 is Buy of a union and would be View, .*{BEHIND}"),
         ([CLICK, BUY], [BUY, CLICK], f"n.member0 is Click of a union and would be Buy, .*{BEHIND}"),
         (array([CLICK, BUY]), array([BUY, CLICK]), "n.member0 is Click"),
-        (CLICK, [CLICK, BUY], f"column n is a union in only one of them, .*{WITH_A_FIELD}"),
-        (["null", CLICK], ["null", CLICK, BUY], "column n is a union in only one of them"),
+        (CLICK, [CLICK, BUY], f"column n is a union in only one of the schemas, .*{WITH_A_FIELD}"),
+        (["null", CLICK], ["null", CLICK, BUY], "column n is a union in only one of the schemas"),
         ({"type": "map", "values": CLICK}, {"type": "map", "values": [CLICK, BUY]}, "column n is a union"),
         (
             struct(a="string"),
