@@ -26,7 +26,7 @@ EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows
 
 HOUR = timedelta(hours=1)
 UNFILED = "none"
-"""The hour of rows without a time, in the output of `millrace publish`. Parsing a DAG imports no warehouse."""
+"""Hour of rows without a time, in the output of `millrace publish`. Parsing a DAG imports no warehouse."""
 MOST_KEYS = 1_000
 """Most events with a partition key that one task sends: Airflow stores all in the task's last request."""
 WAITING_SHOWN = 24
