@@ -202,17 +202,19 @@ class Follower:
         """The rest of one file, until another file has its name and it was not written for SILENCE_S."""
         splitter = LineSplitter(start.line if start is not None else 0)
         offset, silent_since = start.offset if start is not None else 0, self._clock()
+        known = start
         file.seek(offset)
         while True:
+            is_cut = os.fstat(file.fileno()).st_size < offset
+            if is_cut or (known is not None and not _begins_as(file, known)):
+                logger.warning("%s was cut: it is read again from its beginning", self._path)
+                splitter, offset, known = LineSplitter(splitter.number), 0, None
+                file.seek(0)
             if data := file.read(READ_BYTES):
                 lines = splitter.receive(data)
                 offset, silent_since = offset + len(data), self._clock()
-                yield Chunk(lines, offset, _position(file, offset - splitter.pending, splitter.number))
-                continue
-            if os.fstat(file.fileno()).st_size < offset:
-                logger.warning("%s was cut: it is read again from its beginning", self._path)
-                splitter, offset = LineSplitter(splitter.number), 0
-                file.seek(0)
+                known = _position(file, offset - splitter.pending, splitter.number)
+                yield Chunk(lines, offset, known)
                 continue
             replaced = is_replaced(self._path, file)
             if replaced and self._clock() - silent_since >= SILENCE_S:

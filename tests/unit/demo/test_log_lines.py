@@ -193,6 +193,10 @@ def test_a_file_cut_by_copytruncate_is_read_again_from_its_beginning(tmp_path: P
     followed.write(b"c\n")
     followed.catch_up()
     assert followed.read == [b"a", b"b", b"c"]
+    os.truncate(followed.path, 0)
+    followed.write(b"longer\nthan before\n")
+    followed.catch_up()
+    assert followed.read == [b"a", b"b", b"c", b"longer", b"than before"], "it outgrew the old end"
 
 
 def test_a_position_whose_file_is_gone_is_said_and_another_inode_is_not_mistaken(
