@@ -184,7 +184,7 @@ def test_a_second_mirror_takes_over_and_the_first_ends_with_a_sentence(
         wait_until("the second has begun", lambda: "writes to" in second.output, timeout_s=SETTLE_S)
         produce(origin.bootstrap, "taken", [{"value": b"%d" % n, "partition": 0} for n in range(50, 100)])
         assert first.wait(timeout_s=SETTLE_S) == 1
-        assert "another process mirrors" in first.lines[-1]
+        assert "another process now mirrors" in first.lines[-1]
         copy = wait_for(client, "taken", 100)
         assert second.running
     assert [r.value for r in copy[0]] == [b"%d" % n for n in range(100)]

@@ -63,7 +63,7 @@ def test_with_replicas_a_cluster_gets_the_brokers_that_it_lacks_unless_it_runs_a
         ({"dc1": {"brokers": ["a:1"], "bootstrap": "b:2"}}, "clusters.dc1 needs either `brokers`"),
         (
             {"offline": {"bootstrap": "a:1", "mirror": {"origins": ["dc1"], "batch_topics": ["A"]}}},
-            "clusters.offline.mirror.batch_topics: .* Millrace's own brokers only",
+            "clusters.offline.mirror.batch_topics: .* Millrace brokers only",
         ),
     ],
 )
