@@ -31,7 +31,7 @@ LAST_RELEASE = {
 }
 """Lines of each package: before the first release, those of the day on which the packages were split."""
 REASONS: dict[str, str] = {}
-"""What a package grew for since the last release."""
+"""Reasons of packages that grew since the last release."""
 ALLOWED_GROWTH = 1.05
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 CLUSTER = "compat-many"
 TOPICS, PARTITIONS, SMALL_TOPICS, GROUPS = ["wide-0", "wide-1"], 1_000, 1_050, 2_500
 JAVA_S = 240
-"""How long a tool of Kafka's may take."""
+"""Time limit of one of Kafka's tools."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.support import REPOSITORY
 
 MAX_LINES, MAX_FILES = 150, 6
-"""Of a chapter."""
+"""Most lines and most files of a chapter."""
 PATHS = re.compile(r"`((?:[\w-]+/)*[\w-]+(?:\.(?:py|c|md|toml)|/)|tests/[\w./-]+)`")
 SOURCES = re.compile(r"`((?:\w+/)*\w+\.(?:py|c))`")
 LINKS = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class MemoryLog:
-    """What millrace_broker.replication asks of a log, and what its driver does to it."""
+    """A model of a log: the methods that `millrace_broker.replication` and its driver call."""
 
     def __init__(self) -> None:
         self.start = self.flushed = self.committed = 0

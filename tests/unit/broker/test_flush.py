@@ -26,7 +26,7 @@ def no_checkpoint() -> None:
 
 @dataclass
 class Log:
-    """What flush threads have of a log; the test says what happens in it."""
+    """A log as flush threads see it; the test decides what its flush does."""
 
     flush: Callable[[], LogState] = state
     write_due_checkpoint: Callable[[], None] = no_checkpoint

@@ -285,7 +285,7 @@ def rules(
 
 
 BEGINNINGS: dict[str, Any] = {"names": ("t", "g", "n", "c"), "pattern": Pattern.PREFIXED}
-"""Of every name in `EXAMPLES`."""
+"""First letters of all names in `EXAMPLES`, for rules by prefix."""
 RULES: dict[str, tuple[bool, Callable[[Sequence[Right]], list[Rule]]]] = {
     "one for everybody": (True, lambda needed: rules(needed, "User:*")),
     "one for the beginning of the name": (True, lambda needed: rules(needed, **BEGINNINGS)),

@@ -250,7 +250,7 @@ def test_ranges_say_what_hours_one_by_one_say(
     record = published.record(TOPIC, "a", "run", None, changes, counts)
 
     def said(change: HourChange, hour: str) -> HourChange:
-        """What a row of the table of hours says of the hour, but when the auditor was asked."""
+        """Return a row of the table of hours as values, without the time of the auditor's answer."""
         verdict = dataclasses.replace(change.verdict, checked=None)
         return dataclasses.replace(change, hour=hour, last="", verdict=verdict)
 
