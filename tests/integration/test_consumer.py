@@ -205,7 +205,7 @@ def test_streams_of_one_consumer_share_its_partitions(site: Site) -> None:
     finally:
         consumer.close()  # ends the streams, and with them whoever waits for a message
         pool.shutdown()
-    with pytest.raises(MillraceError, match="made once"):
+    with pytest.raises(MillraceError, match="has its streams already"):
         consumer.create_message_streams({site.topic: 1})
 
 
