@@ -32,7 +32,11 @@ def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine
     shown = without_secret(url)
     try:
         engine = _engine(parsed)
-        prepare(engine)
+        try:
+            prepare(engine)
+        except BaseException:
+            engine.dispose()
+            raise
     except ImportError:
         remedy = how_to_install("postgres")
         raise MillraceError(f"database {shown}: its driver is not installed: {remedy}") from None

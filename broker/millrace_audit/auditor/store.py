@@ -9,30 +9,17 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol, TypeVar
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Engine,
-    Index,
-    Integer,
-    String,
-    Text,
-    inspect,
-    select,
-    text,
-)
+from sqlalchemy import JSON, BigInteger, Engine, Index, Integer, String, Text, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
-from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, open_database, reason_of
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
+from millrace_audit.auditor.migrations import migrate
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 logger = logging.getLogger("millrace.audit.auditor")
 
@@ -483,60 +470,6 @@ class HistoryRow(Row):
     what: Mapped[LongText]
 
 
-def _added(now: int) -> Mapping[str, Mapping[str, int]]:
-    """Table -> the columns that a database of the version before lacks, and their values for its rows.
-
-    Its loads reported no rows without a header: which of these are loaded is not known. Its positions have
-    no epochs. Its producers hold nothing open until they report again.
-    """
-    return {
-        "producers": {"held_open": 0},
-        "loads": {"whole": 0, "retold": 0},
-        "topics": {"unkeyed_from": now},
-        "audit_positions": {"epoch": -1, "shift": 0},
-        "coverage": {"unplaced": FOR_EVER},
-    }
-
-
-def _prepare(engine: Engine) -> None:
-    """Make the tables, add what those of the version before lack, or refuse those of another Millrace."""
-    there = inspect(engine)
-    added = _added(now_ms())
-    for table in Row.metadata.sorted_tables:
-        if not there.has_table(table.name):
-            continue
-        columns = {column["name"] for column in there.get_columns(table.name)}
-        lacking = {*table.columns.keys()} - columns
-        if columns - {*table.columns.keys()} or lacking - added.get(table.name, {}).keys():
-            raise MillraceError(
-                "the auditor's database is of another version of Millrace (its table"
-                f" {table.name} differs): give --database-url of an empty one, which the audit topics"
-                " fill again"
-            )
-        for name in sorted(lacking):
-            _add_column(engine, table.columns[name], added[table.name][name])
-    with engine.begin() as connection:  # of the version before, where `open_by_time` is now
-        connection.exec_driver_sql("DROP INDEX IF EXISTS open_windows")
-    Row.metadata.create_all(engine)
-    for table in Row.metadata.sorted_tables:  # of a database that was made before there was the index
-        for index in table.indexes:
-            index.create(engine, checkfirst=True)
-    with Session(engine) as session, session.begin():
-        if session.scalar(select(DatabaseRow.name)) is None:
-            session.add(DatabaseRow(name=secrets.token_hex(8)))
-
-
-def _add_column(engine: Engine, column: Column[Any], value: int) -> None:
-    kind = column.type.compile(engine.dialect)
-    default = str(bool(value)).upper() if isinstance(column.type, Boolean) else value
-    with engine.begin() as connection:
-        connection.execute(
-            text(
-                f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind} DEFAULT {default} NOT NULL"
-            )
-        )
-
-
 class Holding(Protocol):
     """The right to write, of one process at a time."""
 
@@ -551,7 +484,7 @@ class Holding(Protocol):
 
 
 class AuditStore:
-    """The database; its tables are made at the first start. Safe between threads of one process."""
+    """The database, with the tables of the newest revision. Safe between threads of one process."""
 
     def __init__(self, url: str, lease: Holding | None = None) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do.
@@ -573,7 +506,7 @@ class AuditStore:
     def writing(self) -> Iterator[Session]:
         """A session whose changes are committed together at the end, or not at all on an error.
 
-        MillraceError when this process does not hold the lease.
+        Raise MillraceError when this process does not hold the lease.
         """
         with self._immediate() as session:
             if self._lease is not None:
@@ -582,7 +515,7 @@ class AuditStore:
             yield session
 
     def renew(self) -> bool:
-        """Renew the lease, or take it if it is free; MillraceError when another process holds it.
+        """Renew the lease, or take it if it is free. Raise MillraceError when another process holds it.
 
         True if it was taken: whatever was read of the database before may be stale.
         """
@@ -609,3 +542,16 @@ class AuditStore:
             logger.warning("the lease of the database is not given up: %s", reason_of(error))
         finally:
             self._engine.dispose()
+
+
+def _prepare(engine: Engine) -> None:
+    """Bring the tables to the newest revision and give the database its name, one process at a time."""
+    options = {BEGIN: "BEGIN IMMEDIATE"}
+    if engine.dialect.name == "postgresql":  # to see what a process before has committed
+        options["isolation_level"] = "READ COMMITTED"
+    with engine.connect().execution_options(**options) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('millrace auditor'))")
+        migrate(connection, Row.metadata)
+        if connection.scalar(select(DatabaseRow.name)) is None:
+            connection.execute(insert(DatabaseRow).values(name=secrets.token_hex(8)))

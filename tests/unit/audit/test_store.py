@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -68,16 +70,55 @@ def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Pat
         AuditStore(url)
 
 
-NEW_TABLES = (
-    "held_open",
-    "load_part",
-    "load_hour",
-    "rejected",
-    "warehouse_state",
-    "acceptance",
-    "changed",
-    "database",
+REVISION_1_LACKS = (
+    "TABLE auditor_revision",
+    "TABLE lease",
+    "TABLE held_open",
+    "TABLE load_part",
+    "TABLE load_hour",
+    "TABLE rejected",
+    "TABLE warehouse_state",
+    "TABLE acceptance",
+    "TABLE changed",
+    "TABLE database",
+    "COLUMN audit_positions epoch",
+    "COLUMN audit_positions shift",
+    "COLUMN coverage unplaced",
+    "COLUMN loads whole",
+    "COLUMN loads retold",
+    "COLUMN producers held_open",
+    "COLUMN topics unkeyed_from",
 )
+
+
+def test_a_database_of_a_newer_millrace_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
+        database.execute("UPDATE auditor_revision SET version_num = '9999'")
+    with pytest.raises(MillraceError, match=r"of a newer Millrace, of revision 9999; this one knows \d{4}:"):
+        AuditStore(url)
+
+
+def test_two_auditors_that_open_an_old_database_at_once_change_its_tables_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
+        as_of_revision_1(database.execute)
+    with ThreadPoolExecutor(2) as pool:
+        for store in pool.map(AuditStore, [url, url]):
+            store.close()
+
+
+def as_of_revision_1(execute: Callable[[str], object]) -> None:
+    for lack in REVISION_1_LACKS:
+        match lack.split():
+            case "TABLE", table:
+                execute(f"DROP TABLE {table}")
+            case "COLUMN", table, column:
+                execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    execute("DROP INDEX open_by_time")
+    execute("CREATE INDEX open_windows ON windows (settled, topic)")
 
 
 def empty(store: AuditStore) -> None:
@@ -87,7 +128,7 @@ def empty(store: AuditStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
+def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_verdicts(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/audit.db"
@@ -98,15 +139,8 @@ def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
     story = Story(store)
     story.whole()
     story.apply()
-    with store.writing() as session:  # as the version before left it
-        for table in NEW_TABLES:
-            session.execute(text(f"DROP TABLE {table}"))
-        session.execute(text("ALTER TABLE loads DROP COLUMN whole"))
-        session.execute(text("ALTER TABLE topics DROP COLUMN unkeyed_from"))
-        session.execute(text("ALTER TABLE coverage DROP COLUMN unplaced"))
-        session.execute(text("ALTER TABLE producers DROP COLUMN held_open"))
-        session.execute(text("DROP INDEX open_by_time"))
-        session.execute(text("CREATE INDEX open_windows ON windows (settled, topic)"))
+    with store.writing() as session:
+        as_of_revision_1(lambda statement: session.execute(text(statement)))
     store.close()
     store = AuditStore(url)
     story = Story(store)
