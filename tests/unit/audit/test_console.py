@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -356,17 +354,6 @@ def test_of_a_topic_that_was_never_loaded_all_is_not_loaded(console: Console) ->
     console.story.apply()
     topics = console.get().text.split("<h2>Topics</h2>")[1]
     assert '<td class="n">0</td><td class="n">all</td></tr>' in topics
-
-
-def test_a_database_from_before_the_console_gets_what_it_reads_by(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/audit.db"
-    AuditStore(url).close()
-    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
-        database.execute("DROP INDEX hours")
-    AuditStore(url).close()
-    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
-        (names,) = zip(*database.execute("SELECT name FROM sqlite_master WHERE type = 'index'"), strict=True)
-    assert "hours" in names
 
 
 def test_a_browser_that_asks_for_nothing_is_sent_to_the_console(console: Console) -> None:
