@@ -1,8 +1,8 @@
-"""The `millrace` command: names every command, imports it when it is called, and prints errors.
+"""The `millrace` command: lists every command, imports it when it is called, and prints errors.
 
 Commands of other packages, Millrace's and plugins', join through the entry-point group `millrace.commands`. A
-MillraceError ends the process with exit code 1 and its one line. So does a missing package of an extra, and a
-path or a disk that cannot be used. A wrong option ends it with click's exit code 2.
+MillraceError ends the process with exit code 1 and its one line. A missing package of an extra, and an
+unusable path or disk, end it in the same way. A wrong option ends it with click's exit code 2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 
 from millrace import __version__
 from millrace.errors import MillraceError
-from millrace.help_texts import WHOLE, Group, keep_examples_whole
+from millrace.help_texts import WHOLE, CommandGroup, keep_examples_whole
 from millrace.installation import missing_extra
 from millrace.logs import FORMATS, VERBOSE
 from millrace.printing import say
@@ -41,8 +41,10 @@ COMMANDS = {
 }
 
 
-class LazyGroup(Group):
-    """Imports a command's module when the command is called: packages of other commands may be missing."""
+class LazyGroup(CommandGroup):
+    """A group that imports a command's module when the command is called: other commands' packages may be
+    missing.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_targets())
@@ -58,7 +60,7 @@ class LazyGroup(Group):
         return command
 
     def summary(self, ctx: click.Context, name: str) -> str:
-        """The first sentence of a command's docstring, read from its source, without importing it."""
+        """Return the first sentence of a command's docstring, read from its source, without importing it."""
         module, _, function = _targets()[name].partition(":")
         spec = importlib.util.find_spec(module)
         assert spec is not None
@@ -70,7 +72,7 @@ class LazyGroup(Group):
 
 
 def _targets() -> dict[str, str]:
-    """Command name -> `module:function`, from the entry points; COMMANDS has precedence."""
+    """Return the `module:function` of each command name, from the entry points; COMMANDS has precedence."""
     from importlib.metadata import entry_points  # imports email, which no command of the broker's needs
 
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
@@ -112,7 +114,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _unusable(error: OSError) -> MillraceError | None:
-    """The error to report for an unusable path or disk; None for any other error, such as a socket's."""
+    """Return the error to report for an unusable path or disk.
+
+    Return None for any other error, such as a socket's.
+    """
     if error.errno in _FULL:
         place = f"{error.filename}: " if error.filename else ""
         return MillraceError(f"{place}{error.strerror}: make room, then run it again")

@@ -1,6 +1,7 @@
-"""A log that clients cannot flood: many lines of one kind at once, then one a second that counts the rest.
+"""A log that clients cannot flood: many lines of one kind at once, then one line a second that counts the
+rest.
 
-A line for each of a thousand partitions is still logged, but not every line that a client can cause at will.
+Lines for a thousand partitions at once are still logged. Lines that a client can cause at will are limited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class RepeatedLines(logging.Filter):
         self._kinds: dict[tuple[str, object], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for a line over the limit; the next logged line of its kind states how many were left out."""
+        """Return False for a line over the limit.
+
+        The next logged line of its kind states how many were left out.
+        """
         if getattr(record, "always", False):
             return True
         now = self._clock()

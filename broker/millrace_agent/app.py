@@ -1,16 +1,16 @@
 """The agent over HTTP.
 
-    POST /v1/topics/{topic}/events   one event or a list of them, in JSON (application/json); or an array of
-                                     them in Avro (application/avro) with ?schema_id=ID of the registry
-    GET  /v1/topics/{topic}/schema   the schema of such an array [?schema_id=ID]
-    GET  /healthz                    503 with the reasons while events do not get on
-    GET  /metrics                    for Prometheus
+POST /v1/topics/{topic}/events one event or a list of them, in JSON (application/json); or an array of them in
+Avro (application/avro) with ?schema_id=ID of the registry GET /v1/topics/{topic}/schema the schema of such an
+array [?schema_id=ID] GET /healthz 503 with the reasons while events do not reach the brokers GET /metrics for
+Prometheus
 
-With a list of tokens a client shows a token with the route's role; /healthz shows no reasons without one.
+With a list of tokens, a client must show a token with the route's role; without a token /healthz shows no
+reasons.
 
 200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none of
-them was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to send
-again later.
+the events was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to
+send again later.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from millrace_agent.spool import Event, Spool
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REQUESTS = 64
-"""Most requests with events at once, which bounds the bodies in memory. One more is answered with 503."""
+"""Most concurrent requests with events; it bounds the bodies in memory. A further request is answered with
+503."""
 DECODERS = 2
-"""Threads that decode events: at most this many requests take the memory of decoding at once."""
+"""Threads that decode events: decoding takes the memory of at most this many requests at once."""
 
 
 ROLES: Mapping[tuple[str, str], str] = {
@@ -47,7 +48,8 @@ ROLES: Mapping[tuple[str, str], str] = {
     ("GET", "/healthz"): "",
     ("GET", "/metrics"): "metrics",
 }
-"""Method and path -> the role that it takes, for the topic of the path; empty: open to every client."""
+"""Method and path -> the role that the client needs for the topic in the path; empty: open to
+every client."""
 
 
 class _Busy(MillraceError):
@@ -70,7 +72,10 @@ def build_app(
     problems: Callable[[], list[str]],
     access: AccessList | None = None,
 ) -> FastAPI:
-    """The application in front of a spool; with `access` it answers only clients with the route's role."""
+    """Return the application in front of a spool.
+
+    With `access` it answers only clients with the route's role.
+    """
     app = FastAPI(
         title="Millrace agent",
         version=__version__,
@@ -112,26 +117,26 @@ def build_app(
 
     @app.get("/v1/topics/{topic}/schema")
     def schema(topic: str, schema_id: int | None = None) -> dict[str, Any]:
-        """The schema of a request in Avro, and the id to send it with."""
+        """Return the schema of a request in Avro, and the id to send it with."""
         number, batch = intake.batch_schema(topic, schema_id)
         return {"schema_id": number, "schema": batch}
 
     @app.get("/healthz")
     def healthz(request: Request) -> Response:
         found = problems()
-        told = {"problems": found} if access is None or who_asks(request) else {}
-        return JsonAnswer({"healthy": not found, **told}, status_code=503 if found else 200)
+        details = {"problems": found} if access is None or who_asks(request) else {}
+        return JsonAnswer({"healthy": not found, **details}, status_code=503 if found else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(numbers.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    _say_errors_in_one_line(app, taken)
+    _log_errors_in_one_line(app, taken)
     admit(app, lambda method, path: ROLES.get((method, path)), access, limited_by="topic")
     return app
 
 
-def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
+def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
     def answer(status: int, text: str) -> JsonAnswer:
         if status == 503:
             taken.put_off += 1

@@ -1,7 +1,8 @@
-"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports their outcomes.
+"""Sending events from the spool to the brokers, a chunk of each topic at a time, and reporting their
+outcomes.
 
-A chunk and its sequences are in the spool before the first of its events is handed to the client library,
-and stay there until all its events have an outcome. So the sequences that a killed agent may have sent are
+A chunk and its sequences are in the spool before the first of its events is handed to the client library, and
+stay there until all its events have an outcome. Therefore the sequences that a killed agent may have sent are
 known: the next agent reports them as failed ("may be in the log or not") and sends the events again under its
 own instance.
 
@@ -27,12 +28,12 @@ from millrace.records.messages import write_varint
 from millrace.wire.cluster_id import WrongCluster
 from millrace_agent.claim import Claim, SpoolCopied
 from millrace_agent.intake import Unavailable, Unknown
+from millrace_agent.reporter import Reporter
 from millrace_agent.spool import Chunk, Event, Spool, SpooledInstance
-from millrace_agent.voice import Voice
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
 from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
-from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold, still_open
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Unreported, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
 from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
@@ -41,19 +42,19 @@ logger = logging.getLogger("millrace.agent")
 
 CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
 MAX_CHUNKS = 64
-"""Chunks of different topics that are at the client library at once."""
+"""Most chunks of different topics that are in the client library at once."""
 MAX_AGAIN = 10_000
 """Most refused events of a topic; with more, the topic takes no new events from the spool."""
 RETRY_S = (1.0, 60.0)
 """First and longest wait before a refused event is sent again; the wait doubles."""
-SAY_S = 5.0
-"""Longest time for which a hello or report may hold up the events before it is tried again later."""
+PUBLISH_TIMEOUT_S = 5.0
+"""Longest time for which a hello or report may delay the events. Then it is retried later."""
 CLUSTER_WAIT_S = 1.0
-"""Timeout of asking the brokers which cluster they belong to."""
+"""Timeout of the request for the brokers' cluster id."""
 TOPICS_WAIT_S = 5.0
-"""Timeout of asking the brokers whether a topic exists."""
+"""Timeout of the request whether a topic exists."""
 STALLED_S = 60.0
-"""Time after which a chunk without an acknowledgement is reported as trouble."""
+"""Time after which a chunk without an acknowledgement is reported as a problem."""
 _POLL_S = 0.05
 _SETTINGS: dict[str, Any] = {
     "acks": "all",
@@ -68,7 +69,7 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class _Sent:
-    """A chunk at the client library."""
+    """A chunk in the client library."""
 
     first_sequence: int
     events: list[tuple[int, Event]]
@@ -88,7 +89,7 @@ class _Retry(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """A topic: its position in the spool, its chunk on the way and its refused events."""
+    """A topic: its position in the spool, its chunk in the client library and its refused events."""
 
     topic: str
     behind: int = 0
@@ -99,7 +100,7 @@ class _Lane:
     again: dict[int, _Retry] = field(default_factory=dict)
     """Refused events, by id."""
     retries_next: bool = True
-    """True if a refused event goes before the next new ones: they take turns."""
+    """True if a refused event is sent before the next new events: the two alternate."""
     trouble: str | None = None
 
 
@@ -120,19 +121,19 @@ class Carrier:
         caught_up: Callable[[], float] = time.time,
     ) -> None:
         self._spool, self._lateness_ms, self._interval_s = spool, lateness_ms, report_interval_s
-        self._where = f"cluster {cluster} at {bootstrap}"
+        self._cluster_name = f"cluster {cluster} at {bootstrap}"
         self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
         self._caught_up = caught_up
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
         self._producer = connected(Producer, self._settings)
         spooled = SpooledInstance(spool.next_instance, cluster, server, service)
-        self._who = instance_bytes(server, service, spooled.instance)
+        self._instance_bytes = instance_bytes(server, service, spooled.instance)
         self._recover()
         left = spool.left_instances()
         self._claim = Claim(bootstrap, self._codec, spool, spooled, left)
-        self._dead = [self._voice(each) for each in left]
-        self._mine = self._voice(spooled)
+        self._dead = [self._reporter(each) for each in left]
+        self._mine = self._reporter(spooled)
         self._lanes: dict[str, _Lane] = {}
         self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
         self._chunks = 0
@@ -146,31 +147,34 @@ class Carrier:
 
     @property
     def troubles(self) -> list[str]:
-        """Reasons why events do not reach the brokers just now; for any thread."""
-        now, said = time.monotonic(), []
+        """Reasons why events do not reach the brokers at the moment; for any thread."""
+        now, found = time.monotonic(), []
         if self._failing is not None:
-            said.append(self._failing)
+            found.append(self._failing)
         for lane in list(self._lanes.values()):
             sent = lane.sent
             if lane.trouble is not None:
-                said.append(f"topic {lane.topic}: {lane.trouble}")
+                found.append(f"topic {lane.topic}: {lane.trouble}")
             elif sent is not None and now - sent.since > STALLED_S:
                 waited = f"{now - sent.since:.0f} s"
-                said.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
-        return said
+                found.append(
+                    f"topic {lane.topic}: {self._cluster_name} has acknowledged nothing for {waited}"
+                )
+        return found
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
-        """Carry until `stop`; then go on for up to `drain_s` until all is sent and the instance is ended.
+        """Send events until `stop`; then continue for up to `drain_s`, until all events are sent and the
+        instance is ended.
 
-        Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
-        when another agent has gone on with a copy of the spool.
+        Raise WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
+        when another agent uses a copy of the spool.
         """
         while not self._may_send and not stop.is_set():
             self._step(self._check)
         due = 0.0
         while not stop.is_set():
             self._step(self._carry)
-            if time.monotonic() >= due or self._told_much:
+            if time.monotonic() >= due or self._is_report_full:
                 self._step(self._report)
                 due = time.monotonic() + self._interval_s
         give_up_at = time.monotonic() + drain_s
@@ -211,37 +215,40 @@ class Carrier:
         for chunk in self._spool.left_chunks():
             one = left[chunk.instance]
             who = instance_bytes(one.server, one.service, one.instance)
-            untold: Untold = {}
+            unreported: Unreported = {}
             ids, behind = list(chunk.ids), 0
             sequences = {number: chunk.first_sequence + place for place, number in enumerate(ids)}
             most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
             while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
                 for behind, event in found:
-                    outcome = untold.setdefault((chunk.topic, window_start(event.time)), Outcome())
+                    outcome = unreported.setdefault((chunk.topic, window_start(event.time)), Outcome())
                     digest = fingerprint(_message(event, who, sequences[behind]))
                     outcome.add(sequences[behind], digest, failed=True)
                 ids = [number for number in ids if number > behind]
-            self._spool.settle(one, chunk.topic, {}, untold)
+            self._spool.settle(one, chunk.topic, {}, unreported)
             logger.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
 
-    def _voice(self, spooled: SpooledInstance) -> Voice:
-        return Voice(spooled, self._spool, self._codec.encode, self._publish)
+    def _reporter(self, spooled: SpooledInstance) -> Reporter:
+        return Reporter(spooled, self._spool, self._codec.encode, self._publish)
 
     def _publish(self, message: bytes) -> None:
         self._claim.note(message)
-        offset = self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        offset = self._publisher.publish([message], give_up_at=time.monotonic() + PUBLISH_TIMEOUT_S)
         self._spool.audit_offset = offset
         self.reports += 1
 
     # Reports.
 
     @property
-    def _told_much(self) -> bool:
-        untold = self._mine.spooled.untold
-        return sum(1 + outcome.range_count for outcome in untold.values()) > RANGES_PER_REPORT
+    def _is_report_full(self) -> bool:
+        unreported = self._mine.spooled.unreported
+        return sum(1 + outcome.range_count for outcome in unreported.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
-        """The time before which no event will follow: no event that waits or is being taken is older."""
+        """Return the time before which no event will follow.
+
+        No event that waits, or is being taken, is older.
+        """
         clock = min(self._spool.arrived_by, self._caught_up())
         return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
 
@@ -252,11 +259,14 @@ class Carrier:
         self._open = still_open(self._open, self._mine.closed_through)
 
     def _take_over(self) -> None:
-        """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
+        """Announce the waiting events and end earlier instances.
+
+        Raise SpoolCopied when another agent was first.
+        """
         # Announce first: otherwise the windows of waiting events would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:
-            self._mine.greet(topic, self._promise())
+            self._mine.announce(topic, self._promise())
         self._claim.check()
         self._end_dead()
         self._claim.check()
@@ -275,7 +285,7 @@ class Carrier:
     # Events.
 
     def _carry(self) -> None:
-        """Take outcomes and hand over waiting events; returns after a moment."""
+        """Take outcomes and hand over waiting events. Returns after a moment."""
         if self._chunks:
             self._producer.poll(_POLL_S)
         else:
@@ -289,7 +299,7 @@ class Carrier:
             self._producer, self._fatal = connected(Producer, self._settings), False
         if self._lanes and not self._claim.is_proven:
             self._take_over()
-        if self._fatal or self._told_much or not self._claim.is_proven:
+        if self._fatal or self._is_report_full or not self._claim.is_proven:
             return
         for lane in list(self._lanes.values()):
             if lane.sent is None and self._chunks < MAX_CHUNKS:
@@ -300,7 +310,7 @@ class Carrier:
             self._lanes.setdefault(topic, _Lane(topic)).has_news = True
 
     def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
-        """New events, or one refused event alone, for the brokers refuse the whole batch that it is in."""
+        """Return new events, or one refused event alone: the brokers would refuse the whole batch with it."""
         most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
         lane.retries_next = not lane.retries_next
         may_take_new = lane.has_news and len(lane.again) <= MAX_AGAIN
@@ -329,14 +339,17 @@ class Carrier:
         if not events:
             return
         mine = self._mine
-        mine.greet(lane.topic, self._promise())
+        mine.announce(lane.topic, self._promise())
         if min(event.time for _, event in events) < mine.closed_through:
             mine.report(self._promise())  # takes back the promise that no event of that time will follow
         self._open.update((lane.topic, window_start(event.time)) for _, event in events)
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
         lane.behind = max(lane.behind, ids[-1])
-        messages = [_message(event, self._who, lane.next_sequence + n) for n, (_, event) in enumerate(events)]
+        messages = [
+            _message(event, self._instance_bytes, lane.next_sequence + n)
+            for n, (_, event) in enumerate(events)
+        ]
         sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
         for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
@@ -364,18 +377,18 @@ class Carrier:
             sent.failed[place] = text_of(error)
 
     def _settle(self, lane: _Lane, sent: _Sent) -> None:
-        untold: Untold = {}
+        unreported: Unreported = {}
         acknowledged: dict[int, Event] = {}
         refused: list[int] = []
         for place, (number, event) in enumerate(sent.events):
             failed = place in sent.failed
-            outcome = untold.setdefault((lane.topic, window_start(event.time)), Outcome())
+            outcome = unreported.setdefault((lane.topic, window_start(event.time)), Outcome())
             outcome.add(sent.first_sequence + place, sent.fingerprints[place], failed=failed)
             if failed:
                 refused.append(number)
             else:
                 acknowledged[number] = event
-        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, untold)
+        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, unreported)
         lane.sent, self._chunks = None, self._chunks - 1
         self.acknowledged += len(acknowledged)
         self.failed += len(refused)
@@ -385,14 +398,18 @@ class Carrier:
             lane.again[number] = self._retry(lane.again.get(number), is_alone=len(sent.events) == 1)
         if refused:
             why = next(iter(sent.failed.values()))
-            lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
+            lane.trouble = f"{self._cluster_name} refuses {len(lane.again)} events, which are kept: {why}"
             logger.warning("topic %s: %s", lane.topic, lane.trouble)
         elif not lane.again:
             lane.trouble = None
 
     @staticmethod
     def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
-        """The next try: at once for an event that was refused with others, for these may be the cause."""
+        """Return the next try.
+
+        An event that was refused together with other events is retried at once: another event may be the
+        cause.
+        """
         first, longest = RETRY_S
         wait_s = 0.0
         if is_alone:
@@ -401,7 +418,7 @@ class Carrier:
 
 
 def _message(event: Event, who: bytes, sequence: int) -> bytes:
-    """The message of an event; `who` are the bytes that every header of the instance has in common."""
+    """Return the message of an event; `who` are the names and the instance, as bytes of every header."""
     out = bytearray(b"\0")
     out += event.schema_id.to_bytes(4, "big")
     write_varint(out, event.time)
@@ -418,7 +435,7 @@ class BrokersTopics:
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=TOPICS_WAIT_S)
 
     def check(self, topic: str) -> None:
-        """Raise Unknown when the topic does not exist, Unavailable when no broker answers."""
+        """Raise Unknown when the topic does not exist. Raise Unavailable when no broker answers."""
         try:
             self._publisher.check_topics(topic)
         except UnknownTopic as error:

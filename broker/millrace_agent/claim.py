@@ -2,7 +2,7 @@
 
 Two copies of a spool have the same next instance and, for each instance that has not ended, the same key for
 its next report. The first hello or report with such an instance or key in the topic decides: its agent
-continues, and the other agent must not send. Depends neither on events nor on the spool's tables.
+continues, and the other agent must not send. The check depends neither on events nor on the spool's tables.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Claim:
         mine: SpooledInstance,
         left: Sequence[SpooledInstance],
     ) -> None:
-        """`left` are the instances of earlier processes that have not ended."""
+        """Prepare the check; `left` are the instances of earlier processes that have not ended."""
         self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
         self._offset = spool.audit_offset  # of a message older than any copy's
-        self._said: set[bytes] = set()
+        self._own: set[bytes] = set()
         # An instance's hello and first report hold its number; a report holds its key.
         self._awaited = {bytes(_varint(mine.instance)): mine.instance}
         self._awaited |= {one.key: one.instance for one in left if one.hellos and not one.ended}
@@ -56,12 +56,12 @@ class Claim:
         return not self._awaited
 
     def note(self, message: bytes) -> None:
-        """Remember a message that this process is about to publish."""
+        """Note a message that this process is about to publish."""
         if self._awaited:
-            self._said.add(message)
+            self._own.add(message)
 
     def check(self) -> None:
-        """Read the topic's new messages. Raises SpoolCopied if another agent's message comes first."""
+        """Read the topic's new messages. Raise SpoolCopied if another agent's message comes first."""
         if not self._awaited:
             return
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
@@ -96,7 +96,7 @@ class Claim:
 
     def _look_at(self, value: bytes) -> None:
         for sign in [sign for sign in self._awaited if sign in value]:
-            if value in self._said:
+            if value in self._own:
                 del self._awaited[sign]
                 continue
             record = self._codec.decode(value)

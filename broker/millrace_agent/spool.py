@@ -2,18 +2,16 @@
 producer instances.
 
 One SQLite database in a folder that one process at a time holds. All changes run in one thread. Changes that
-wait at the same time are one transaction and one fsync (group commit), and each of them happens whole or not
-at all. Knows neither HTTP nor Kafka.
+wait at the same time are one transaction and one fsync (group commit), and each change happens completely or
+not at all. The module uses neither HTTP nor Kafka.
 
-    events     taken, and not known to be acknowledged
-    chunks     events that are at the client library, or were about to be, and the sequences they have there
-    instances  producer instances that have not ended: number and key of the next report, the last one's bytes
-    hellos     topics that an instance has announced, or was about to, and the number of its next report then
-    untold     sequences with an outcome that is not reported
-    files      followed files, and the position up to which each is taken
-    topics, schemas   those that brokers and registry had, for a start while they are away
-    spool      one row: the instance of the next process that announces a topic, and an offset on the audit
-               topic: messages of an agent that has gone on with a copy lie behind it
+events taken, and not known to be acknowledged chunks events that are in the client library, or were about to
+be, and their sequences instances producer instances that have not ended: number and key of the next report,
+the last one's bytes hellos topics that an instance has announced, or was about to, and the number of its next
+report then untold sequences with an outcome that is not reported files followed files, and the position up to
+which each is taken topics, schemas those that brokers and registry had, for a start while they are away spool
+one row: the instance of the next process that announces a topic, and an offset on the audit topic: messages
+of an agent that uses a copy lie after it
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from millrace.errors import MillraceError
 from millrace.service.database import open_database, reason_of
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import FOR_EVER, now_ms
-from millrace_audit.reports.outcome import Outcome, Untold
+from millrace_audit.reports.outcome import Outcome, Unreported
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key, wrapped
 
@@ -91,7 +89,7 @@ HELLOS = sa.Table(
     sa.Column("topic", sa.Text, primary_key=True),
     sa.Column("number", _long, nullable=False),
 )
-UNTOLD = sa.Table(
+UNREPORTED = sa.Table(
     "untold",
     _metadata,
     sa.Column("instance", _long, primary_key=True, autoincrement=False),
@@ -129,7 +127,7 @@ SPOOL = sa.Table(
 
 
 class SpoolFull(MillraceError):
-    """No event was taken: the waiting events use all the room they may."""
+    """No event was taken: the waiting events use all the allowed space."""
 
 
 class SpoolFailed(MillraceError):
@@ -137,7 +135,10 @@ class SpoolFailed(MillraceError):
 
 
 class Event(NamedTuple):
-    """A waiting event; `body` is its Avro body behind the header. The header is added when it is sent."""
+    """A waiting event; `body` is its Avro body after the header.
+
+    The header is added when the event is sent.
+    """
 
     topic: str
     schema_id: int
@@ -162,7 +163,7 @@ class FilePosition(NamedTuple):
 
 @dataclass(slots=True)
 class SpooledInstance:
-    """A producer instance as the spool knows it."""
+    """A producer instance in the spool."""
 
     instance: int
     cluster: str
@@ -175,14 +176,14 @@ class SpooledInstance:
     report: bytes | None = None
     """The last report; until the next report is written, the brokers may not have it."""
     ended: bool = False
-    """True if the last report says that no event will follow."""
+    """True if the last report stated that no event will follow."""
     hellos: dict[str, int] = field(default_factory=dict)
     """Number of the next report at the time when each topic was announced."""
-    untold: Untold = field(default_factory=dict)
+    unreported: Unreported = field(default_factory=dict)
 
 
 class Chunk(NamedTuple):
-    """Events of a topic at the client library; the first of them has the first sequence, and so on."""
+    """Events of a topic in the client library. The first event has the first sequence, and so on."""
 
     topic: str
     instance: int
@@ -191,7 +192,7 @@ class Chunk(NamedTuple):
 
 
 class Spool:
-    """The spool of a folder. Safe between threads; the methods for instances are for one thread."""
+    """The spool of a folder. Thread-safe; the methods for instances are for one thread."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -204,7 +205,7 @@ class Spool:
         self._arrivals: dict[object, float] = {}  # when each request that is being read began
         self._news: set[str] = set()
         self.awake = threading.Event()
-        """Set when there is something to send."""
+        """Set when events wait to be sent."""
         self.events = self.bytes = 0
         """Number and bytes of the waiting events. Changed only in the thread of the changes."""
         self.committed_groups = 0
@@ -216,7 +217,7 @@ class Spool:
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(SPOOL)).one()
         self.next_instance: int = row.next_instance
-        """Instance of the next process that announces a topic; a copy of the spool has the same."""
+        """Instance of the next process that announces a topic; a copy of the spool has the same instance."""
         self.created: int = row.created
         self.audit_offset: int | None = row.audit_offset
         """Offset of an instance's newest message on the audit topic; None before the first one."""
@@ -237,7 +238,7 @@ class Spool:
             self._news.update(connection.scalars(sa.select(EVENTS.c.topic).distinct()))
 
     def close(self) -> None:
-        """Make the waiting changes and release the folder."""
+        """Apply the waiting changes and release the folder."""
         self._changes.put(None)
         self._thread.join()
         self._engine.dispose()
@@ -264,7 +265,7 @@ class Spool:
             self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
 
     def _commit(self, group: Sequence[tuple[Callable[[sa.Connection], Any], Future[Any]]]) -> None:
-        """Make the changes of a group; each has its own outcome, unless the disk fails for all."""
+        """Apply the changes of a group. Each has its own outcome, unless the disk fails for all of them."""
         before = self.events, self.bytes
         done: list[tuple[Future[Any], Any]] = []
         try:
@@ -294,7 +295,9 @@ class Spool:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Hold `arrived_by` back while a request is read, so that no window of its events is closed."""
+        """Keep `arrived_by` from rising while a request is read, so that no window of its
+        events is closed.
+        """
         token = object()
         with self._lock:
             self._arrivals[token] = time.time()
@@ -361,7 +364,10 @@ class Spool:
     # Sending events.
 
     def take_news(self) -> set[str]:
-        """The topics with events that came since the last call; at the first call, all topics with events."""
+        """Return the topics with events that came since the last call.
+
+        At the first call, all topics with events.
+        """
         with self._lock:
             news, self._news = self._news, set()
         return news
@@ -369,7 +375,10 @@ class Spool:
     def waiting(
         self, topic: str, *, behind: int = 0, ids: Sequence[int] = (), most: int, most_bytes: int
     ) -> list[tuple[int, Event]]:
-        """The topic's next events behind an id, or those with the ids; at least one event if there is any."""
+        """Return the topic's next events after the id `behind`, or the events with these ids.
+
+        At least one event if there is any.
+        """
         columns = EVENTS.c
         query = sa.select(*columns).where(columns.topic == topic).order_by(columns.id).limit(most)
         query = query.where(columns.id.in_(ids[:most]) if ids else columns.id > behind)
@@ -384,7 +393,7 @@ class Spool:
                 found.append((number, event))
         return found
 
-    def greet(self, instance: SpooledInstance, topic: str) -> None:
+    def announce(self, instance: SpooledInstance, topic: str) -> None:
         """Note that an instance is about to announce a topic. Its first topic uses up `next_instance`."""
         hello = {"instance": instance.instance, "topic": topic, "number": instance.number}
         columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")
@@ -406,10 +415,12 @@ class Spool:
         self._change(lambda connection: connection.execute(sa.insert(CHUNKS), row)).result()
 
     def settle(
-        self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Untold
+        self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Unreported
     ) -> None:
-        """Note the outcome of the topic's chunk: acknowledged events are deleted, the others wait."""
-        merged = _merged(instance.untold, news)
+        """Note the outcome of the topic's chunk: acknowledged events are deleted, and the other
+        events wait.
+        """
+        merged = _merged(instance.unreported, news)
         ids = [{"gone": number} for number in acknowledged]
         windows = Counter(window_start(event.time) for event in acknowledged.values())
         freed = sum(event.size for event in acknowledged.values())
@@ -418,30 +429,30 @@ class Spool:
             if ids:
                 connection.execute(sa.delete(EVENTS).where(EVENTS.c.id == sa.bindparam("gone")), ids)
             connection.execute(sa.delete(CHUNKS).where(CHUNKS.c.topic == topic))
-            _write_untold(connection, instance.instance, merged)
+            _write_unreported(connection, instance.instance, merged)
             self.events, self.bytes = self.events - len(ids), self.bytes - freed
 
         self._change(change).result()
-        instance.untold.update(merged)
+        instance.unreported.update(merged)
         self._forget(windows)
 
     def report(
         self,
         instance: SpooledInstance,
         message: bytes,
-        told: Sequence[tuple[str, int]],
+        reported: Sequence[tuple[str, int]],
         next_key: bytes,
         *,
-        rest: Untold,
+        rest: Unreported,
         ended: bool,
     ) -> None:
-        """Note that an instance is about to publish its next report, on the topics and windows `told`.
+        """Note that an instance is about to publish its next report, on the topics and windows `reported`.
 
-        `rest` are the outcomes of these windows that the report leaves to later ones.
+        `rest` are the outcomes of these windows that the report leaves to later reports.
         """
-        rows = [{"of_topic": topic, "of_window": window} for topic, window in told]
+        rows = [{"of_topic": topic, "of_window": window} for topic, window in reported]
         values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
-        here = UNTOLD.c.instance == instance.instance
+        here = UNREPORTED.c.instance == instance.instance
 
         def change(connection: sa.Connection) -> None:
             one = INSTANCES.c.instance == instance.instance
@@ -449,33 +460,36 @@ class Spool:
             connection.execute(sa.update(SPOOL).values(audit_offset=self.audit_offset))
             if rows:
                 which = (
-                    UNTOLD.c.topic == sa.bindparam("of_topic"),
-                    UNTOLD.c.window == sa.bindparam("of_window"),
+                    UNREPORTED.c.topic == sa.bindparam("of_topic"),
+                    UNREPORTED.c.window == sa.bindparam("of_window"),
                 )
-                connection.execute(sa.delete(UNTOLD).where(here, *which), rows)
-            _write_untold(connection, instance.instance, rest)
+                connection.execute(sa.delete(UNREPORTED).where(here, *which), rows)
+            _write_unreported(connection, instance.instance, rest)
 
         self._change(change).result()
         instance.number, instance.key = instance.number + 1, next_key
         instance.report, instance.ended = message, ended
-        for key in told:
-            del instance.untold[key]
-        instance.untold.update(rest)
+        for key in reported:
+            del instance.unreported[key]
+        instance.unreported.update(rest)
 
     def end(self, instance: SpooledInstance) -> None:
         """Forget an instance, whose last report is acknowledged."""
 
         def change(connection: sa.Connection) -> None:
-            for table in (UNTOLD, HELLOS, INSTANCES):
+            for table in (UNREPORTED, HELLOS, INSTANCES):
                 connection.execute(sa.delete(table).where(table.c.instance == instance.instance))
 
         self._change(change).result()
 
     def adopt(self) -> None:
-        """Make a copy a separate spool: a new instance sends the waiting events; old ones are not ended."""
+        """Make a copy a separate spool: a new instance sends the waiting events.
+
+        Old instances are not ended.
+        """
 
         def change(connection: sa.Connection) -> None:
-            for table in (CHUNKS, UNTOLD, HELLOS, INSTANCES, SPOOL):
+            for table in (CHUNKS, UNREPORTED, HELLOS, INSTANCES, SPOOL):
                 connection.execute(sa.delete(table))
             _begin(connection)
 
@@ -484,7 +498,7 @@ class Spool:
     # After a start.
 
     def left_instances(self) -> list[SpooledInstance]:
-        """The instances of earlier processes that have not ended."""
+        """Return the instances of earlier processes that have not ended."""
         with self._engine.connect() as connection:
             found = {
                 row.instance: SpooledInstance(**row._mapping)
@@ -492,14 +506,14 @@ class Spool:
             }
             for row in connection.execute(sa.select(HELLOS)):
                 found[row.instance].hellos[row.topic] = row.number
-            for row in connection.execute(sa.select(UNTOLD)):
-                found[row.instance].untold[row.topic, row.window] = Outcome(
+            for row in connection.execute(sa.select(UNREPORTED)):
+                found[row.instance].unreported[row.topic, row.window] = Outcome(
                     _ranges(row.acknowledged), _ranges(row.failed), row.fingerprint, row.failed_fingerprint
                 )
         return list(found.values())
 
     def left_chunks(self) -> list[Chunk]:
-        """Chunks of earlier processes: their events are in the log, or not, or may still arrive."""
+        """Return chunks of earlier processes: their events are in the log, or not, or may still arrive."""
         with self._engine.connect() as connection:
             return [
                 Chunk(row.topic, row.instance, row.first_sequence, [n for n, _ in _pairs(row.ids)])
@@ -522,7 +536,7 @@ class Spool:
         self._change(lambda connection: connection.execute(insert, {"topic": topic})).result()
 
     def schemas(self) -> dict[str, tuple[int, Any]]:
-        """Schema id and schema by the name that was given to `note_schema`."""
+        """Return schema id and schema by the name that was given to `note_schema`."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(SCHEMAS)).all()
         return {row.name: (row.schema_id, json.loads(row.schema)) for row in rows}
@@ -534,7 +548,7 @@ class Spool:
 
 
 def _hold(folder: Path) -> Any:
-    """A lock on the folder until the file is closed or the process ends."""
+    """Return a lock on the folder until the file is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # other users' events lie here
@@ -573,11 +587,11 @@ def _prepare(engine: sa.Engine) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
 
 
-def _merged(untold: Untold, news: Untold) -> Untold:
-    """The untold outcomes that the news change, after the change."""
-    merged: Untold = {}
+def _merged(unreported: Unreported, news: Unreported) -> Unreported:
+    """Return the unreported outcomes that the news change, after the change."""
+    merged: Unreported = {}
     for key, new in news.items():
-        old = untold.get(key, Outcome())
+        old = unreported.get(key, Outcome())
         merged[key] = Outcome(
             old.acknowledged | new.acknowledged,
             old.failed | new.failed,
@@ -587,7 +601,7 @@ def _merged(untold: Untold, news: Untold) -> Untold:
     return merged
 
 
-def _write_untold(connection: sa.Connection, instance: int, untold: Untold) -> None:
+def _write_unreported(connection: sa.Connection, instance: int, unreported: Unreported) -> None:
     rows = [
         {
             "instance": instance,
@@ -598,10 +612,10 @@ def _write_untold(connection: sa.Connection, instance: int, untold: Untold) -> N
             "fingerprint": outcome.fingerprint,
             "failed_fingerprint": outcome.failed_fingerprint,
         }
-        for (topic, window), outcome in untold.items()
+        for (topic, window), outcome in unreported.items()
     ]
     if rows:
-        connection.execute(sa.insert(UNTOLD).prefix_with("OR REPLACE"), rows)
+        connection.execute(sa.insert(UNREPORTED).prefix_with("OR REPLACE"), rows)
 
 
 def _text(ranges: Iterable[Sequence[int]]) -> str:

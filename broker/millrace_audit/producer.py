@@ -41,7 +41,7 @@ from millrace_audit.reports.messages import (
     Report,
     now_ms,
 )
-from millrace_audit.reports.outcome import Untold, closable, portion, reported
+from millrace_audit.reports.outcome import Unreported, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
 from millrace_audit.reports.seals import fingerprint, new_key, seal_of
@@ -133,33 +133,35 @@ class _Reports:
         self._names = names
         self._number = 0
         self._unsent: deque[Report] = deque()
-        self._said = NOTHING  # the time up to which the last hello or report closes
+        self._closed_through = NOTHING  # the time up to which the last hello or report closes
         self._key = new_key()  # for the next report; the last hello or report has its seal
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic. If `closed_through` is None, the hello closes no window."""
         self._send_reports(give_up_at)  # a hello sent before them would break the chain of seals
         if closed_through is not None:
-            self._said = closed_through
+            self._closed_through = closed_through
         promised = NOTHING if closed_through is None else closed_through
         seal = seal_of(self._key)
         hello = Hello(time=now_ms(), topic=topic, closed_through=promised, seal=seal, **self._names)
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
-    def report(self, news: Untold, closed_through: int) -> None:
+    def report(self, news: Unreported, closed_through: int) -> None:
         """Send older reports that failed, then `news`, one report for each portion."""
-        while news or closed_through != self._said:
-            told, news = portion(news)
-            self._said = min(self._said, closable(closed_through, news)) if news else closed_through
+        while news or closed_through != self._closed_through:
+            portioned, news = portion(news)
+            self._closed_through = (
+                min(self._closed_through, closable(closed_through, news)) if news else closed_through
+            )
             key, self._key = self._key, new_key()
             report = Report(
                 time=now_ms(),
                 number=self._number,
                 key=key,
                 seal=seal_of(self._key),
-                closed_through=self._said,
-                windows=reported(told),
+                closed_through=self._closed_through,
+                windows=reported(portioned),
                 **self._names,
             )
             self._unsent.append(report)
@@ -188,7 +190,7 @@ class AuditedProducer:
     `config` goes to librdkafka; without security settings in `config`, the process's client file applies.
     `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
     `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`;
-    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a
+    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raise MillraceError with a
     one-line text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 
@@ -255,19 +257,19 @@ class AuditedProducer:
         partition: int = ANY_PARTITION,
         timeout_s: float = math.inf,
     ) -> int:
-        """Hand one event over; returns its sequence. Without key and partition the partition is random.
+        """Send one event; return its sequence. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, which is registered under the topic's subject, or a subject whose
         latest version is looked up once; None stands for the topic's subject. `event` has its fields without
         the header. `time_ms` is the event's time, from 2000 on and at most a day ahead of this machine's
         clock: other times have no hour in the warehouse. A topic's first event waits until the hello is
         acknowledged, and every event waits for room in the queue. `timeout_s` bounds both together; without
-        it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is over, and at
+        it the registry's timeout and `delivery.timeout.ms` do. Raise NotSent when that time is over, and at
         the first event WrongCluster when the brokers belong to another cluster. After any error nothing was
         sent, and a refused event leaves no gap in the numbers.
 
-        In a forked child of the process that created the producer it always raises: the threads that send and
-        report are the parent's.
+        In a forked child of the process that created the producer, `send` always raises: the threads that
+        send and report are the parent's.
         """
         if not self._home.is_here:  # first: a lock may have been copied while another thread held it
             self._home.check()
@@ -309,7 +311,10 @@ class AuditedProducer:
         key: bytes | str | None,
         partition: int,
     ) -> int:
-        """Give the event to librdkafka; return the event's sequence. BufferError when the queue is full."""
+        """Give the event to librdkafka; return the event's sequence.
+
+        Raise BufferError when the queue is full.
+        """
         state, header = announced.outcomes, self._header
         try:
             with self._lock:
@@ -351,7 +356,10 @@ class AuditedProducer:
             )
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
-        """Wait a little for room in the queue, full since `full_since`; NotSent when the time is over."""
+        """Wait a moment for room in the queue, which is full since `full_since`.
+
+        Raise NotSent when the time is over.
+        """
         now = time.monotonic()
         if now > min(give_up_at, full_since + self._timeout_s):
             raise NotSent(
@@ -369,8 +377,8 @@ class AuditedProducer:
     def flush(self) -> None:
         """Wait until every event has its outcome, and report it.
 
-        Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raises
-        MillraceError when the report cannot be sent (it is sent again before the next one).
+        Raise DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
+        Raise MillraceError when the report cannot be sent; it is sent again before the next report.
         """
         self._home.check()
         self._settle()
@@ -378,7 +386,7 @@ class AuditedProducer:
         self._raise_failures()
 
     def close(self) -> None:
-        """Flush, report that no event will ever follow, and end; raises the errors of `flush`.
+        """Flush, report that no event will ever follow, and end. Raise the errors of `flush`.
 
         When that report does not get through, call `close` again to resend it; without the report the
         producer's windows stay unknown. In a forked child it does nothing: the parent closes.
@@ -463,7 +471,10 @@ class AuditedProducer:
     # Outcomes and reports.
 
     def _serve(self, call: Callable[[float], int], seconds: float) -> int:
-        """Poll or flush and return the call's result; note librdkafka's fatal error, which comes once."""
+        """Poll or flush, and return the call's result.
+
+        Note librdkafka's fatal error, which is raised only once.
+        """
         try:
             return call(seconds)
         except KafkaException as error:
@@ -504,7 +515,10 @@ class AuditedProducer:
             self._advised = True
 
     def _resolve(self) -> None:
-        """Settle all events with a certain outcome. Under the lock, so that nothing is sent meanwhile."""
+        """Settle all events with a certain outcome.
+
+        The caller holds the lock, so nothing is sent meanwhile.
+        """
         now = time.monotonic()
         self._outcomes.cut(now)
         nothing_outstanding = len(self._producer) == 0
@@ -519,7 +533,7 @@ class AuditedProducer:
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
     def _settle(self) -> None:
-        """Wait until nothing is outstanding; bounded, because every delivery times out."""
+        """Wait until nothing is outstanding. The wait ends, because every delivery times out."""
         give_up_at = time.monotonic() + self._timeout_s + 2 * EXPIRY_MARGIN_S
         while self._serve(self._producer.flush, 1.0) and time.monotonic() < give_up_at:
             pass
@@ -527,17 +541,21 @@ class AuditedProducer:
             self._resolve()
 
     def _clock_promise(self, promised: int) -> int:
-        """The start of the window that the clock leaves open, or `promised` if that is later. Under the lock.
+        """Return the start of the window that the clock leaves open, or `promised` if that is later. Under
+        the lock.
 
-        Only whole windows are closed. A time within a window would be taken back by the window's next event,
-        because while that is pending the window is open from its start.
+        Only whole windows are closed. The next event in a window opens the window from its start again, so a
+        promise within the window would have to be taken back.
         """
         if self._lateness_ms is None:
             return promised
         return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
-        """Send older reports that failed, then the new outcomes. MillraceError when a report fails again."""
+        """Send older reports that failed, then the new outcomes.
+
+        Raise MillraceError when a report fails again.
+        """
         with self._report_lock:
             with self._lock:
                 self._resolve()
@@ -561,7 +579,10 @@ class AuditedProducer:
 
 
 def _check_time(topic: str, time_ms: int) -> int:
-    """Return the latest allowed event time. MillraceError for a later, too early or invalid `time_ms`."""
+    """Return the latest allowed event time.
+
+    Raise MillraceError for a later, too early or invalid `time_ms`.
+    """
     most_ms = now_ms() + MOST_AHEAD_MS
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
         raise MillraceError(
@@ -572,7 +593,10 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return librdkafka's settings, the caller's and ours. ConfigError if they would break the audit."""
+    """Return librdkafka's settings: the caller's and the producer's own.
+
+    Raise ConfigError if they would break the audit.
+    """
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.errors import ConfigError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.service.access import add_entry
 
@@ -16,7 +16,7 @@ ROLES = ("read", "register", "admin", "accept", "write", "metrics")
 """Roles that the routes of the services require."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def access() -> None:
     """Make tokens for registry, auditor, agents and metrics.
 
@@ -29,7 +29,8 @@ def access() -> None:
 @click.argument("name")
 @click.argument("roles", nargs=-1, required=True)
 def add(file: Path, name: str, roles: Sequence[str]) -> None:
-    """Add a client NAME with ROLES to FILE, and print its token: this once, because FILE keeps a hash only.
+    """Add a client NAME with ROLES to FILE, and print its token. The token cannot be printed again: FILE
+    keeps a hash only.
 
     Roles of the registry: read, register, admin, also for subjects (register:web-*). Of the auditor: read,
     accept, metrics. Of an agent: write, also for topics (write:web-*), metrics. Of brokers and readers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.errors import ConfigError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.security.folder import DAYS, HOSTS, USERS, SecurityFolder
 from millrace.zookeeper.session import Session
@@ -27,7 +27,7 @@ days_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def security() -> None:
     """Make an authority, certificates, users and client files, and renew them.
 
@@ -75,8 +75,8 @@ def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) ->
 def renew(folder: Path, days: int) -> None:
     """Give the brokers a new key and certificate in DIR/broker.pem, for the hosts of the old one.
 
-    A broker takes the file within 5 s; copy it to brokers on other machines, under a new name first, then
-    rename it.
+    A broker reads the new file within 5 s. Copy the file to brokers on other machines under another name, and
+    then rename it.
 
     Example: millrace security renew security
     """

@@ -10,7 +10,7 @@ import click
 
 from millrace.config import check_cluster_name
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, say
 from millrace.security.certificates import read_secret
 from millrace.zookeeper.session import Session
@@ -27,7 +27,7 @@ zookeeper_option = click.option(
 cluster_option = click.option("--cluster", required=True, help="Name of the cluster, for example dc1.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def users() -> None:
     """Create, list and delete the users who log in to a cluster by SCRAM.
 
@@ -55,7 +55,7 @@ def users() -> None:
 def create(
     name: str, password_file: str, mechanisms: Sequence[str], iterations: int, zookeeper: str, cluster: str
 ) -> None:
-    """Create user NAME, or give it a new password; connections that are open go on.
+    """Create user NAME, or give it a new password; open connections stay open.
 
     Example: millrace users create alice --cluster dc1 --password-file alice.password
     """
@@ -75,7 +75,7 @@ def create(
 @zookeeper_option
 @cluster_option
 def list_users(as_json: bool, zookeeper: str, cluster: str) -> None:
-    """Print each user, and how it may log in.
+    """Print each user and its login mechanisms.
 
     Example: millrace users list --cluster dc1
     """
@@ -107,14 +107,14 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 
 @contextmanager
 def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
-    """Open the users of an existing cluster; MillraceError without one."""
+    """Open the users of an existing cluster. Raise MillraceError without one."""
     with session_of(zookeeper, cluster) as session:
         yield Users(session, cluster)
 
 
 @contextmanager
 def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
-    """Open a session with the ensemble of an existing cluster; MillraceError without one."""
+    """Open a session with the ensemble of an existing cluster. Raise MillraceError without one."""
     check_cluster_name(cluster)
     session = Session.connect(zookeeper)
     try:

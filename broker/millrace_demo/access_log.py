@@ -1,7 +1,7 @@
-"""Reads a web server's access log as PageView events, and keeps the lines that are no events in a file.
+"""Reading a web server's access log as PageView events, and keeping the lines that are no events in a file.
 
 The event time is the time in the log, in UTC. A line's number decides to which of several parts it belongs.
-Publishes nothing.
+Nothing is published here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """The part that a text such as `1/2` names; MillraceError for any other text."""
+        """Return the part that a text such as `1/2` names. Raise MillraceError for any other text."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise MillraceError(f"--part {text!r} is no part: write 1/2 and 2/2 for the two halves")
@@ -56,7 +56,7 @@ class Part:
 
 
 class RefusedLines:
-    """The lines that are no events: an object in JSON for each, with the reason, appended to a file.
+    """A file of the lines that are no events: an object in JSON for each, with the reason.
 
     The file is created with the first line. Lines that cannot be written are counted, with one warning.
     """
@@ -65,7 +65,7 @@ class RefusedLines:
         self.path, self.count = path, 0
         self._file: int | None = None
         self._left = 0
-        self._said = False
+        self._has_warned = False
 
     def add(self, line: RawLine, reason: str) -> None:
         self.count += 1
@@ -73,21 +73,21 @@ class RefusedLines:
         entry = json.dumps({"line": line.number, "reason": reason, "bytes": line.size, "text": text}) + "\n"
         data = entry.encode()
         try:
-            if self._file is None and not self._said:
+            if self._file is None and not self._has_warned:
                 # Append each entry with one call: the two parts of a log may share the file.
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
                 self._left = REFUSED_BYTES - os.fstat(self._file).st_size
             if self._file is not None and len(data) <= self._left:
                 self._left -= os.write(self._file, data)
-            elif not self._said:
+            elif not self._has_warned:
                 self._warn(f"it has {REFUSED_BYTES >> 20} MiB")
         except OSError as error:
-            if not self._said:
+            if not self._has_warned:
                 self._warn(error.strerror or str(error))
             self.close()
 
     def _warn(self, why: str) -> None:
-        self._said = True
+        self._has_warned = True
         logger.warning("refused lines are no longer written to %s: %s; they are counted only", self.path, why)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class RefusedLines:
 
 
 def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
-    """The event of one line; BadLine when the line is no event that can be published."""
+    """Return the event of one line. Raise BadLine when the line is no event that can be published."""
     if not line.whole:
         raise BadLine(f"it has {line.size:,} bytes, more than {len(line.text):,}")
     # Bytes that are no UTF-8 stay readable as \xNN, like Apache's own.
@@ -110,9 +110,9 @@ def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
 def events_of(
     lines: Iterable[RawLine], part: Part, log_format: LogFormat, refused: RefusedLines | None = None
 ) -> Iterator[LogEvent]:
-    """The events of a part of the lines, in their order; empty lines are skipped.
+    """Yield the events of a part of the lines, in their order; empty lines are skipped.
 
-    A line that is no event goes to `refused`; without `refused` it is a MillraceError.
+    A line that is no event goes to `refused`. Raise MillraceError for it if `refused` is None.
     """
     for line in lines:
         if not part.takes(line.number) or not line.text.strip():
@@ -126,7 +126,10 @@ def events_of(
 
 
 def read_log(path: Path) -> Iterator[LogEvent]:
-    """Every event of a log in one of the usual formats; MillraceError for a line that is no event."""
+    """Yield every event of a log in one of the usual formats.
+
+    Raise MillraceError for a line that is no event.
+    """
     log_format = LogFormat()
     for chunk in read_lines(path):
         try:

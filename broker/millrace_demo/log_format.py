@@ -1,7 +1,8 @@
-"""Formats of web servers' access logs, which turn a line into a PageView's time and fields. Reads no files.
+"""Formats of web servers' access logs, which turn a line into a PageView's time and fields. No files are read
+here.
 
 By default a line is in the combined or common format, perhaps with a virtual host before it (Apache's
-vhost_combined) or more values behind it (nginx's "main" and additions to it). Any other format is given as in
+vhost_combined) or more values after it (nginx's "main" and additions to it). Any other format is given as in
 LogFormat or log_format. No pattern here can match a character in two ways, so any line costs time in
 proportion to its length.
 """
@@ -61,25 +62,31 @@ MOST_VALUES = 64
 
 
 class BadLine(ValueError):
-    """A line that is not in the format; the text has the reason."""
+    """A line is not in the format; the text has the reason."""
 
 
 class LogFormat:
-    """One server's format; without a text, the usual formats. MillraceError for a text that is no format."""
+    """One server's format; without a text, the usual formats.
+
+    Raise MillraceError for a text that is no format.
+    """
 
     def __init__(self, text: str | None = None) -> None:
         self._pattern = _USUAL if text is None else _pattern_of(text)
-        self._says = (
+        self._problem = (
             "it is in no usual format: name its own with --format"
             if text is None
             else "it is not in --format"
         )
 
     def parse(self, line: str) -> tuple[int, dict[str, Any]]:
-        """(time in ms, a PageView's fields without the header) of a line; BadLine when it cannot be read."""
+        """Return (time in ms, a PageView's fields without the header) of a line.
+
+        Raise BadLine when the line cannot be read.
+        """
         match = self._pattern.fullmatch(line)
         if match is None:
-            raise BadLine(self._says)
+            raise BadLine(self._problem)
         values: Mapping[str, str | None] = match.groupdict()
         request = values.get("request")
         if request is not None:
@@ -103,7 +110,10 @@ class LogFormat:
 
 
 def _pattern_of(text: str) -> re.Pattern[str]:
-    """The pattern of a LogFormat or a log_format; MillraceError when no PageView can be read with it."""
+    """Return the pattern of a LogFormat or a log_format.
+
+    Raise MillraceError when no PageView can be read with it.
+    """
     parts = list(_parts(text.replace(r"\"", '"').replace("%U%q", "%U")))
     fields = [part for part, is_value in parts if is_value]
     for (left, left_is_value), (right, right_is_value) in pairwise(parts):
@@ -143,7 +153,10 @@ def _pattern_of(text: str) -> re.Pattern[str]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Literals and values in order: (text, False) or (field, True); "" is a value that PageView lacks."""
+    """Yield literals and values in order: (text, False) or (field, True).
+
+    The field "" is a value that PageView lacks.
+    """
     nginx = _NGINX_VALUE.search(text) is not None
     end = 0
     for match in (_NGINX_VALUE if nginx else _APACHE_VALUE).finditer(text):
@@ -160,7 +173,10 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _request(text: str) -> tuple[str, str, str]:
-    """Method, URL and protocol; a text that is no HTTP request (a scan's garbage) is all URL."""
+    """Return method, URL and protocol.
+
+    A text that is no HTTP request (a scan's garbage) counts as the URL.
+    """
     parts = text.split(" ")
     if len(parts) < 2:
         return "", text, ""

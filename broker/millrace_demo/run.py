@@ -1,7 +1,7 @@
 """The demo from end to end: start, publish, run the DAG, compare, report.
 
-Every step uses a user's means: the supervised processes of `millrace up`, the producer, the DAG through
-Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
+Every step uses the same tools as a user: the supervised processes of `millrace up`, the producer, the DAG
+through Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, U
 
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
-"""Time (s) that Airflow gets to end its jobs and itself, and the number of signals in that time."""
+"""Time (s) in which Airflow must end its jobs and itself, and the number of signals in that time."""
 BATCH_TOPIC = "SearchQuery"
 """The topic of `deploy/local.toml` that a task of the DAG mirrors."""
 WAIT_MINUTES = 3.0
-"""Time for which the DAG waits for complete hours; a minute is plenty on an idle machine."""
+"""Minutes for which the DAG waits for complete hours; one minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
-"""The same with an injected fault, with which the hours are never complete."""
+"""The same with an injected fault: then the hours are never complete."""
 JUDGED_S = 60.0
-"""Time that the auditor gets to judge the complete windows again with the counts of the tables."""
+"""Time in which the auditor must judge the complete windows again with the counts of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,14 @@ class DemoOptions:
     access_log: Path | None
     fault: str | None
     kafka: Mapping[str, str]
-    """Bootstrap addresses of running Kafka clusters to use instead, by cluster name."""
+    """Bootstrap addresses of running Kafka clusters that replace started clusters, by cluster name."""
     deployment: Path
     dags: Path
     schemas: Path
     scratch: Path
     replicas: int
-    """Replicas of each partition; from 2 on, each cluster loses a broker and its disk meanwhile."""
+    """Replicas of each partition. With 2 or more, each cluster loses a broker and its disk
+    during the demo."""
     secure: bool
     """True for TLS and logins, whatever the deployment's file says."""
 
@@ -95,20 +96,20 @@ class Outcome:
 
 
 def run_demo(options: DemoOptions, console: Console) -> Outcome:
-    """Run the whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
+    """Run the whole path once in `options.scratch`. Raise MillraceError when a step is impossible."""
     began = time.monotonic()
 
     def print_step(step: str) -> None:
         console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
     print_step("starting everything")
-    with _everything_up(options) as (endpoints, supervisor):
+    with _running_deployment(options) as (endpoints, supervisor):
         print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
 
         def halfway() -> None:
             if options.replicas > 1:
-                lost = _lose_brokers(options, endpoints, supervisor)
+                lost = _destroy_brokers(options, endpoints, supervisor)
                 print_step(f"killed for good, with their disks: the brokers {', '.join(lost)}")
 
         published, span = _publish(options, endpoints, console, halfway)
@@ -142,7 +143,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
 
 
 def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float) -> list[Completeness]:
-    """The auditor's answer for each topic, once no window is pending or after `within_s`."""
+    """Return the auditor's answer for each topic, once no window is pending or after `within_s`."""
     end = time.monotonic() + within_s
     while True:
         answers = [completeness(auditor, topic, *span) for topic in topics]
@@ -152,8 +153,8 @@ def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float)
         time.sleep(0.2)
 
 
-def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
-    """Kill the first broker of each cluster started here and delete its log; returns the brokers' names."""
+def _destroy_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
+    """Kill the first broker of each cluster started here and delete its log; return the brokers' names."""
     lost = [f"{name}-1" for name in endpoints.bootstraps if name not in options.kafka]
     for broker in lost:
         supervisor.lose(broker)
@@ -164,7 +165,7 @@ def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Superv
 def _publish(
     options: DemoOptions, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> tuple[list[Published], Span]:
-    """Publish the log or generated events; returns the acknowledged events and the whole hours of them."""
+    """Publish the log or generated events; return the acknowledged events and their whole hours."""
     if options.access_log is not None:
         span = span_of_log(options.access_log)
         return publish_access_log(options.access_log, endpoints, console, halfway), span
@@ -180,7 +181,10 @@ def _failures(
     mirrored: int,
     dag_failure: str | None,
 ) -> list[str]:
-    """Every finding of the proof and of the audit; without any, the first other reason to fail."""
+    """Return every finding of the proof and of the audit.
+
+    If there are none, the first other reason for a failure.
+    """
     failures = [*map(str, proof.findings), *_audit_findings(answers)]
     unfinished = [f"{hour.topic} {hour.audited.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete]
     if not failures and dag_failure:
@@ -195,7 +199,7 @@ def _failures(
 
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
-    """Findings of the auditor, one line for each kind, tier and instance."""
+    """Return findings of the auditor, one line for each kind, tier and instance."""
     by_instance: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:
@@ -209,7 +213,7 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 
 
 @contextmanager
-def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
+def _running_deployment(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
     """Run the deployment on free ports in the scratch folder; it is stopped in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
     if options.replicas > 1:
@@ -235,7 +239,7 @@ def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor
 
 
 def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None) -> None:
-    """Create the topics that a running cluster lacks; MillraceError when a topic holds messages."""
+    """Create the topics that a running cluster lacks. Raise MillraceError when a topic holds messages."""
     with ClusterClient(cluster.bootstrap, security=security) as client:
         existing = client.topics()
         for topic, partitions in cluster.topics.items():
@@ -254,9 +258,9 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
 
 
 def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
-    """The same deployment on free ports, in another folder, with final verdicts as soon as possible.
+    """Return the same deployment on free ports, in another folder, with final verdicts as soon as possible.
 
-    Clusters named in `kafka` run already: they are not started, but found at its addresses.
+    Clusters named in `kafka` run already: they are not started, and are reached at the addresses in `kafka`.
     """
     if unknown := kafka.keys() - config.clusters.keys():
         raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no cluster of that name")
@@ -293,7 +297,10 @@ def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[
 
 
 def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:
-    """The cluster without a batch mirror; an aggregate cluster gets a partition for each of its origins'."""
+    """Return the cluster without a batch mirror.
+
+    An aggregate cluster gets a partition for each partition of its origins.
+    """
     if (mirror := cluster.mirror) is None:
         return cluster
     mirrored = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())
@@ -312,7 +319,7 @@ def _run_dag(
     span: Span,
     print_step: Callable[[str], None],
 ) -> str | None:
-    """Run the DAG once through Airflow, printing each task's end; returns the reason if it failed."""
+    """Run the DAG once through Airflow, printing each task's end; return the reason if it failed."""
     log, last = options.scratch / "logs" / "airflow.log", ""
     with log.open("w") as errors, _airflow(options, endpoints, topics, span, errors) as airflow:
         assert airflow.stdout is not None
@@ -351,7 +358,10 @@ def _airflow(
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:
-    """Let Airflow end its jobs, then itself. A task that begins may take the signal, so it is sent again."""
+    """Let Airflow end its jobs, then itself.
+
+    A task that begins may swallow the signal, so the signal is sent again.
+    """
     for _ in range(END_TRIES):
         airflow.terminate()
         with suppress(subprocess.TimeoutExpired):

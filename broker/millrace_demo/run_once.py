@@ -46,7 +46,7 @@ def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | N
     Example: python -m millrace_demo.run_once warehouse_load --dags-folder dags
     --start 2015-05-17T10:00:00Z --end 2015-05-20T22:00:00Z
     """
-    report = _keep_standard_output_for_us()
+    report = _reserve_standard_output()
     folder = Path(dags_folder).resolve()
     run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
     with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
@@ -67,7 +67,7 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
 
 
 def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
-    """End the process here: Airflow would take an exception for a task's failure, and go on."""
+    """End the process here: Airflow would mistake an exception for a task's failure, and continue."""
     try:
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
@@ -79,7 +79,7 @@ def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoRet
 
 
 def _kill(job: Job) -> None:
-    """End a job; a job that is just beginning gets two seconds to note its processes."""
+    """End a job. A job that has just begun gets two seconds to note its processes."""
     deadline = time.monotonic() + 2.0
     while job.directory.is_dir() and time.monotonic() < deadline:
         try:
@@ -92,7 +92,7 @@ def _kill(job: Job) -> None:
 def run_dag(
     dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str], on_task: Callable[[], None]
 ) -> list[str]:
-    """Run the DAG in a migrated database; returns `task: reason` of each failed task, [] on success.
+    """Run the DAG in a migrated database; return `task: reason` of each failed task, [] on success.
 
     `on_task` is called as each task begins, so that it can take back the handling of signals from the task.
     """
@@ -124,8 +124,11 @@ def _parse(dag_id: str, dags_folder: Path) -> DAG | str:
     return f"no DAG {dag_id} in {dags_folder}; there are: {', '.join(sorted(bag.dags)) or 'none'}"
 
 
-def _keep_standard_output_for_us() -> IO[str]:
-    """Return standard output for our own lines; everything else that is printed goes to standard error."""
+def _reserve_standard_output() -> IO[str]:
+    """Return standard output for the report's lines.
+
+    Everything else that is printed goes to standard error.
+    """
     sys.stdout.flush()
     report = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -144,7 +147,9 @@ def _configure(dags_folder: Path, home: Path) -> None:
 
 
 class _Reporter:
-    """Prints one line for each task that ends; keeps the reasons of tasks that failed for good."""
+    """A plugin of Airflow that prints one line for each task that ends, and keeps the reasons of finally
+    failed tasks.
+    """
 
     def __init__(self, report: IO[str], on_task: Callable[[], None]) -> None:
         self.failures: list[str] = []
@@ -180,7 +185,7 @@ class _Reporter:
 
 
 def _name(task_instance: Any) -> str:
-    """The task's id; of a mapped task, with its own name or index."""
+    """Return the task's id; of a mapped task, with its own name or index."""
     index = task_instance.map_index
     if index is None or index < 0:
         return str(task_instance.task_id)

@@ -1,7 +1,7 @@
 """The mirror into an Apache Kafka, as one process: the same watching and pulling as inside a broker.
 
-Creates all parts in the order of their start. kafka_target.py writes to Kafka, kafka_aggregate.py registers
-which partition is a copy of which.
+This module creates all parts in the order of their start. kafka_target.py writes to Kafka, kafka_aggregate.py
+registers which partition is a copy of which.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mirror_into_kafka(
     ready: Callable[[], None],
     show: Callable[[MirrorStates, Mapping[str, KafkaTarget]], None],
 ) -> None:
-    """Copy every origin until `stop` is set; Fenced when another process has begun to copy one.
+    """Copy every origin until `stop` is set. Raise Fenced when another process has begun to copy one.
 
     `show` is called before copying begins, with the states and each origin's target, for metrics.
     """

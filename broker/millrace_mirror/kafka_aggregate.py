@@ -1,9 +1,9 @@
 """The registry of an Apache Kafka as aggregate cluster: the origin partition of each of its partitions.
 
-Kafka itself cannot hold it. The registry is in Millrace's ZooKeeper in the form that Millrace's brokers use,
+Kafka itself cannot store it. The registry is in Millrace's ZooKeeper in the form that Millrace's brokers use,
 so that auditor and readers find it there: `/<cluster>/id` holds Kafka's cluster id,
 `/<cluster>/topics/<topic>` the entry described in zookeeper/topic_state.py, with the topic id from Kafka.
-Creates topics and partitions in Kafka; copies nothing.
+This module creates topics and partitions in Kafka, and copies nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class KafkaAggregate:
     """One Apache Kafka that is filled by mirrors. `topics` is a snapshot, readable from any thread."""
 
     def __init__(self, session: Session, name: str, client: ClusterClient) -> None:
-        """Claim the name; MillraceError if another cluster has it, or the brokers are Millrace's own."""
+        """Claim the name.
+
+        Raise MillraceError if another cluster has it, or the brokers are Millrace's own.
+        """
         self.name, self._session, self._client = name, session, client
         self.cluster_id = client.cluster_id
         self.brokers: Mapping[int, BrokerAddress] = {MIRROR_ID: BrokerAddress(*_first(client))}
@@ -57,7 +60,7 @@ class KafkaAggregate:
     def refresh(self) -> None:
         """Read the registry again, without topics that were deleted in Kafka: they are copied again.
 
-        MillraceError when ZooKeeper or Kafka does not answer.
+        Raise MillraceError when ZooKeeper or Kafka does not answer.
         """
         with self._lock:
             names = self._session.children(f"/{self.name}/topics")
@@ -75,9 +78,10 @@ class KafkaAggregate:
     def allocate_mirrors(
         self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
     ) -> dict[Origin, int]:
-        """The partition that copies each origin partition: its present one, or a new one, never reused.
+        """Return the partition that copies each origin partition: its present one, or a new one, never
+        reused.
 
-        Raises OriginRecreated and PolicyViolation as Cluster.allocate_mirrors does.
+        Raise OriginRecreated or PolicyViolation as Cluster.allocate_mirrors does.
         """
         check_topic_name(topic)
         with self._lock:
@@ -118,7 +122,7 @@ class KafkaAggregate:
             )
 
     def _write(self, topic: str, state: TopicState, version: int | None) -> bool:
-        """Write the topic's node; False when another process has changed it first."""
+        """Write the topic's node. Return False when another process has changed it first."""
         path, data, client = self._path(topic), encode_topic(state), self._session.client
         try:
             if version is None:
@@ -136,8 +140,8 @@ class KafkaAggregate:
 def claim_name(session: Session, name: str, client: ClusterClient) -> None:
     """Record in ZooKeeper that the Apache Kafka is the cluster of that name.
 
-    MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers are
-    Millrace's own.
+    Raise MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers
+    are Millrace's own.
     """
     if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
         raise MillraceError(

@@ -5,9 +5,9 @@ the same few writes whatever its size, so all records of one answer of the origi
 refuses the transaction, each partition is tried alone, so that an unwritable partition does not delay others.
 
 A start fences the process that copied before (InitProducerId), which also aborts its open transaction; then
-positions are read back. So after a SIGKILL or a lost answer, copying continues at the end of the last
-transaction that Kafka has committed: nothing is lost, and nothing is there twice for readers of committed
-records. Everything happens in the pulling threads, one transaction at a time.
+positions are read back. Therefore, after a SIGKILL or a lost answer, copying continues at the end of the last
+transaction that Kafka has committed. Readers of committed records miss nothing and see nothing twice.
+Everything happens in the pulling threads, one transaction at a time.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class KafkaTarget:
         self, origin: str, aggregate: KafkaAggregate, bootstrap: str, fenced: Callable[[Fenced], None]
     ) -> None:
         self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
-        self._tell_fenced = fenced
+        self._on_fenced = fenced
         self._fenced: Fenced | None = None
-        """Error after which no new producer is made: it would fence the process that has taken over."""
+        """Error after which no new producer is created: it would fence the process that has taken over."""
         self._lock = threading.Lock()
         self._client = ClusterClient(bootstrap, client_id="millrace-mirror")
         self._producer: Producer | None = None
@@ -80,7 +80,8 @@ class KafkaTarget:
     # For the pulling threads
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """The recorded position of a copy; UnknownTopicOrPartition when it is not registered.
+        """Return the recorded position of a copy. Raise UnknownTopicOrPartition when the copy is not
+        registered.
 
         MillraceError while Kafka cannot be written to.
         """
@@ -98,7 +99,7 @@ class KafkaTarget:
         return None if recorded is None else recorded.position
 
     def copied_through(self, topic: str, number: int) -> int:
-        """The next origin offset of a copy, for any thread; 0 when nothing is copied or known."""
+        """Return the next origin offset of a copy, for any thread; 0 when nothing is copied or known."""
         try:
             recorded = self._recorded.get(self._copy(topic, number))
         except UnknownTopicOrPartition:
@@ -135,7 +136,7 @@ class KafkaTarget:
     def _end_fenced(self, error: Fenced) -> None:
         self._fenced = error
         self._drop()
-        self._tell_fenced(error)
+        self._on_fenced(error)
 
     # Beginning
 
@@ -188,7 +189,10 @@ class KafkaTarget:
         return connected(Producer, settings)
 
     def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
-        """The error if a copy holds records without a position, which might be copied twice; else None."""
+        """Return the error if a copy holds records without a position, which might be copied twice.
+
+        Return None if there is none.
+        """
         topic, number, cluster = append.topic, append.partition, self._aggregate.name
         if copy in self._checked:
             return None
@@ -211,7 +215,9 @@ class KafkaTarget:
         return None
 
     def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
-        """The error if a partition has no leader: a transaction with it would not end, and block others."""
+        """Return the error if a partition has no leader: a transaction with it would not end, and would block
+        other partitions.
+        """
         asked, there = self._leaders
         if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
             there = self._client.topics(set(names))
@@ -230,7 +236,10 @@ class KafkaTarget:
     # One transaction
 
     def _transact(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
-        """Commit the appends that begin at the recorded positions; MillraceError if the transaction fails."""
+        """Commit the appends that begin at the recorded positions.
+
+        Raise MillraceError if the transaction fails.
+        """
         producer, outcomes = self._producer, list[Exception | None]()
         if producer is None:
             raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
@@ -300,7 +309,7 @@ class KafkaTarget:
         delivered.ends(producer)
 
     def _end(self, call: Callable[[float], None]) -> None:
-        """Commit or abort: call again while librdkafka reports that a retry may help."""
+        """Commit or abort; repeat the call while librdkafka reports that a retry may help."""
         give_up_at = time.monotonic() + END_SECONDS
         while True:
             try:
@@ -311,7 +320,7 @@ class KafkaTarget:
                     raise
 
     def _give_up(self, producer: Producer, error: KafkaException | _Undelivered) -> MillraceError:
-        """Abort after an error; drop a producer that cannot abort: the next one reads positions back."""
+        """Abort after an error. Drop a producer that cannot abort: the next producer reads positions back."""
         refused = self._refused(error)
         cause = error.args[0]
         may_abort = isinstance(error, _Undelivered) or cause.txn_requires_abort()
@@ -340,7 +349,7 @@ class KafkaTarget:
 
 
 class _Undelivered(Exception):
-    """Kafka did not take a message of the transaction; holds the KafkaError."""
+    """Kafka did not take a message of the transaction; the exception holds the KafkaError."""
 
 
 class _Delivered:
@@ -364,7 +373,10 @@ class _Delivered:
         self._error = self._error or error
 
     def produce(self, producer: Producer, topic: str, **message: Any) -> None:
-        """Pass a message to librdkafka, once it has room; _Undelivered when an earlier message failed."""
+        """Pass a message to librdkafka, once it has room.
+
+        Raise _Undelivered when an earlier message failed.
+        """
         while True:
             if self._error is not None:
                 raise _Undelivered(self._error)
@@ -379,7 +391,10 @@ class _Delivered:
                 raise _Undelivered(error.args[0]) from error
 
     def ends(self, producer: Producer) -> dict[Copy, int]:
-        """Wait for all deliveries; return each copy's end offset. _Undelivered when a message failed."""
+        """Wait for all deliveries; return each copy's end offset.
+
+        Raise _Undelivered when a message failed.
+        """
         while self._done < self._sent and self._error is None:
             producer.flush(1.0)
         if self._error is not None:
@@ -388,7 +403,7 @@ class _Delivered:
 
 
 def _records(append: TargetAppend) -> Iterator[Record]:
-    """The records of a run. A batch that cannot be decompressed is left out: Kafka would refuse it."""
+    """Yield the records of a run. A batch that cannot be decompressed is left out: Kafka would refuse it."""
     for batch in append.run.batches:
         header = BatchHeader.of(batch)
         try:

@@ -1,8 +1,8 @@
 """State of each partition's mirror, for people: `millrace mirror status`, the log, metrics.
 
-States are written by the pulling threads, counts and latencies by the event loop; any thread may read them.
-Nothing depends on them: a restarted broker finds again which mirrors are stopped, because the reason lies in
-the origin and in the recorded position.
+Pulling threads write states; the event loop writes counts and latencies; any thread may read them. No
+decision depends on them: after a restart the broker finds the stopped mirrors again, from the origin and the
+recorded position.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class State(StrEnum):
 
     RUNNING = "running"
     WAITING = "waiting"
-    """A cluster is unreachable or data is damaged: the mirror retries, and continues by itself."""
+    """A cluster is unreachable or data is damaged. The mirror retries, and continues by itself."""
     STOPPED = "stopped"
-    """The origin does not fit the position: it continues after `mirror reset`, or once both fit again."""
+    """The origin does not fit the position. The mirror continues after `mirror reset`, or once both fit
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """State of one origin partition's mirror; `detail` is the reason when it is not running."""
+    """State of one origin partition's mirror. `detail` is the reason while it is not running."""
 
     origin: Origin
     state: State
@@ -69,7 +70,7 @@ class MirrorStates:
         """Origin cluster -> totals."""
 
     def latency_ms(self, topic: str, partition: int) -> int | None:
-        """The latency of the last append to a target partition; None when nothing was appended."""
+        """Return the latency of the last append to a target partition; None when nothing was appended."""
         return self._latency_ms.get((topic, partition))
 
     def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
@@ -90,7 +91,7 @@ class MirrorStates:
         return visible
 
     def get(self, topic: str, partition: int) -> MirrorState | None:
-        """The state of a target partition; None when this broker does not pull it."""
+        """Return the state of a target partition; None when this broker does not pull it."""
         return self._states.get((topic, partition))
 
     def all(self) -> Mapping[tuple[str, int], MirrorState]:

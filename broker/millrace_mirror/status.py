@@ -1,7 +1,7 @@
-"""Progress of every mirrored partition, asked from outside the brokers: rows for people and scripts.
+"""Progress of every mirrored partition, requested from outside the brokers: rows for people and scripts.
 
-ZooKeeper names the partitions, their leaders report recorded positions and pullers' states, the origins their
-high watermarks. A missing answer leaves a gap in the row and is never an error.
+ZooKeeper has the list of partitions. Their leaders report recorded positions and pullers' states, and the
+origins their high watermarks. A missing answer leaves a gap in the row and is never an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class MirrorRow:
 
 
 class Described(NamedTuple):
-    """The target cluster's report of one partition; an empty state means that it reports none."""
+    """The target cluster's report of one partition.
+
+    An empty state means that the cluster reports no state.
+    """
 
     position: MirrorPosition | None
     state: str
@@ -63,10 +66,10 @@ class Described(NamedTuple):
 
 
 class MirrorStatus:
-    """Asks once about all partitions that are mirrored into one cluster."""
+    """A single request for the status of all partitions that are mirrored into one cluster."""
 
     otherwise = "batch"
-    """State of a partition for which none is reported."""
+    """State of a partition for which the cluster reports no state."""
 
     def __init__(self, cluster: Cluster | KafkaAggregate, origins: Mapping[str, OriginConfig]) -> None:
         self._cluster, self._origins = cluster, origins
@@ -74,7 +77,7 @@ class MirrorStatus:
         self._clients: dict[str, ClusterClient] = {}
         """Origin cluster -> its client."""
         self._silent: dict[str, str] = {}
-        """Origin cluster -> error of the first request to it; it is not asked again."""
+        """Origin cluster -> error of the first request to it. No further request is sent to it."""
 
     def close(self) -> None:
         if self._client is not None:
@@ -83,7 +86,7 @@ class MirrorStatus:
             client.close()
 
     def origin(self, cluster: str) -> ClusterClient:
-        """A client of an origin; MillraceError when the configuration names no such cluster."""
+        """Return a client of an origin. Raise MillraceError when the configuration names no such cluster."""
         if cluster not in self._clients:
             config = self._origins.get(cluster)
             if config is None:
@@ -94,7 +97,7 @@ class MirrorStatus:
         return self._clients[cluster]
 
     def former(self, origin: Origin) -> Origin | None:
-        """The former origin of the same name and number, if `origin` itself has no target yet."""
+        """Return the former origin of the same name and number, if `origin` itself has no target yet."""
         topic = self._cluster.topics.get(origin.topic)
         if topic is None or topic.target_of(origin) is not None:
             return None
@@ -109,14 +112,14 @@ class MirrorStatus:
         ]
 
     def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
-        """The answer of the leader of the origin's target partition."""
+        """Return the answer of the leader of the origin's target partition."""
         assert isinstance(self._cluster, Cluster), "only Millrace's brokers can be asked"
         if self._client is None:
             self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         return self._client.mirror_append(topic, request)
 
     def described(self, topic: str, number: int, partition: PartitionState) -> Described:
-        """The partition's recorded position and state in this cluster."""
+        """Return the partition's recorded position and state in this cluster."""
         if partition.leader not in self._cluster.brokers or partition.origin is None:
             return Described(None, "unknown", f"broker {partition.leader} is not alive")
         try:
@@ -157,14 +160,17 @@ class MirrorStatus:
         )
 
     def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
-        """State of a partition whose origin topic is deleted: retired once the new topic has a partition."""
+        """Return the state of a partition whose origin topic is deleted.
+
+        It is retired once the new topic has a partition.
+        """
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
         return State.STOPPED, "the origin's topic was deleted and created anew"
 
 
 class KafkaMirrorStatus(MirrorStatus):
-    """The same for a target that is an Apache Kafka: positions are in topics, and no state is reported."""
+    """The status of a target that is an Apache Kafka: positions are in topics, and no state is reported."""
 
     otherwise = "recorded"
 

@@ -1,7 +1,7 @@
 """Access to the registry: the only place that checks a request's token and role.
 
-Every route but `/` and `/healthz` declares the role that it needs. `admit` asks the application's access list
-before any part of the request's body is read. Without a list every client has every role.
+Every route but `/` and `/healthz` declares the role that it needs. `admit` checks the application's access
+list before any part of the request's body is read. Without an access list every client has every role.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.requests import subject_or_global
 
 
 class Role(StrEnum):
-    """Roles by the actions that they allow; no role contains another."""
+    """Roles of clients. No role contains another."""
 
     READ = "read"
     """Read schemas, versions, levels and modes, and check a schema's compatibility."""
     REGISTER = "register"
     """Register schemas."""
     ADMIN = "admin"
-    """Delete, and change levels and modes."""
+    """Delete subjects and versions, and change levels and modes."""
 
 
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
@@ -44,7 +44,7 @@ def admit(request: Request, role: Role, subject: str) -> None:
         return
     try:
         name = access.name_of(request.headers.get("authorization"))
-    except NotKnown as error:
+    except Unauthenticated as error:
         raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
     request.state.is_proven, request.state.who = True, name
     if not access.allows(name, role, subject):
@@ -62,7 +62,7 @@ _OPEN_PATHS = ("/", "/healthz")
 def check_roles(app: FastAPI) -> None:
     """Raise RuntimeError unless every route declares its role, except those that are open to all."""
     for route in app.routes:
-        told = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
+        dependencies = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
         path = getattr(route, "path", "")
-        if path not in _OPEN_PATHS and not any(role in told for role in _ROLES):
+        if path not in _OPEN_PATHS and not any(role in dependencies for role in _ROLES):
             raise RuntimeError(f"route {path} has no role: give it READ, REGISTER or ADMIN")

@@ -1,6 +1,6 @@
 """The registry over HTTP: Confluent's paths, media types and error codes.
 
-Left out: contexts (only the default one exists), tags, data rules and associations.
+It has no contexts (except the default one), tags, data rules or associations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAns
 
 
 def create_app(store: Store, access: AccessList | None = None, usage: Usage | None = None) -> FastAPI:
-    """The application on a store, which holds all its state; `usage` gives its page the topics of a schema.
+    """Return the application on a store, which holds all its state. `usage` has the topics of a schema, for
+    the web page.
 
     With `access` it answers only clients with the route's role.
     """
@@ -82,12 +83,12 @@ async def _deleted(
     deleted_only: Annotated[bool, Query(alias="deletedOnly")] = False,
     deleted_only_python: Annotated[bool, Query(alias="deleted_only")] = False,  # confluent-kafka's spelling
 ) -> bool | None:
-    """False for live versions, True for deleted ones, None for both."""
+    """Return False for live versions, True for deleted ones, None for both."""
     return True if deleted_only or deleted_only_python else None if deleted else False
 
 
 async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
-    """Prefix of the subjects' names; empty for the default context or all contexts."""
+    """Return the prefix of the subjects' names; empty for the default context or all contexts."""
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
 
@@ -96,7 +97,7 @@ Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
 Properties: TypeAlias = Annotated[dict[str, str], Depends(requests.properties_in)]
 Guid: TypeAlias = Annotated[UUID, Depends(requests.schema_guid)]
-Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
+VersionNumber: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 SchemasBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schemas)]
 QuestionBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schema)]
@@ -187,9 +188,10 @@ def register(request: Request, store: Database, subject: Subject, body: SchemasB
 
 @_routes.post("/apply", dependencies=READ)
 def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str, Any]]:
-    """Apply levels and schemas of several subjects in one transaction: Millrace's own, for `schemas apply`.
+    """Apply levels and schemas of several subjects in one transaction. This path is Millrace's own, for
+    `schemas apply`.
 
-    The route's role READ is for all subjects, so schemas may refer to any.
+    The client needs READ for all subjects, so schemas may refer to any subject.
     """
     application = requests.application(body)
     for subject, _ in application.candidates:
@@ -202,7 +204,7 @@ def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str
 
 @_routes.get("/subjects/{subject}/versions/{version}", dependencies=READ)
 def version(
-    store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
+    store: Database, subject: Subject, version: VersionNumber, deleted: bool = False, format: str = ""
 ) -> dict[str, Any]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=deleted)
@@ -215,14 +217,14 @@ async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> 
 
 
 @_routes.get("/subjects/{subject}/versions/{version}/referencedby", dependencies=READ)
-def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
+def referenced_by(store: Database, subject: Subject, version: VersionNumber, page: Page) -> list[int]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=True)
         return rows.referenced_by(subject, stored.version, page=page)
 
 
 @_routes.delete("/subjects/{subject}/versions/{version}", dependencies=ADMIN)
-def delete_version(store: Database, subject: Subject, version: Version, permanent: bool = False) -> int:
+def delete_version(store: Database, subject: Subject, version: VersionNumber, permanent: bool = False) -> int:
     with store.write() as rows:
         return service.delete(rows, subject, version, permanent=permanent)[0]
 
@@ -302,9 +304,10 @@ def check(
 
 
 def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
-    """Add a setting's routes. `keys` may hold its value in a body; PUT answers the first, others the last.
+    """Add a setting's routes. `keys` may hold its value in a body; PUT answers with the first key, other
+    methods with the last.
 
-    Any other key is refused, except `normalize` if it is true: schemas are always normalized here.
+    Any other key is refused, except a true `normalize`: schemas are always normalized here.
     """
 
     @_routes.get(path, dependencies=READ)
@@ -344,7 +347,9 @@ _add_setting("/mode", service.MODE, "mode")
 
 
 def _candidate(request: Request, body: Mapping[str, Any]) -> service.Candidate:
-    """The schema in a body; its sender must have READ for referenced subjects, which answers quote."""
+    """Return the schema in a body. Its sender must have READ for referenced subjects, because answers quote
+    them.
+    """
     candidate = requests.candidate(body)
     for reference in candidate.references:
         admit(request, Role.READ, reference.subject)
@@ -372,7 +377,10 @@ def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
 
 
 def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
-    """The answer for a schema; without references if `text` is another text, with them written out."""
+    """Return the answer for a schema.
+
+    If `text` is given, with referenced types written out, the answer lists no references.
+    """
     answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
     if text not in (None, schema.text):
         answer.pop("references", None)

@@ -16,7 +16,7 @@ from rich.text import Text
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.logs import start_logging
 from millrace.printing import say, show, text
 from millrace.service.access import AccessList
@@ -110,7 +110,9 @@ def registry(
         server.serve_until_stopped()
 
 
-@click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
+@click.group(
+    cls=CommandGroup, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081"
+)
 def schemas() -> None:
     """Check, plan and apply a folder of .avsc files; export and import all contents of a registry."""
 
@@ -127,7 +129,7 @@ def check(
 ) -> None:
     """Check every schema in DIR: its syntax, its name, its audit header, and a registry's answer.
 
-    With --against, each schema must also be able to read data of its predecessor; removed files are named.
+    With --against, each schema must also be able to read data of its predecessor; removed files are listed.
     """
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
@@ -167,7 +169,10 @@ def check(
 def plan(
     directory: Path, plain: bool, url: str, words: Sequence[str], bootstrap: str | None, as_json: bool
 ) -> None:
-    """Show the result of registering the schemas in DIR, without a change; exit 1 if one would be refused."""
+    """Show the result of registering the schemas in DIR, without a change.
+
+    Exit 1 if a schema would be refused.
+    """
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
         if bootstrap is not None:
@@ -188,7 +193,7 @@ def plan(
 @_SUBJECTS
 @_JSON
 def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
-    """Register the schemas in DIR, or none of them if one would be refused; can be repeated."""
+    """Register the schemas in DIR, or none of them if any would be refused. Safe to repeat."""
     with SchemaRegistryClient(url) as client:
         changes = folder.apply(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     _show(changes, as_json)

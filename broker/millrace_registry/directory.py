@@ -1,10 +1,10 @@
 """A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one topic's schema, named like the topic and, if that is a valid name in Avro, like its record;
-with `plain`, any schema under any name. `subjects` gives the topic's subject; audit records keep their own
-names. A file may use the types of other files: in the registered schema they are written out. `plan` asks the
-registry for the result of registering and changes nothing; `apply` registers all files, or none if one is
-refused. `compare` asks no registry, but compares with a revision of git.
+One file is one topic's schema. Its name is the topic's name and, if that is a valid name in Avro, also its
+record's name. With `plain`, a file may hold any schema under any name. `subjects` gives the topic's subject;
+audit records keep their own names. A file may use the types of other files: in the registered schema they are
+written out. `plan` asks the registry for the result of registering and changes nothing; `apply` registers all
+files, or none if one is refused. `compare` asks no registry, but compares with a revision of git.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': AUDI
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """One `.avsc` file and its problem, if it has one."""
+    """One `.avsc` file, and its problem if there is one."""
 
     path: Path
     subject: str
@@ -74,17 +74,17 @@ class SchemaFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The result, or expected result, of registering one file."""
+    """The result, or the expected result, of registering one file."""
 
     subject: str
     file: str
     state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed", "ungated"]
     version: int | None = None
-    """The subject's version, which exists (unchanged) or would be new; None if it cannot be registered."""
+    """The subject's version, existing (unchanged) or new; None if the schema cannot be registered."""
     id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
-    """Reasons why the file cannot be registered; empty when it can."""
+    """Reasons why the file cannot be registered; empty if it can."""
     fields: tuple[str, ...] = ()
     """Fields that differ from the version before."""
     level: str | None = None
@@ -95,14 +95,14 @@ class Change:
     schema: AvroSchema | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The change for scripts, without schema and topic."""
+        """Return the change for scripts, without schema and topic."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("schema", "topic")}
 
 
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
-    """Every `.avsc` file of a folder, sorted, each with its problem, without asking a registry.
+    """Return every `.avsc` file of a folder, sorted, each with its problem. No registry is asked.
 
-    Raises MillraceError when the folder does not exist or holds no schema.
+    Raise MillraceError when the folder does not exist or holds no schema.
     """
     if not directory.is_dir():
         raise MillraceError(f"no folder {directory}: name the folder that holds the .avsc files")
@@ -115,7 +115,10 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
 
 
 def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
-    """The levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc; MillraceError if wrong."""
+    """Return the levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc.
+
+    Raise MillraceError if they are wrong.
+    """
     path = directory / LEVELS
     if not path.exists():
         return {}
@@ -140,9 +143,10 @@ def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaF
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
-    """Differences from a revision of git; a schema that could not read its old data is incompatible.
+    """Return the differences from a revision of git. A schema that could not read its old data is
+    incompatible.
 
-    Raises MillraceError when git does not know the revision.
+    Raise MillraceError when git does not know the revision.
     """
     listed = _git(directory, "ls-tree", "-r", "-z", "--name-only", revision, "--", ".").decode().split("\0")
     paths = [directory / name for name in listed if name.endswith(".avsc")]
@@ -187,7 +191,7 @@ def plan(
 ) -> list[Change]:
     """Ask the registry for the result of registering each file of a folder; nothing is changed.
 
-    Raises MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
+    Raise MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -202,8 +206,9 @@ def apply(
     """Register every file of a folder, with its level; none if one of them cannot be registered.
 
     A registry of Millrace does so in one transaction, and keeps commit and author. Other registries get file
-    after file, once all were checked, so a failure in between leaves some registered: repeat the call then.
-    Raises SchemaRefused naming every refused file. A repetition changes nothing.
+    after file, once all files were checked. A failure in between leaves some files registered: then repeat
+    the call. Raise SchemaRefused, with every refused file, when any file is refused. A repetition changes
+    nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -235,7 +240,7 @@ def _apply_at_once(
 
 
 def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
-    """The body of `/apply` for a registry of Millrace; MillraceError for too many changes."""
+    """Return the body of `/apply` for a registry of Millrace. Raise MillraceError for too many changes."""
     commit, author = commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.
@@ -254,7 +259,10 @@ def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence
 
 
 def commit_and_author(directory: Path) -> tuple[str, str]:
-    """The folder's commit, with `-dirty` if files differ, and its author; else "" and the present user."""
+    """Return the folder's commit, with `-dirty` if files differ, and its author.
+
+    Outside of git, return "" and the present user.
+    """
     try:
         commit = _git(directory, "rev-parse", "HEAD").decode().strip()
         author = _git(directory, "log", "-1", "--format=%an <%ae>").decode(errors="replace").strip()
@@ -308,7 +316,7 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
 def _incompatible_by(
     level: Level, schema: AvroSchema, subject: str, versions: Sequence[int], client: SchemaRegistryClient
 ) -> list[str]:
-    """Reasons why the schema breaks the subject's future level, one line each."""
+    """Return reasons why the schema breaks the subject's future level, one line each."""
     compared = sorted(versions, reverse=True) if level.endswith("_TRANSITIVE") else [max(versions)]
     reasons: list[str] = []
     for number in compared:
@@ -360,7 +368,10 @@ def _read_file(
 
 
 def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchema, bool]:
-    """The schema in a text, and whether it needs no other file; missing types are taken from other files."""
+    """Return the schema in a text, and True if it needs no other file.
+
+    Missing types are taken from other files.
+    """
     taken: dict[str, Any] = {}
     while True:
         try:
@@ -373,7 +384,10 @@ def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchem
 
 
 def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
-    """The problem that `check` finds in a schema of a file named like the subject; None if there is none."""
+    """Return the problem that `check` finds in a schema of a file named like the subject.
+
+    Return None if there is none.
+    """
     try:
         return _problem(parse(json.dumps(schema)).tree, subject)
     except InvalidSchema as error:
@@ -392,7 +406,10 @@ def _problem(tree: Any, subject: str) -> str | None:
 
 
 def _header_problem(fields: Sequence[Any]) -> str | None:
-    """The problem if the audit cannot read an event's header: it reads only these bytes of every message."""
+    """Return the problem if the audit cannot read an event's header.
+
+    The audit reads only the header's bytes.
+    """
     if not fields or fields[0]["name"] != "header":
         return (
             f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it. {_WRITE}"

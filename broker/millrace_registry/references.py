@@ -1,6 +1,7 @@
 """Schemas and their references: each schema is parsed and compared once for a request.
 
-Finds the rows of references and limits their number and size. Does not know subjects' rules or ids.
+This module finds the rows of references and limits their number and size. Rules of subjects and ids are
+handled elsewhere.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from millrace_registry.errors import InvalidSchema
 from millrace_registry.store import Reference, StoredSchema, Transaction
 
 MAX_REFERENCES = 250
-"""Most schemas that one schema may refer to, directly and through others."""
+"""Most schemas to which one schema may refer, directly and through other schemas."""
 MAX_REFERENCE_DEPTH = 32
-"""Most steps from a schema to the last one that it refers to through others."""
+"""Longest chain of references from one schema to another."""
 MAX_REFERENCED_CHARACTERS = 2 << 20
-"""Longest text of all the schemas that one schema refers to, directly and through others."""
+"""Longest text of all the schemas to which one schema refers, directly and through other schemas."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
     schema: AvroSchema
     sizes: Mapping[int, int]
-    """Characters of each schema that this one refers to, directly and through others, by id."""
+    """Characters of each schema to which this schema refers, directly and through other schemas, by id."""
     depth: int
 
 
@@ -42,7 +43,7 @@ class SchemaParser:
         self._contents: dict[tuple[int, Sequence[Reference]], str] = {}
 
     def content(self, schema: AvroSchema, references: Sequence[Reference]) -> str:
-        """The fingerprint of a schema parsed here with its references."""
+        """Return the fingerprint of a schema parsed here with its references."""
         key = id(schema), references
         if key not in self._contents:
             self._contents[key] = schema.fingerprint(
@@ -53,7 +54,7 @@ class SchemaParser:
     def compare(
         self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level
     ) -> list[str]:
-        """Reasons why a schema parsed here breaks the level with a version's schema, one line each."""
+        """Return reasons why a schema parsed here breaks the level with a version's schema, one line each."""
         key = id(new), old_id, version, level  # `new` lives as long as this parser
         if key not in self._reasons:
             stored = rows.schema(old_id)
@@ -63,9 +64,10 @@ class SchemaParser:
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a text; InvalidSchema if it is invalid, or its references are missing or too large.
+        """Return the schema in a text. Raise InvalidSchema if it is invalid, or its references are missing or
+        too large.
 
-        A schema with a flaw is accepted here: stored schemas may have been imported with it.
+        A schema with a flaw is accepted: stored schemas may have been imported with the flaw.
         """
         return self._parse(rows, text, references).schema
 
@@ -108,7 +110,7 @@ def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredS
 
 
 def _definitions(references: Sequence[Reference], schemas: Sequence[AvroSchema]) -> dict[str, Json]:
-    """Every named type that the references bring, by full name."""
+    """Return every named type that the references bring, by full name."""
     definitions: dict[str, Json] = {}
     for reference, schema in zip(references, schemas, strict=True):
         if reference.name not in schema.definitions:

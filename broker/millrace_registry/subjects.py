@@ -1,7 +1,7 @@
-"""The registry's subject of a topic's schemas: by one strategy for a deployment, or another for a topic.
+"""The registry's subject of a topic's schemas: by one strategy for a deployment, or by another for a topic.
 
-A deployment sets it once: in its file of topics, and as words of `--subject` or of the variable
-MILLRACE_SUBJECTS. All code that registers, loads, promotes, reads or plans uses this module. Reads no
+A deployment sets its strategies once: in its file of topics, and as values of `--subject` or of the variable
+MILLRACE_SUBJECTS. All code that registers, loads, promotes, reads or plans uses this module. It reads no
 messages.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millrace_registry.client import SchemaRegistryClient
 
 ENVIRONMENT = "MILLRACE_SUBJECTS"
-"""Environment variable with the same words as `--subject`, separated by spaces."""
+"""Environment variable with values as for `--subject`, separated by spaces."""
 OPTION_HELP = (
     "Name of a topic's subject: topic, topic-value or record for all topics, TOPIC=SUBJECT or"
     " TOPIC=STRATEGY for one. Repeatable.  [default: topic]"
@@ -28,7 +28,7 @@ OPTION_HELP = (
 
 
 class Strategy(StrEnum):
-    """Naming of subjects; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
+    """Strategies to name subjects; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
 
     TOPIC = "topic"
     """The topic's name."""
@@ -48,7 +48,7 @@ class Subjects:
 
     @classmethod
     def parse(cls, words: Iterable[str], policies: TopicPolicies | None = None) -> Subjects:
-        """Read `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else.
+        """Read `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`. Raise ConfigError for anything else.
 
         A word has precedence over the topic's policy.
         """
@@ -68,13 +68,13 @@ class Subjects:
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
-        """The subjects by the words, or else by MILLRACE_SUBJECTS, and by the file of topics."""
+        """Return the subjects by `words` (without them, by MILLRACE_SUBJECTS) and by the file of topics."""
         return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:
-        """The subject of a topic's events; `record` is the full name of their schema, if it is known.
+        """Return the subject of a topic's events; `record` is the full name of their schema, if it is known.
 
-        Raises ConfigError when the strategy is RECORD and the record's name is not known.
+        Raise ConfigError when the strategy is RECORD and the record's name is not known.
         """
         named = self.by_topic.get(topic, self.strategy)
         match named:
@@ -94,9 +94,10 @@ class Subjects:
     def of_messages(
         self, topic: str, ids_in: Callable[[], Iterable[int]], registry: SchemaRegistryClient
     ) -> str:
-        """The subject of a topic; if the strategy is RECORD, the record is found by ids in the messages.
+        """Return the subject of a topic. If the strategy is RECORD, the ids in the messages determine the
+        record.
 
-        Raises MillraceError when the ids are of several records.
+        Raise MillraceError when the ids are of several records.
         """
         if self.by_topic.get(topic, self.strategy) != Strategy.RECORD:
             return self.of(topic)
@@ -114,17 +115,18 @@ LIKE_TOPICS = Subjects()
 
 
 def full_name(schema: object) -> str | None:
-    """The name of a parsed schema with its namespace; None for one without a name."""
+    """Return the name of a parsed schema with its namespace; None for one without a name."""
     if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str):
         return None
     name, namespace = str(schema["name"]), schema.get("namespace")
     return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
-def ids_of_others(
+def foreign_ids(
     topic: str, ids: Iterable[int], subjects: Subjects, registry: SchemaRegistryClient
 ) -> dict[int, Sequence[str]]:
-    """Ids in a topic's messages that its subject has never had, each with the subjects that hold it.
+    """Return the ids in a topic's messages that its subject has never had, each with the subjects that hold
+    it.
 
     An id that the registry does not know is left out: its messages cannot be read anyway.
     """
@@ -138,8 +140,8 @@ def ids_of_others(
     return others
 
 
-def others_in_words(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
-    """A line for each id of `ids_of_others`, with the action to take."""
+def foreign_id_lines(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
+    """Return a line for each id of `foreign_ids`, with the action to take."""
     return [
         f"{topic}: its messages carry schema id {schema_id} of subject {' and '.join(holders)}, which is not"
         f" the topic's subject, so its changes are not checked for {topic}: give --subject"

@@ -1,9 +1,9 @@
 """Export of a registry's contents into a folder, and import from a folder or a registry into a registry.
 
 Subjects, versions, ids, deleted versions and subjects' levels are kept, so data with those ids stays
-readable. Works between any registries with Confluent's interface. Existing versions stay as they are, so an
-import that ended halfway can be run again. Modes and schemas of other types than Avro are left out; so are,
-for a registry of Millrace, schemas with data rules or tags, which it does not support.
+readable. It works between any registries with Confluent's interface. Existing versions stay as they are, so
+an import that ended halfway can be repeated. Modes and schemas of other types than Avro are left out. For a
+registry of Millrace, which does not support data rules and tags, schemas with these are left out, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Contents:
     levels: Mapping[str, str]
     """Subject -> its own level."""
     level: str
-    """Level of the subjects without their own."""
+    """Level of the subjects without a level of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def read_registry(client: SchemaRegistryClient) -> Contents:
 
 
 def _pages(client: SchemaRegistryClient) -> Iterator[dict[str, Any]]:
-    """Every version, page by page; some registries return all at once and ignore offset and limit."""
+    """Yield every version, page by page; some registries return all at once and ignore offset and limit."""
     first, offset = None, 0
     while page := client.ask(f"/schemas?deleted=true&offset={offset}&limit={_PAGE}"):
         if page[0] == first:
@@ -109,7 +109,7 @@ def _level(client: SchemaRegistryClient, subject: str | None) -> str | None:
 
 
 def write_folder(contents: Contents, directory: Path) -> None:
-    """Write a file for each subject into a new folder; MillraceError when it cannot be written."""
+    """Write a file for each subject into a new folder. Raise MillraceError when it cannot be written."""
     subjects: dict[str, list[Version]] = {}
     for version in contents.versions:
         subjects.setdefault(version.subject, []).append(version)
@@ -127,7 +127,7 @@ def write_folder(contents: Contents, directory: Path) -> None:
 
 
 def read_folder(directory: Path) -> Contents:
-    """Read an export's folder; MillraceError when it is incomplete."""
+    """Read an export's folder. Raise MillraceError when it is incomplete."""
     try:
         files = [path for path in sorted(directory.glob("*.json")) if path.name != _WHOLE]
         whole = json.loads((directory / _WHOLE).read_text())
@@ -144,7 +144,8 @@ def read_folder(directory: Path) -> Contents:
 def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Transfer]:
     """Import all contents into a registry; return one result for each version.
 
-    Raises SchemaRefused, before any change, when an id or a version belongs to another schema there.
+    Raise SchemaRefused, before any change, when an id or a version belongs to another schema in that
+    registry.
     """
     there = read_registry(client)
     to_millrace = client.is_millrace()
@@ -176,7 +177,10 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """(subject, version) -> reason to leave it out; versions that refer to it are left out, too."""
+    """Return the reason to leave a version out, by (subject, version).
+
+    Versions that refer to it are left out, too.
+    """
     reasons: dict[tuple[str, int], str] = {}
     known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):
@@ -207,9 +211,10 @@ def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str,
 
 @contextmanager
 def _importing(client: SchemaRegistryClient, subjects: Iterable[str]) -> Iterator[None]:
-    """Put subjects into mode IMPORT, which accepts ids; afterwards restore their modes.
+    """Put subjects into mode IMPORT, which accepts ids; restore their modes afterwards.
 
-    A subject already in this mode was left so by a run that ended halfway: afterwards it has no own mode.
+    A run that ended halfway may have left a subject in this mode: afterwards that subject has no mode of its
+    own.
     """
     modes: dict[str, str | None] = {}
     try:
@@ -263,14 +268,17 @@ def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_m
 
 
 def _meaning(version: Version) -> str:
-    """The identity of a schema in a registry of Millrace; a text with references is taken literally."""
+    """Return the identity of a schema in a registry of Millrace.
+
+    A text with references is taken literally.
+    """
     used = sorted((each["name"], each["subject"], each["version"]) for each in version.references)
     properties = (version.metadata or {}).get("properties") or None
     return json.dumps([_tree(version), used, properties], sort_keys=True)
 
 
 def _same_schema(one: Version, other: Version) -> bool:
-    """True if two schemas are the same in Avro: registries write the same schema in several ways."""
+    """Return True if two schemas are the same in Avro: registries write the same schema in several ways."""
     if one.references or other.references:
         return one.references == other.references
     return bool(_tree(one) == _tree(other))
@@ -287,7 +295,7 @@ def _tree(version: Version) -> Any:
 
 
 def _referenced_first(versions: Iterable[Version]) -> list[Version]:
-    """The versions by id and number, but each after the versions that it refers to."""
+    """Return the versions by id and number, but each after the versions that it refers to."""
     left = {(v.subject, v.version): v for v in sorted(versions, key=lambda v: (v.id, v.version))}
     ordered = []
 

@@ -75,9 +75,9 @@ def test_without_the_variable_no_topic_has_a_policy(monkeypatch: pytest.MonkeyPa
 
 def test_a_topic_s_subject_is_as_the_file_says_unless_a_word_says_otherwise(file: Path) -> None:
     subjects = Subjects.of_environment()
-    assert (subjects.for_topic(ORDERS), subjects.of("PageView")) == (f"{ORDERS}-value", "PageView")
-    assert Subjects.of_environment(["record"]).for_topic(ORDERS) == f"{ORDERS}-value"
-    assert Subjects.of_environment([f"{ORDERS}=Orders"]).for_topic(ORDERS) == "Orders"
+    assert (subjects.of(ORDERS), subjects.of("PageView")) == (f"{ORDERS}-value", "PageView")
+    assert Subjects.of_environment(["record"]).of(ORDERS) == f"{ORDERS}-value"
+    assert Subjects.of_environment([f"{ORDERS}=Orders"]).of(ORDERS) == "Orders"
 
 
 def test_the_auditor_takes_carried_for_proof_where_the_file_or_the_option_says_so(file: Path) -> None:

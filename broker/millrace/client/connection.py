@@ -1,6 +1,6 @@
 """One blocking connection to a broker: a request goes out, its response comes back.
 
-The client side's only socket. Knows frames, headers and time limits; does not know what the messages mean,
+The client side's only socket. It handles frames, headers and time limits, does not interpret messages, and
 does not retry. TLS and login are done when the constructor returns.
 """
 
@@ -28,15 +28,15 @@ FIRST_BYTES = 16 << 20
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Slowest rate at which a response may arrive beyond its time limit."""
 _LOGIN_SHARE = 0.8
-"""Share of a login's lifetime after which a new connection replaces this one."""
-_UNHEARD = (
+"""Share of a login's lifetime after which a new connection replaces the connection."""
+_NO_ANSWER_YET = (
     "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
     " if it is older than this client, upgrade it first"
 )
 
 
 class ConnectionFailed(MillraceError):
-    """A broker cannot be reached, went away or did not answer in time."""
+    """A broker cannot be reached, closed the connection or did not answer in time."""
 
 
 class NotTrusted(MillraceError):
@@ -55,9 +55,9 @@ class Connection:
         timeout_s: float,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect, and log in if `security` says so; without it, as the process's client file says.
+        """Connect, and log in if `security` requires it; without `security`, use the process's client file.
 
-        With TLS the broker must prove that it is `host`. Raises ConnectionFailed, or NotTrusted and
+        With TLS the broker must prove that it is `host`. Raise ConnectionFailed, or NotTrusted and
         LoginRefused when a retry is of no use.
         """
         self.address = f"{host}:{port}"
@@ -75,7 +75,7 @@ class Connection:
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._heard = False
+        self._has_answered = False
         self._renew_at: float | None = None
         if tls is not None:
             self._secure(tls, host)
@@ -111,19 +111,21 @@ class Connection:
         return not self._failed and not self._expected
 
     @property
-    def worn(self) -> bool:
+    def needs_renewal(self) -> bool:
         """True when the login will soon expire: reconnect."""
         return self._renew_at is not None and time.monotonic() > self._renew_at
 
     def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
-        """Send one request and return its response's body; ConnectionFailed when none comes."""
+        """Send one request and return its response's body. Raise ConnectionFailed when no response comes."""
         self.send(api_key, version, body, timeout_s=timeout_s)
         return self.receive(timeout_s=timeout_s)
 
     def send(
         self, api_key: int, version: int, body: bytes, *, timeout_s: float, answered: bool = True
     ) -> None:
-        """Send one request. `receive` returns the responses of the `answered` ones in the order sent."""
+        """Send one request. `receive` returns the responses of requests with `answered`, in the
+        order sent.
+        """
         flexible = is_flexible(api_key, version)
         self._correlation_id += 1
         client = struct.pack(">h", len(self._client_id)) + self._client_id + (b"\0" if flexible else b"")
@@ -139,7 +141,8 @@ class Connection:
             self._fail(error)
 
     def wait(self, wake_fd: int, timeout_s: float) -> bool:
-        """Wait for bytes of a response; False when the time is up or only the pipe `wake_fd` has bytes.
+        """Wait for bytes of a response. Return False when the time is up or only the pipe `wake_fd` has
+        bytes.
 
         The bytes of the pipe are consumed.
         """
@@ -154,9 +157,9 @@ class Connection:
         return self._socket.fileno() in ready
 
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
-        """The body of the next response; ConnectionFailed when it does not come in time.
+        """Return the body of the next response. Raise ConnectionFailed when it does not come in time.
 
-        It lies in `buffer` if that is large enough, else in memory of its own.
+        The body is in `buffer` if it fits, else in new memory.
         """
         correlation_id, flexible = self._expected.pop(0)
         try:
@@ -183,8 +186,10 @@ class Connection:
                 buffer += bytes(min(size, 2 * received) - received)
             count = self._socket.recv_into(memoryview(buffer)[received:size])
             if count == 0:
-                raise ConnectionError("the broker closed the connection" + ("" if self._heard else _UNHEARD))
-            self._heard = True
+                raise ConnectionError(
+                    "the broker closed the connection" + ("" if self._has_answered else _NO_ANSWER_YET)
+                )
+            self._has_answered = True
             received += count
             if received < size and time.monotonic() > give_up_at + received / _SLOWEST_BYTES_PER_SECOND:
                 raise TimeoutError(f"{received} of {size} bytes came in time")

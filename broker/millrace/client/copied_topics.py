@@ -1,16 +1,17 @@
-"""Topics that MirrorMaker 2 copies into an Apache Kafka: the copies from all origins are seen as one topic.
+"""Topics that MirrorMaker 2 copies into an Apache Kafka: the copies from all origins appear as one topic.
 
 MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1.T`. Millrace's clients see
 one topic T instead, with partitions of every origin. A record in the cluster itself names the origins, so all
 readers see the same numbers:
 
-    topic     __millrace-copies: one partition, compacted
-    record := key = b"origins", value = JSON {"origins": [alias, ...]}; the newest counts
+topic __millrace-copies: one partition, compacted record := key = b"origins", value = JSON {"origins": [alias,
+...]}; the newest counts
 
-    partition of T     0 ...      the cluster's own topic T
-                       10,000 ... partitions of the first origin, 20,000 ... of the second, and so on
+partition of T 0 ... the cluster's own topic T 10,000 ... partitions of the first origin, 20,000 ... of the
+second, and so on
 
-Numbers must never change, so origins are only added at the end. Reads no records of the copied topics.
+Numbers must never change, so origins are only added at the end. This module reads no records of the copied
+topics.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class CopiedTopics:
     topic_id: UUID
 
     def encode(self) -> bytes:
-        """The record's value."""
+        """Return the value of the record in the topic."""
         return json.dumps({"origins": self.origins}).encode()
 
     @classmethod
     def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
-        """Read the record's value; MillraceError when it does not name the origins."""
+        """Read the value of the record. Raise MillraceError when it does not name the origins."""
         try:
             origins = json.loads(value)["origins"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -66,18 +67,21 @@ class CopiedTopics:
         return cls(tuple(origins), topic_id)
 
     def origin(self, partition: int) -> str | None:
-        """The origin from which a partition is copied; None for the cluster's own partitions."""
+        """Return the origin from which a partition is copied; None for the cluster's own partitions."""
         index = partition // PARTITIONS_EACH
         return self.origins[index - 1] if 0 < index <= len(self.origins) else None
 
     def in_cluster(self, partition: TopicPartition) -> TopicPartition:
-        """The cluster's own name and number of a partition."""
+        """Return the cluster's own name and number of a partition."""
         topic, number = partition
         origin = self.origin(number)
         return partition if origin is None else (f"{origin}.{topic}", number % PARTITIONS_EACH)
 
     def names(self, topic: str) -> list[str]:
-        """The cluster's own names of the topics that are seen as `topic`; a copy's own name stays alone."""
+        """Return the cluster's own names of the topics that appear as `topic`.
+
+        A copy's own name means that copy alone.
+        """
         if self._seen_as(topic) != topic:
             return [topic]
         return [topic, *(f"{origin}.{topic}" for origin in self.origins)]
@@ -87,7 +91,7 @@ class CopiedTopics:
         return next(copied, name)
 
     def merged(self, topics: Iterable[Topic], names: Iterable[str] | None) -> tuple[Topic, ...]:
-        """Merge the topics of a cluster's answer into those named, or into all."""
+        """Merge the topics of a cluster's answer into the topics `names`, or into all topics."""
         there = {topic.name or "": topic for topic in topics}
         wanted = dict.fromkeys(map(self._seen_as, there)) if names is None else names
         return tuple(self._merge(name, there) for name in wanted)
@@ -123,7 +127,7 @@ class CopiesFetcher(BrokerFetcher):
         timeout_s: float,
         epoch_of: Callable[[TopicPartition], int],
     ) -> None:
-        """`epoch_of` knows partitions by the cluster's own names."""
+        """Connect; `epoch_of` takes partitions by the cluster's own names."""
         super().__init__(connection, timeout_s=timeout_s, epoch_of=epoch_of)
         self._copies = copies
         self._requested: deque[dict[TopicPartition, TopicPartition]] = deque()

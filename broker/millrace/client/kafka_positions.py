@@ -26,11 +26,12 @@ from millrace.records.mirror_position import MirrorPosition, stated_end
 FETCH_BYTES = 4 << 20
 FETCH_WAIT_MS = 200
 STALL_SECONDS = 30.0
-"""Longest time that a read may make no progress before the end that the cluster reported."""
+"""Longest time without progress for a read that has not reached the end that the cluster reported."""
 AGAIN_SECONDS = 0.1
 SETTINGS = {"cleanup.policy": "compact"}
 BEGIN_KEY = b"begin"
-"""Key of the record that a process writes when it begins. After it is read back, all before it was read."""
+"""Key of the record that a process writes when it begins. A reader that has read this record has read all
+records before it."""
 
 
 class Copy(NamedTuple):
@@ -60,14 +61,14 @@ def positions_topic(origin: str) -> str:
 
 
 class TopicLog:
-    """The records of a topic with one partition, each once, in order. For one thread."""
+    """A reader of a topic with one partition: each record once, in order. For one thread."""
 
     def __init__(self, client: ClusterClient, topic: str) -> None:
         self._client, self._topic = client, topic
         self._offset = -1
 
     def read(self) -> Iterator[Record]:
-        """Read on to the end of the committed records; MillraceError when they cannot be read."""
+        """Read on to the end of the committed records. Raise MillraceError when they cannot be read."""
         if self._offset < 0:
             self._offset = self._client.list_offsets(self._topic, EARLIEST, [0])[0]
         end = self._client.list_offsets(self._topic, LATEST, [0])[0]
@@ -104,7 +105,7 @@ class PositionLog:
         """Value of the newest `begin` record: written by the last process that began to copy."""
 
     def read(self) -> dict[Copy, Recorded]:
-        """Read on to the end of the committed records; return all positions. Raises as `TopicLog.read`."""
+        """Read on to the end of the committed records; return all positions. Raise as `TopicLog.read`."""
         for record in self._log.read():
             if record.key == BEGIN_KEY:
                 self.begun = record.value
@@ -113,7 +114,8 @@ class PositionLog:
         return self._newest
 
     def read_through(self, begun: bytes) -> dict[Copy, Recorded]:
-        """Read until the `begin` record with value `begun`; MillraceError when it does not appear in time.
+        """Read until the `begin` record with value `begun`. Raise MillraceError when it does not appear in
+        time.
 
         The end that the cluster reports may be too early: before a hanging transaction, or from a broker that
         does not know yet that it was replaced. Records copied after that end would be copied again.
@@ -132,7 +134,10 @@ class PositionLog:
 
 
 def recorded_positions(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
-    """The position in a record; empty if it holds none, MillraceError if it holds a malformed one."""
+    """Return the position in a record; empty if it holds none.
+
+    Raise MillraceError if it holds a malformed one.
+    """
     try:
         position, end = MirrorPosition.decode(value or b""), stated_end(value or b"")
         if position is None or end is None or key is None:

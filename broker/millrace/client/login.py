@@ -1,7 +1,7 @@
 """A client's login by SASL, in SaslHandshake v1 and SaslAuthenticate v1: by SCRAM, PLAIN or OAUTHBEARER.
 
-With SCRAM the broker proves as well that it knows the user. PLAIN sends the password, and OAUTHBEARER a
-token: both are for TLS only.
+With SCRAM the broker, too, proves that it has the user's credential. PLAIN sends the password, and
+OAUTHBEARER a token: both are for TLS only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LoginRefused(MillraceError):
 
 
 def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
-    """Log in; return the login's lifetime in ms, 0 for as long as the connection. Raises LoginRefused."""
+    """Log in; return the login's lifetime in ms, 0 for as long as the connection. Raise LoginRefused."""
     handshake = _exchanged(
         ask,
         ApiKey.SASL_HANDSHAKE,
@@ -85,14 +85,14 @@ def _authenticated(
         messages.SaslAuthenticateResponse,
     )
     if answer.error_code:
-        said = answer.error_message or error_name(answer.error_code)
+        reason = answer.error_message or error_name(answer.error_code)
         if security.uses_token:
             raise LoginRefused(
-                f"the broker at {address} refuses the token in {security.token_file}: {said}; it may have"
+                f"the broker at {address} refuses the token in {security.token_file}: {reason}; it may have"
                 " ended, or be of another issuer or for another audience"
             )
         raise LoginRefused(
-            f"the broker at {address} refuses user {security.user!r} by {security.mechanism}: {said}; the"
+            f"the broker at {address} refuses user {security.user!r} by {security.mechanism}: {reason}; the"
             f" password is the first line of {security.password_file}"
         )
     return answer

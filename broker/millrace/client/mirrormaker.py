@@ -1,13 +1,12 @@
 """MirrorMaker 2's offset syncs in an Apache Kafka: pairs of an origin's offset and the copy's offset.
 
-    topic     mm2-offset-syncs.<origin>.internal, one partition, compacted; MirrorMaker keeps it in the
-              cluster it fills with `offset-syncs.topic.location = target`
-    record := key = topic (int16 length, UTF-8), partition (int32), both of the origin,
-              value = offset of a record at the origin (int64), offset of its copy (int64)
+topic mm2-offset-syncs.<origin>.internal, one partition, compacted; MirrorMaker keeps it in the cluster it
+fills with `offset-syncs.topic.location = target` record := key = topic (int16 length, UTF-8), partition
+(int32), both of the origin, value = offset of a record at the origin (int64), offset of its copy (int64)
 
 MirrorMaker copies a partition in order. So all records before a synced record at the origin have copies
-before its copy, and no later record does. MirrorMaker writes a sync for some records only, and one for the
-last record whenever Kafka Connect commits its offsets.
+before its copy, and no later record does. MirrorMaker writes a sync for some records only, and for the last
+record whenever Kafka Connect commits its offsets.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class SyncLog:
         self._read_at = -FRESH_SECONDS
 
     def read(self) -> dict[TopicPartition, Synced]:
-        """The newest syncs by the origin's partitions; MillraceError when they cannot be read.
+        """Return the newest syncs by the origin's partitions. Raise MillraceError when they cannot be read.
 
         Calls within FRESH_SECONDS of the last read return its result, so a loop over partitions reads once.
         """
@@ -63,7 +62,10 @@ class SyncLog:
 
 
 def parse_sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
-    """The origin's partition, the origin's offset and the copy's; MillraceError if the record is no sync."""
+    """Return the origin's partition, the origin's offset and the copy's.
+
+    Raise MillraceError if the record is no sync.
+    """
     try:
         (size,) = struct.unpack_from(">h", key)
         if size < 0:

@@ -1,12 +1,12 @@
 """Runs: the appends made from a fetch answer, each of contiguous whole batches and the position after them.
 
 Pure: bytes and positions in, runs out. Decides which batches are copied, which are left out and counted, and
-when the origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
+when the origin no longer fits what was copied before. It uses no sockets, threads or ZooKeeper.
 
-Left out are control batches, which have a meaning in their own log only, batches of aborted transactions
-(Apache Kafka), and batches that compaction has emptied. The batches of one run are neighbours in the origin
-and the last one ends at the run's position: batches left out lie before the first. So offsets can be
-translated both ways without asking the origin.
+Three kinds of batches are left out: control batches, which have a meaning in their own log only, batches of
+aborted transactions (Apache Kafka), and batches that compaction has emptied. The batches of one run are
+neighbours in the origin and the last one ends at the run's position: batches left out lie before the first.
+Therefore offsets can be translated both ways without asking the origin.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OffsetRules:
     byte_positions: bool
     """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
     compacted: bool = False
-    """True when records may be missing by intent: a gap is then no loss."""
+    """True when compaction may have removed records: then a gap is no loss."""
 
     @classmethod
     def of_cluster(cls, cluster_id: str, cleanup_policy: str | None) -> OffsetRules:
@@ -76,7 +76,9 @@ class OffsetRules:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The content of one append: accepted only if `expected` is the recorded next offset (None: none yet)."""
+    """The content of one append, accepted only if `expected` is the recorded next offset (None: nothing is
+    recorded).
+    """
 
     expected: int | None
     batches: tuple[memoryview, ...]
@@ -87,12 +89,12 @@ class Run:
 
     @property
     def oldest_ms(self) -> int | None:
-        """The largest timestamp in the first batch; None without batches."""
+        """The largest timestamp in the first batch; None for a run without batches."""
         return BatchHeader.of(self.batches[0]).max_timestamp if self.batches else None
 
 
 def beginning(origin: Origin, start: int) -> MirrorPosition:
-    """The position before the first append: nothing copied, `start` is the first offset to read."""
+    """Return the position before the first append: nothing copied, `start` is the first offset to read."""
     return MirrorPosition(origin, start, Cursor(start), 0, 0, 0)
 
 
@@ -101,9 +103,9 @@ def runs_of(
 ) -> Iterator[Run]:
     """Yield the runs that the answer holds after `before`, each continuing the previous one.
 
-    `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the log was
-    cut back below it or the first new batch does not continue there, CorruptMessage when that batch is
-    damaged. Before a later batch with such an error the runs end without raising.
+    `before` is `recorded`, or the beginning when nothing is recorded. Raise OriginChanged when the log was
+    cut back below it or the first new batch does not continue there. Raise CorruptMessage when that batch is
+    damaged. If a later batch is wrong, the runs end before it without an error.
     """
     if fetched.parting is not None:
         raise _cut_at(before, fetched.parting)
@@ -138,7 +140,7 @@ def runs_of(
 
 
 class _Gathered:
-    """A run in the making."""
+    """A run that is being gathered."""
 
     __slots__ = ("_dropped", "_recorded", "_records", "_rules", "batches", "before", "cursor")
 
@@ -149,7 +151,10 @@ class _Gathered:
         self._records = self._dropped = 0
 
     def take_plain(self, records: memoryview) -> memoryview:
-        """Copy the plain batches that come next, in a third of the time; return the rest of the records."""
+        """Copy the plain batches that come next, in a third of the time of `take`.
+
+        Return the rest of the records.
+        """
         if self.cursor.next_base is None:
             return records
         next_offset, next_base = self.cursor.next_offset, self.cursor.next_base
@@ -188,7 +193,10 @@ class _Gathered:
         self.cursor = self._rules.after(header, self.cursor)
 
     def ends_in_filler(self, header: BatchHeader) -> bool:
-        """True if the batch only fills the log up to `next_base`: the copy gets a filler of its own."""
+        """Return True if the batch only fills the log up to `next_base`.
+
+        The copy gets a filler of its own.
+        """
         return self._rules.byte_positions and header.next_offset == self.cursor.next_base
 
     def finished(self) -> Run:
@@ -238,7 +246,7 @@ def _check_follows(
 def _only_positions_are_gone(
     cursor: Cursor, header: BatchHeader, batch: memoryview, rules: OffsetRules
 ) -> bool:
-    """True if the gap before the batch held no records.
+    """Return True if the gap before the batch held no records.
 
     An origin that is itself a mirror repeats its position at the start of each file. Positions after its last
     record are not served, so retention may delete one before any reader has seen it.
@@ -253,9 +261,9 @@ def _only_positions_are_gone(
 
 
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
-    """The offset to fetch from, for an origin that holds [earliest, high_watermark).
+    """Return the offset to fetch from, for an origin that holds [earliest, high_watermark).
 
-    Raises OriginChanged when the origin has lost the next offsets or some that it had shown before.
+    Raise OriginChanged when the origin has lost the next offsets, or offsets that it had shown before.
     """
     if cursor.next_offset < earliest:
         if rules.byte_positions and (cursor.next_base in (None, earliest) or earliest < high_watermark):
@@ -272,7 +280,10 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 def readable_after_refusal(
     before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
 ) -> int:
-    """Return the offset to fetch from after the origin refused one as out of range; raises OriginChanged."""
+    """Return the offset to fetch from after the origin refused an offset as out of range.
+
+    Raise OriginChanged.
+    """
     parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
     if parting is not None:
         raise _cut_at(before, parting)
@@ -286,7 +297,7 @@ def _cut_at(before: MirrorPosition, parting: Parting) -> OriginWasCut:
 
 
 def _ends_before(cursor: Cursor, high_watermark: int) -> bool:
-    """True if a log with this high watermark cannot hold what the cursor has read.
+    """Return True if a log with this high watermark cannot hold what the cursor has read.
 
     A batch after the last one begins at `next_base`, so no high watermark lies between the two.
     """

@@ -1,7 +1,8 @@
-"""The record framing of many batches at once: offsets, timestamps, positions of keys and values.
+"""Parsing the records of many batches at once: offsets, timestamps, positions of keys and values.
 
 `record_bounds` finds where records begin; the fields of their heads are then read for all records at once.
-Stricter than `records.iter_records`: offsets must rise inside a batch and not pass its header's last offset.
+The checks are stricter than in `records.iter_records`: offsets must rise inside a batch and not exceed its
+header's last offset.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from millrace.records.row_cursor import PADDING, Faults, Longs, PaddedBuffer, Ro
 
 Batch = tuple[BatchHeader, memoryview]
 GROUP_BYTES = 2 << 20
-"""Batches are framed together up to this many bytes uncompressed: fewer bytes mean many calls, more mean
-fresh memory from the system each time (measured: 1 to 4 MiB are alike)."""
+"""Most uncompressed bytes of batches that are framed together. Fewer bytes mean many calls, and more mean
+fresh memory from the system each time (measured: 1 to 4 MiB are equally fast)."""
 MAX_BATCH_BYTES = 256 << 20
 
 
@@ -50,7 +51,7 @@ class Frames:
         return Frames(self.buffer, *columns)
 
     def slices(self, rows: int) -> Iterator[Frames]:
-        """The records in order, at most `rows` of them at a time."""
+        """Yield the records in order, at most `rows` of them at a time."""
         return (self.select(slice(first, first + rows)) for first in range(0, len(self), rows))
 
 
@@ -63,7 +64,7 @@ class BrokenBatch:
 
 
 def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[BrokenBatch]]]:
-    """Frames of the batches in order, a few megabytes at a time, and the batches that cannot be framed."""
+    """Yield frames of the batches in order, some megabytes at a time, and the malformed batches."""
     group, broken = _Group(GROUP_BYTES), list[BrokenBatch]()
     for header, batch in batches:
         try:
@@ -90,7 +91,7 @@ class _Group:
         self._data[:PADDING] = 0
         self.batches: list[Batch] = []
         self.edges = [PADDING]
-        """Start of each batch's records, and the end of the last batch's."""
+        """Start of each batch's records, and the end of the last batch's records."""
         self.room = self._data.data[PADDING:-PADDING]
         """Free part of the buffer for further batches."""
 
@@ -103,7 +104,7 @@ class _Group:
         self.edges.append(self.edges[-1] + len(plain))
 
     def buffer(self) -> PaddedBuffer:
-        """The buffer of all records, after the last `add`."""
+        """Return the buffer of all records, after the last `add`."""
         end = self.edges[-1]
         self._data[end : end + PADDING] = 0
         return PaddedBuffer(self._data.data[: end + PADDING])
@@ -125,7 +126,7 @@ def _frame(group: _Group, broken: list[BrokenBatch]) -> tuple[Frames, list[Broke
 def _walked(
     buffer: PaddedBuffer, batches: Sequence[Batch], edges: Longs, broken: list[BrokenBatch]
 ) -> tuple[list[Batch], tuple[Longs, Longs]]:
-    """The well-formed batches, and the starts and ends of their records."""
+    """Return the well-formed batches, and the starts and ends of their records."""
     kept: list[Batch] = []
     data = bytes(buffer.data)  # indexing bytes is faster than indexing numpy's memory
     starts = [np.zeros(1, np.int64)]
@@ -174,7 +175,7 @@ def _of_headers(batches: Sequence[Batch], value: Callable[[BatchHeader], int]) -
 
 
 def _nullable_bytes(rows: RowCursor, what: str) -> tuple[Longs, Longs]:
-    """Positions and sizes of bytes; any negative size means null and becomes -1."""
+    """Return positions and sizes of bytes; any negative size means null and becomes -1."""
     size = rows.varint(what)
     np.maximum(size, -1, out=size)
     start = rows.pos.copy()
@@ -204,7 +205,7 @@ def _without_broken(
 
 
 def read_headers(frames: Frames, row: int) -> list[tuple[str, bytes | None]]:
-    """The headers of one record; CorruptMessage when they are malformed."""
+    """Return the headers of one record. Raise CorruptMessage when they are malformed."""
     first, last = int(frames.headers[row]), int(frames.end[row])
     where = f"the record at offset {frames.offset[row]}"
     data, position, end = bytes(frames.buffer.data[first : last + PADDING]), 0, last - first

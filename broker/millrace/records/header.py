@@ -79,14 +79,14 @@ class BatchHeader(NamedTuple):
 
     @classmethod
     def parse(cls, buffer: Buffer, position: int = 0) -> BatchHeader | None:
-        """The header that starts at `position`, or None when fewer than 61 bytes are there."""
+        """Return the header that starts at `position`, or None when fewer than 61 bytes are there."""
         if len(buffer) - position < HEADER_BYTES:
             return None
         return cls(*HEADER.unpack_from(buffer, position))
 
     @classmethod
     def of(cls, batch: Buffer) -> BatchHeader:
-        """The header of a batch that is known to be whole."""
+        """Return the header of a batch that is known to be whole."""
         return cls(*HEADER.unpack_from(batch))
 
     @property
@@ -118,14 +118,14 @@ class BatchHeader(NamedTuple):
 
 
 def batch_crc(batch: Buffer) -> int:
-    """CRC-32C of the bytes of a whole batch that its `crc` field covers."""
+    """Return CRC-32C of the bytes of a whole batch that its `crc` field covers."""
     return int(crc32c(memoryview(batch)[CRC_START:]))
 
 
 def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches in a fetch response, in order; an unfinished batch at the end is left out.
+    """Yield whole batches in a fetch response, in order; an unfinished batch at the end is left out.
 
-    Raises CorruptMessage for an impossible length or magic, or a wrong CRC.
+    Raise CorruptMessage for an impossible length or magic, or a wrong CRC.
     """
     view, position = memoryview(data), 0
     while (header := BatchHeader.parse(view, position)) is not None:
@@ -143,7 +143,7 @@ def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 def check_produced(batch: Buffer) -> BatchHeader:
     """Check a batch from a producer and return its header.
 
-    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
+    Raise CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
     bit). A forged count would take disk space for that number of records: offsets are byte positions, and a
     filler covers the missing bytes. Compressed records are not examined. `scan` of `records.runs` has the
     same rules for batches that arrive in runs.

@@ -1,6 +1,6 @@
 """Credentials of Millrace's clients: the client file, the TLS context, the password, the token.
 
-All connections of a process use the client file that MILLRACE_CLIENT names, or are plain without it. Every
+All connections of a process use the client file that MILLRACE_CLIENT names; without it they are plain. Every
 file is read again when a connection is made, so certificates and passwords change without a restart.
 """
 
@@ -33,7 +33,10 @@ _FILES = (
 
 
 def of_process() -> ClientSecurity:
-    """The connection settings of this process, from the file that MILLRACE_CLIENT names; plain without it."""
+    """Return the connection settings of this process, from the file that MILLRACE_CLIENT names.
+
+    Plain without it.
+    """
     path = os.environ.get(VARIABLE)
     return load_client(path) if path else ClientSecurity()
 
@@ -47,7 +50,7 @@ def load_client(path: str) -> ClientSecurity:
 
 
 def tls_context(security: ClientSecurity) -> ssl.SSLContext | None:
-    """The TLS context of new connections, from the current files; None if they use no TLS."""
+    """Return the TLS context of new connections, from the current files; None if they use no TLS."""
     if not security.uses_tls:
         return None
     config = TlsConfig(
@@ -66,14 +69,14 @@ def _context(config: TlsConfig, marks: tuple[object, ...]) -> ssl.SSLContext:
 
 
 def password(security: ClientSecurity) -> str:
-    """Read the user's password from its file; ConfigError when the file cannot be used."""
+    """Read the user's password from its file. Raise ConfigError when the file cannot be used."""
     return read_secret(security.password_file, "the password")
 
 
 def token(security: ClientSecurity) -> tuple[str, float]:
-    """Read the token from its file; also its expiry, in seconds since 1970.
+    """Return the token in its file, and its expiry in seconds since 1970.
 
-    ConfigError when the file cannot be used.
+    Raise ConfigError when the file cannot be used.
     """
     text = read_secret(security.token_file, "the token").strip()
     try:

@@ -19,7 +19,8 @@ from millrace.errors import ConfigError
 Subject = Sequence[Sequence[tuple[str, str]]]
 """A subject as `ssl` returns it: relative names, the most general first, each of (attribute, value)s."""
 MAX_SUBJECT_CHARACTERS = 2_000
-"""A longer subject has no principal: clients must not decide how much time matching takes."""
+"""Longest subject that is matched; a longer one has no principal. Clients must not decide how long matching
+takes."""
 _SHORT = {
     "commonName": "CN",
     "organizationalUnitName": "OU",
@@ -34,7 +35,9 @@ _SHORT = {
 
 
 def distinguished_name(subject: Subject) -> str:
-    """The subject as RFC 2253 writes it: the most specific name first, separators in values escaped."""
+    """Return the subject as RFC 2253 writes it: the most specific name first, separators in
+    values escaped.
+    """
     names = ("+".join(f"{_SHORT.get(key, key)}={_escaped(value)}" for key, value in name) for name in subject)
     return ",".join(reversed(list(names)))
 
@@ -45,14 +48,14 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrincipalRule:
-    """One rule; `pattern` None is `DEFAULT`."""
+    """One rule; `DEFAULT` has the `pattern` None."""
 
     pattern: re.Pattern[str] | None
     replacement: str = ""
     case: str = ""
 
     def apply(self, name: str) -> str | None:
-        """The principal's name, or None when the rule does not match this subject."""
+        """Return the principal's name, or None when the rule does not match this subject."""
         if self.pattern is None:
             return name
         match = self.pattern.fullmatch(name)
@@ -86,7 +89,7 @@ def _parse(text: str) -> PrincipalRule:
 
 
 def principal(rules: Sequence[PrincipalRule], subject: Subject) -> str | None:
-    """`User:NAME` by the first rule that matches the subject; None when none does."""
+    """Return `User:NAME` by the first rule that matches the subject; None when none does."""
     name = distinguished_name(subject)
     if len(name) > MAX_SUBJECT_CHARACTERS:
         return None

@@ -1,8 +1,8 @@
 """Access to a web service: a file of tokens with roles, and the check of a request's token.
 
 A token is 32 random bytes as text; the file holds its SHA-256 only. A client sends it as a bearer token, or
-as the password of its name: so `http://NAME:TOKEN@HOST:PORT` works wherever Millrace takes a URL. The file
-is read again when it changes. Knows no routes.
+as the password of its name: `http://NAME:TOKEN@HOST:PORT` therefore works wherever Millrace takes a URL. The
+file is read again when it changes. It depends on no routes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROLE = re.compile(r"[a-z]+(:[^\s\"\\]{1,255})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class NotKnown(Exception):
+class Unauthenticated(Exception):
     """A request has no valid token; the text is for its client."""
 
 
@@ -68,10 +68,15 @@ class AccessList:
         self._entries = self._read()
 
     def name_of(self, authorization: str | None) -> str:
-        """The name of the client whose token is in this header; NotKnown without a valid token."""
+        """Return the name of the client whose token is in this header.
+
+        Raise Unauthenticated without a valid token.
+        """
         self._read_again()
         if not authorization:
-            raise NotKnown("this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN")
+            raise Unauthenticated(
+                "this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN"
+            )
         kind, _, shown = authorization.partition(" ")
         claimed, token = None, shown.strip()
         if kind.lower() == "basic":
@@ -84,11 +89,11 @@ class AccessList:
         # Looked up by its hash, so the time taken reveals nothing about a token.
         name, _ = self._entries.get(hashlib.sha256(token.encode()).hexdigest(), (None, None))
         if name is None or claimed not in (None, name):
-            raise NotKnown("no such token: ask an operator for one")
+            raise Unauthenticated("no such token: ask an operator for one")
         return name
 
     def allows(self, name: str, role: str, what: str = "") -> bool:
-        """True if a client has a role; a limited role must allow the name `what`."""
+        """Return True if a client has a role; a limited role must allow the name `what`."""
         return any(name == known and entry.allows(role, what) for known, entry in self._entries.values())
 
     def _read(self) -> Mapping[str, tuple[str, Entry]]:
@@ -126,9 +131,10 @@ class AccessList:
 
 
 def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
-    """Append a client to the file, which is made if missing; return the client's token, which is not stored.
+    """Append a client to the file, which is created if missing. Return the client's token, which is not
+    stored.
 
-    ConfigError when the name is taken or malformed.
+    Raise ConfigError when the name is taken or malformed.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"name {name!r} is not 1 to 100 letters, digits, _ and -")

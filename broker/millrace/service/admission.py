@@ -1,6 +1,7 @@
-"""Checks before a web application: the client has the route's role, and no other site's page has sent this.
+"""Checks before a web application: the client has the route's role, and no page of another site has sent the
+request.
 
-Knows no routes: an application brings the role of each, and one without a role does not start.
+An application states the role of each of its routes; without the role of a route it does not start.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace.service.json_answer import JsonAnswer
 
 RoleOf = Callable[[str, str], str | None]
 """(method, path) of a route -> the role that it requires; empty: open to all; None: refused to all."""
 _UNUSED_OUTSIDE = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 """FastAPI's own pages, which are served only without an access list."""
-_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_roles(app: FastAPI, role_of: RoleOf) -> None:
@@ -45,7 +46,7 @@ def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_b
 
 
 class _Admission:
-    """Answers refused clients with 401 or 403, and reads nothing of a body."""
+    """Middleware that answers refused clients with 401 or 403, and reads nothing of a body."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class _Admission:
         role, what = self._asked_for(scope)
         try:
             name = self._access.name_of(Headers(scope=scope).get("authorization"))
-        except NotKnown as error:
+        except Unauthenticated as error:
             if role == "":
                 return None
             challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # a browser then asks for them
@@ -83,7 +84,7 @@ class _Admission:
         return None
 
     def _asked_for(self, scope: Scope) -> tuple[str | None, str]:
-        """The role of the request's route, and the name to which the role may be limited."""
+        """Return the role of the request's route, and the name to which the role may be limited."""
         for route in self._routes:
             match, found = route.matches(scope)
             if match is Match.FULL:
@@ -93,13 +94,15 @@ class _Admission:
 
 
 def who_asks(request: Request) -> str | None:
-    """The client's name, proven by its token; None for a request that needed no token."""
+    """Return the client's name, proven by its token; None for a request that needed no token."""
     who: str | None = getattr(request.state, "who", None)
     return who
 
 
 class _OwnPages:
-    """Refuses changes that a browser sends for another site's page, with the user's name and token."""
+    """Middleware that refuses changes which a browser sends for another site's page with the user's name and
+    token.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -115,12 +118,14 @@ ANOTHER_SITE = "a browser sent this change for a page of another site: send it w
 
 
 def from_another_site(method: str, headers: Headers) -> bool:
-    """True for a request that may change something and that a browser sends for a page of another site.
+    """Return True for a request that may change something and that a browser sends for a page of another
+    site.
 
     Browsers state that in Sec-Fetch-Site, except for addresses without TLS on another machine: then they name
-    the page's site as Origin. A client that sends neither is no browser, so nobody else's token is sent.
+    the page's site as Origin. A client that sends neither header is no browser, so it sends its own token
+    only.
     """
-    if method in _CHANGES_NOTHING:
+    if method in _SAFE_METHODS:
         return False
     site = headers.get("sec-fetch-site")
     if site is not None:

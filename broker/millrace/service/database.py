@@ -1,4 +1,7 @@
-"""Open the databases of the registry and the auditor, in SQLite or PostgreSQL. Knows no table."""
+"""Opening the databases of the registry and the auditor, in SQLite or PostgreSQL.
+
+It is independent of their tables.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ BEGIN = "millrace_begin"
 
 
 def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine:
-    """The engine of a database whose tables `prepare` makes; each transaction reads one consistent state.
+    """Return the engine of a database whose tables `prepare` creates. Each transaction reads one consistent
+    state.
 
-    Raises MillraceError in one line when the URL or its database cannot be used.
+    Raise MillraceError in one line when the URL or its database cannot be used.
     """
     try:
         parsed = sa.make_url(url)
@@ -63,7 +67,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    """Make a new connection wait for locks, write ahead and sync: commits then survive power cuts.
+    """Set up a new connection: wait for locks, use the write-ahead log, and sync, so that commits survive
+    power cuts.
 
     Transactions begin where the caller begins them, not at the first write. SQLite does not wait when two
     connections switch an empty file to the write-ahead log at the same moment: one of them fails because the
@@ -85,5 +90,5 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
 
 
 def reason_of(error: SQLAlchemyError) -> str:
-    """The error text of the database's driver, in one line."""
+    """Return the error text of the database's driver, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -6,11 +6,11 @@ MOST_VALUES = 200_000
 """Most commas and brackets in a text: Python parses about a million empty lists a second, and holds its lock
 meanwhile."""
 _QUOTES_OF_VALUE = 4
-"""A value and its name are two strings at most."""
+"""Most quotation marks of a value: it and its name are at most two strings."""
 
 
 def has_too_many_values(text: bytes) -> bool:
-    """True for JSON of more than MOST_VALUES commas and brackets outside of strings; it must be UTF-8."""
+    """Return True for JSON in UTF-8 with more than MOST_VALUES commas and brackets outside of strings."""
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
     if plain.count(b'"') > _QUOTES_OF_VALUE * MOST_VALUES:
         return True

@@ -1,7 +1,7 @@
 """A process's metrics and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
 
-Answers in its own threads. With an access list, `/metrics` requires a token with the role `metrics`. Without
-that token, `/healthz` answers only whether the process is healthy. Defines no metric.
+It answers in its own threads. With an access list, `/metrics` requires a token with the role `metrics`.
+Without that token, `/healthz` answers only whether the process is healthy. It defines no metric.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from prometheus_client.registry import Collector
 from millrace.config import parse_address
 from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace.service.exposition import EscapingRegistry
 from millrace.service.unproven import Unproven
 
 MAX_REQUESTS = 16
-"""Largest number of concurrent requests. When another arrives, the oldest request's connection is closed."""
+"""Largest number of concurrent requests. When a further request arrives, the oldest request's connection is
+closed."""
 MAX_REQUESTS_OF_ADDRESS = 8
 """Most requests at once from one client address."""
 REQUEST_TIMEOUT_S = 10
@@ -87,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a client that disconnected or was cut off is no event."""
+        """Log nothing: a client that disconnected or was disconnected is no event."""
 
 
 def _cut_off(client: socket.socket) -> None:
@@ -159,9 +160,9 @@ def _routes(
             return [b'{"paths": ["/metrics", "/healthz"]}\n']
         refusal = _refusal(access, environ.get("HTTP_AUTHORIZATION"))
         if path == "/healthz":
-            well, told = health()
+            well, details = health()
             start_response("200 OK" if well else "503 Service Unavailable", [_JSON])
-            return [json.dumps({"healthy": well, **({} if refusal else told)}).encode() + b"\n"]
+            return [json.dumps({"healthy": well, **({} if refusal else details)}).encode() + b"\n"]
         if refusal:
             start_response("401 Unauthorized", [_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
             return [json.dumps({"error": refusal}).encode() + b"\n"]
@@ -172,11 +173,11 @@ def _routes(
 
 
 def _refusal(access: AccessList | None, authorization: str | None) -> str:
-    """The reason to refuse metrics to a request with this header; empty when they are allowed."""
+    """Return the reason to refuse metrics to a request with this header; empty when they are allowed."""
     if access is None:
         return ""
     try:
         name = access.name_of(authorization)
-    except NotKnown as error:
+    except Unauthenticated as error:
         return str(error)
     return "" if access.allows(name, "metrics") else f"{name} lacks the role metrics"

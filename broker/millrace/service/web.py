@@ -1,4 +1,4 @@
-"""Run a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
+"""Running a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
 
 A service keeps its state in its database alone, so it may be killed at any moment.
 """
@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.process import allow_open_files
 from millrace.security.certificates import ServerCertificates
-from millrace.service.connections import Connection, Door
+from millrace.service.connections import Acceptor, HttpConnection
 from millrace.signals import end_soon, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ ICON = Path(__file__).with_name("icon.svg").read_bytes()
 
 
 class WebServer(uvicorn.Server):
-    """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
+    """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free port."""
 
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
-        """With `tls` every connection uses it; ConfigError when its files cannot be used."""
+        """Listen; with `tls` every connection uses TLS. Raise ConfigError when its files cannot be used."""
         self._tls = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
         allow_open_files()
         host, port = parse_address(listen, "--listen")
@@ -58,7 +58,7 @@ class WebServer(uvicorn.Server):
             app,
             loop="asyncio",
             # httptools is faster, but loses the body of a request that offers HTTP/2, as Java's client does.
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -71,7 +71,7 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
 
     def start_beside(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Do the service's other work in a thread; if it fails, the server stops as well."""
+        """Do the service's other work in a thread; if the work fails, the server stops as well."""
 
         def run() -> None:
             try:
@@ -88,7 +88,7 @@ class WebServer(uvicorn.Server):
         return thread
 
     def serve_until_stopped(self) -> None:
-        """Serve; MillraceError when work beside it has failed."""
+        """Serve requests. Raise MillraceError when the work of `start_beside` has failed."""
         stop_on_signals(self.stop, limited=True)
         self.run([])
         if self._failure:
@@ -99,20 +99,20 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept by `Door`, not uvicorn, which has no limits and lets handshakes take a minute."""
+        """Accept connections by `Acceptor`: uvicorn has no limits and lets handshakes take a minute."""
         await super().startup(sockets)
-        door = Door(self.listener, self._tls, self._new_connection)
-        self.servers.append(door)  # type: ignore[arg-type]
-        door.open()
+        acceptor = Acceptor(self.listener, self._tls, self._new_connection)
+        self.servers.append(acceptor)  # type: ignore[arg-type]
+        acceptor.open()
         click.echo(self._ready)
         sys.stdout.flush()
 
-    def _new_connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+    def _new_connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
 
 def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
-    """A context that gives each connection the current certificates."""
+    """Return a context that gives each connection the current certificates."""
 
     def take_newest(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         connection.context = certificates.context("none")

@@ -1,6 +1,6 @@
 """Kafka's consumer protocol: a member's subscription and assignment, bytes that brokers only pass on.
 
-A later version only adds fields at the end, which are not read here.
+A later version only adds fields at the end, which Millrace does not read.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from operator import itemgetter
 from millrace.errors import InvalidRequest
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Message, array, data, i16, i32, string
+from millrace.wire.fields import ApiMessage, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
 
 STREAMS_PROTOCOL = "millrace-streams"
 """Assignor name in the description of a group of Millrace's own consumers."""
 
 MAX_SUBSCRIBED_TOPICS = 20_000
-"""Most topics that are read from all subscriptions of one consumer: 10 ms of the event loop."""
+"""Most topics that are read from all subscriptions of one consumer: reading them takes 10 ms of the event
+loop."""
 MAX_SUBSCRIPTIONS = 10
-"""Most different subscriptions that are read of one consumer. Clients send one topic list for each assignor
+"""Most different subscriptions of one consumer that are read. Clients send one topic list for each assignor
 that they support."""
 
 
-class _Subscription(Message):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
+class _Subscription(ApiMessage):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
     version: int = i16()
     topics: tuple[str, ...] = array(string())
 
 
-class _Assignment(Message):  # in SyncGroup
-    class Topic(Message):
+class _Assignment(ApiMessage):  # in SyncGroup
+    class Topic(ApiMessage):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
 
@@ -41,7 +42,7 @@ class _Assignment(Message):  # in SyncGroup
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """An assignment of these partitions, without user data."""
+    """Return an assignment of these partitions, without user data."""
     topics = tuple(
         _Assignment.Topic(topic=topic, partitions=tuple(number for _, number in group))
         for topic, group in groupby(sorted(partitions), itemgetter(0))
@@ -50,7 +51,10 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(assignment: bytes) -> list[TopicPartition]:
-    """The assigned partitions; none when the bytes are no assignment: a client may write any bytes."""
+    """Return the assigned partitions.
+
+    None when the bytes are no assignment, as a client may write any bytes.
+    """
     try:
         topics = decode(_Assignment, ApiKey.SYNC_GROUP, 0, assignment).topics
     except InvalidRequest:
@@ -59,7 +63,10 @@ def decode_assignment(assignment: bytes) -> list[TopicPartition]:
 
 
 def decode_subscriptions(subscriptions: Collection[bytes]) -> frozenset[str] | None:
-    """The topics in any of a consumer's subscriptions; None if they exceed a limit or one is malformed."""
+    """Return the topics in any of a consumer's subscriptions.
+
+    None if they exceed a limit or one is malformed.
+    """
     topics: list[str] = []
     if len(subscriptions) > MAX_SUBSCRIPTIONS:
         return None

@@ -52,11 +52,11 @@ _PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqq
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
 MIN_ITEM_LIMIT = 10_000
-"""Topics and partitions that every fetch may name: each takes 1 to 2 us of the event loop."""
+"""Number of topics and partitions that every fetch may name. Each takes 1 to 2 us of the event loop."""
 
 
 class Sized(Protocol):
-    """Records to be sent: only their number of bytes matters here."""
+    """Records to be sent; only their size is used here."""
 
     @property
     def length(self) -> int: ...
@@ -92,7 +92,8 @@ class FetchedPartition:
 
 
 class FetchRequest(NamedTuple):
-    """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
+    """A fetch: wait until `min_bytes` are available or `max_wait` ms have passed; answer with `max_bytes` at
+    most.
 
     `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows, epoch of the
     batch it has read before the offset)])], -1 for an unknown epoch; other fields of a request are ignored.
@@ -134,7 +135,10 @@ def encode_request(
 
 @reads("fetch request")
 def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> FetchRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit or it names more items."""
+    """Return the request in `body`.
+
+    Raise InvalidRequest when its lengths do not fit or it names more items.
+    """
     if version >= _FLEXIBLE:
         return _decode_flexible(version, body, item_limit)
     reader, room = Reader(body), item_limit
@@ -194,7 +198,7 @@ def _decode_flexible(version: int, body: memoryview, item_limit: int) -> FetchRe
 
 
 def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int, int, int]]:
-    """`count` partitions, each as in `FetchRequest`."""
+    """Read `count` partitions, each as in `FetchRequest`."""
     start, size = reader.position, count * _WANTED_12.size
     block = reader.encoded[start : start + size]
     if len(block) == size and not any(block[_WANTED_12.size - 1 :: _WANTED_12.size]):  # no tagged fields
@@ -212,7 +216,7 @@ def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int,
 def encode_response(
     version: int, topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 ) -> list[bytes | S]:
-    """The body of a fetch response as parts, the records between bytes.
+    """Return the body of a fetch response as parts, the records between bytes.
 
     `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None, parting or
     None)])]; a topic is its id from v13 on, else its name. Only requests from v12 on can have a parting.
@@ -265,7 +269,7 @@ def _encode_flexible(topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 
 
 def encode_error(version: int, code: int) -> bytes | None:
-    """The body of a response without topics; None before v7, which has no field for the error."""
+    """Return the body of a response without topics; None before v7, which has no field for the error."""
     if version >= _FLEXIBLE:
         return bytes(4) + INT16.pack(code) + bytes(4) + compact_length(0) + b"\0"
     return bytes(4) + INT16.pack(code) + bytes(8) if version >= 7 else None
@@ -273,9 +277,9 @@ def encode_error(version: int, code: int) -> bytes | None:
 
 @reads("fetch response")
 def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
-    """Topic -> partition -> the answer, of a v12 response; the records are views of `body`.
+    """Return the answers of a v12 response by topic and partition; the records are views of `body`.
 
-    Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
+    Raise InvalidRequest when the bytes are malformed, or the response has an error of the whole request.
     """
     reader = Reader(memoryview(body), flexible=True)
     reader.number(INT32)
@@ -295,7 +299,7 @@ def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
 
 
 def error_name(code: int) -> str:
-    """The protocol's name of an error code, or its number when Millrace has no name for it."""
+    """Return the protocol's name of an error code, or its number when Millrace has no name for it."""
     try:
         return ErrorCode(code).name
     except ValueError:

@@ -1,7 +1,7 @@
 """Declarations of a message's fields, in the order of its bytes: type, versions, default.
 
-    class MetadataResponse(Message, response_of=ApiKey.METADATA):
-        class Topic(Message):
+    class MetadataResponse(ApiMessage, response_of=ApiKey.METADATA):
+        class Topic(ApiMessage):
             error_code: int = i16()
             name: str | None = string(null_since=12)
             topic_id: UUID | None = uuid(since=10, default=None)
@@ -9,9 +9,9 @@
         throttle_time: int = i32(since=3, default=0)
         topics: tuple[Topic, ...] = array(Topic)
 
-A field exists from version `since` up to `until`, and may be null from version `null_since` on. Knows no
-bytes: `wire.codec` reads and writes them. A request or a response names its API, or each of its APIs, as
-`request_of` or `response_of`; the messages inside it name none.
+A field exists from version `since` up to `until`, and may be null from version `null_since` on. `wire.codec`
+reads and writes the bytes. A request or a response names its API, or each of its APIs, as `request_of` or
+`response_of`; the messages inside it name none.
 """
 
 from __future__ import annotations
@@ -64,19 +64,22 @@ string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, after their le
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
-    """A tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, after their count."""
+    """Declare a tuple of messages, as `array(Topic)`, or of numbers or texts, as `array(i32())`.
+
+    Their count comes first.
+    """
     return Field("array", default, of, **versions)
 
 
 def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
-    """A message that may be null, after a byte that says whether it is there."""
+    """Declare a message that may be null; a byte before it says so."""
     return Field("message", default, of, null_since=0, **versions)
 
 
 def by_topic(partition: Any, **options: Any) -> Any:
-    """A tuple of `Topic`s, each with a tuple of `partition` messages."""
+    """Declare a tuple of `TopicItems`, each with a tuple of `partition` messages."""
     fields = {"name": string(), "partitions": array(partition)}
-    return array(_MessageType("Topic", (Message,), fields), **options)
+    return array(_MessageType("Topic", (ApiMessage,), fields), **options)
 
 
 @dataclass_transform(
@@ -85,7 +88,7 @@ def by_topic(partition: Any, **options: Any) -> Any:
     field_specifiers=(i8, i16, i32, i64, boolean, f64, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
-    """Turns a class of fields into a named tuple that takes keywords only."""
+    """Metaclass that turns a class of fields into a named tuple which takes keywords only."""
 
     def __new__(
         mcs,
@@ -111,7 +114,7 @@ def _keys(apis: Apis) -> tuple[int, ...]:
 
 
 def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
-    """A `__new__` with the fields as keywords, compiled as `namedtuple` compiles its own.
+    """Return a `__new__` with the fields as keywords, compiled as `namedtuple` compiles its own.
 
     A loop over the fields takes four times as long.
     """
@@ -124,27 +127,27 @@ def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
     return cast(Callable[..., Any], scope["__new__"])
 
 
-class Message(metaclass=_MessageType):
+class ApiMessage(metaclass=_MessageType):
     """Base of the messages' classes: immutable, created with the fields as keywords."""
 
 
-class Topic(Message, Generic[P]):
+class TopicItems(ApiMessage, Generic[P]):
     """A topic and the items of a request or a response about its partitions."""
 
     name: str = string()
     partitions: tuple[P, ...] = array(None)
 
 
-def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[Topic[P], ...]:
-    """Group pairs of a topic's name and an item about one of its partitions into `Topic`s."""
+def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[TopicItems[P], ...]:
+    """Group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
     topics: dict[str, list[P]] = {}
     for name, partition in partitions:
         topics.setdefault(name, []).append(partition)
-    return tuple(Topic(name=name, partitions=tuple(partitions)) for name, partitions in topics.items())
+    return tuple(TopicItems(name=name, partitions=tuple(partitions)) for name, partitions in topics.items())
 
 
 def fields_of(message: type) -> dict[str, Field]:
-    """The fields of a class of messages by name, in the order of its bytes."""
+    """Return the fields of a class of messages by name, in the order of its bytes."""
     return cast(dict[str, Field], message.declared)  # type: ignore[attr-defined]
 
 
@@ -159,7 +162,7 @@ def response_of(message: type) -> tuple[int, ...]:
 
 
 def items_in(message: object, most: int) -> int:
-    """The number of items in all lists of a message; counting stops beyond `most`."""
+    """Return the number of items in all lists of a message. Counting stops above `most`."""
     count = 0
     for values in cast("tuple[object, ...]", message):
         if isinstance(values, tuple):

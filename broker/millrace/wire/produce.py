@@ -55,7 +55,7 @@ _NO_TAGS = b"\0\0\0"
 """Empty tagged fields of partition, topic and request, after the only batch of a flexible request."""
 _MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
-"""Most targets cached for all clients together: 1 to 2 KB each. Without the cache a run takes 2 us more."""
+"""Most cached targets of all clients together, 1 to 2 KB each. Without the cache a run takes 2 us more."""
 RUN_VERSIONS = range(3, 13)
 MAX_COMMON_BYTES = 512
 """Most bytes from the client id to the partition of a target; longer requests go to `decode_request`."""
@@ -87,9 +87,9 @@ class ProducedPartition(NamedTuple):
 
 @reads("produce request")
 def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> ProduceRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit.
+    """Return the request in `body`. Raise InvalidRequest when its lengths do not fit.
 
-    RequestTooLarge for more than `item_limit` + REFUSED_ITEMS topics and partitions.
+    Raise RequestTooLarge for more than `item_limit` + REFUSED_ITEMS topics and partitions.
     """
     most = item_limit + REFUSED_ITEMS
     if version >= _FLEXIBLE:
@@ -162,14 +162,14 @@ class Target(NamedTuple):
     """Bytes of the frame without its batch."""
 
 
-Run: TypeAlias = tuple[list[int], list[memoryview], int]
+ProduceRun: TypeAlias = tuple[list[int], list[memoryview], int]
 """Consecutive requests of one client, each with one batch for the same target: their correlation ids, their
 batches, and the position of the next request. Often a run is one request."""
 
 
 def run_at(
     data: memoryview, position: int, target: Target, max_batch_bytes: int, max_frame_bytes: int
-) -> Run:
+) -> ProduceRun:
     """Return the consecutive produce requests for `target` from `position` on, as one run.
 
     The run ends before a request that is not whole, or whose batch is too large or refused by
@@ -234,7 +234,7 @@ def _target(
 
 
 def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
-    """As `target_at`, for a flexible request whose client id begins at `start`."""
+    """Do as `target_at`, for a flexible request whose client id begins at `start`."""
     name_at = start + _CLIENT_ID_TO_FLEXIBLE_NAME + client_id_size
     size = len(data)
     if name_at >= size:
@@ -280,13 +280,13 @@ def encode_successes(
     outcomes: Sequence[object],
     log_start_offset: int,
 ) -> bytes | None:
-    """Whole responses to requests for one batch each, if every outcome is a base offset; else None."""
-    is_one = len(outcomes) == 1  # nearly always, and it needs fewer steps
+    """Return whole responses to requests for one batch each, if every outcome is a base offset; else None."""
+    is_single = len(outcomes) == 1  # nearly always, and it needs fewer steps
     # Before anything is cached: the topic of a refused request may be any name that its client invents.
-    if not (isinstance(outcomes[0], int) if is_one else set(map(type, outcomes)) == {int}):
+    if not (isinstance(outcomes[0], int) if is_single else set(map(type, outcomes)) == {int}):
         return None
     pack, size, before, after = _success(version, topic, partition, log_start_offset)
-    if is_one:
+    if is_single:
         return pack(size, correlation_ids[0], before, outcomes[0], after)
     pairs = zip(correlation_ids, outcomes, strict=True)
     return b"".join([pack(size, number, before, base, after) for number, base in pairs])
@@ -296,7 +296,7 @@ def encode_successes(
 def _success(
     version: int, topic: str, partition: int, log_start_offset: int
 ) -> tuple[Callable[..., bytes], int, bytes, bytes]:
-    """The parts of successful responses, which differ in correlation id and base offset only."""
+    """Return the parts of successful responses, which differ in correlation id and base offset only."""
     result = ProducedPartition(partition, 0, 0, log_start_offset)
     body = encode_response(version, [(topic, 1)], [result])
     if version >= _FLEXIBLE:
@@ -313,8 +313,9 @@ def encode_response(
     partitions: Sequence[ProducedPartition],
     throttle_ms: int = 0,
 ) -> bytes:
-    """A produce response after its correlation id: `topics` as in the request, `partitions` one for each
-    batch."""
+    """Return a produce response after its correlation id: `topics` as in the request, `partitions` one for
+    each batch.
+    """
     rest = iter(partitions)
     if version >= _FLEXIBLE:
         parts = [b"\0", compact_length(len(topics))]  # the header has tagged fields, too

@@ -1,8 +1,8 @@
 """A real ZooKeeper for one machine, run by Java from the jars inside the installed PySpark.
 
-Used when no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
-PySpark is only looked up, never imported. Of ZooKeeper's protocol only the question whether the server
-answers is used.
+It is used when no ensemble is given: one standalone server on 127.0.0.1, with its data in a directory of its
+own. PySpark is only looked up, never imported. Of ZooKeeper's protocol only the check that the server answers
+is used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _EndedAtOnce(MillraceError):
 
 
 class ZooKeeper:
-    """One running server. It ends with the process that started it, however that ends, or by `stop`."""
+    """One running server. It ends when the process that started it ends for any reason, or by `stop`."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -85,7 +85,10 @@ class ZooKeeper:
 
     @classmethod
     def start(cls, data_dir: Path, port: int = 0, heap_mb: int = HEAP_MB) -> ZooKeeper:
-        """Start a server on 127.0.0.1:`port` (0: any free port); MillraceError when it does not answer."""
+        """Start a server on 127.0.0.1:`port` (0: any free port).
+
+        Raise MillraceError when it does not answer.
+        """
         for _ in range(0 if port else PORT_TRIES - 1):
             with suppress(_EndedAtOnce):
                 return cls._start(data_dir, port, heap_mb)
@@ -111,7 +114,7 @@ class ZooKeeper:
             os.close(lock)
         server = cls(port, process)
         try:
-            server._wait_until_it_answers(data_dir / "zookeeper.err")
+            server._wait_until_ready(data_dir / "zookeeper.err")
         except BaseException:
             server.stop()
             raise
@@ -135,7 +138,7 @@ class ZooKeeper:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _wait_until_it_answers(self, errors: Path) -> None:
+    def _wait_until_ready(self, errors: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not answers("127.0.0.1", self.port):
             if self._process.poll() is not None:
@@ -148,7 +151,7 @@ class ZooKeeper:
 
 
 def answers(host: str, port: int) -> bool:
-    """True when a ZooKeeper server that serves requests answers there."""
+    """Return True when a ZooKeeper server that serves requests answers at the address."""
     try:
         with socket.create_connection((host, port), timeout=1) as connection:
             connection.sendall(b"srvr")
@@ -158,7 +161,10 @@ def answers(host: str, port: int) -> bool:
 
 
 def find_java() -> str:
-    """Path of a Java of at least version 17, from JAVA_HOME or PATH; MillraceError when there is none."""
+    """Return the path of a Java of at least version 17, from JAVA_HOME or PATH.
+
+    Raise MillraceError when no Java is found.
+    """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
@@ -179,7 +185,10 @@ def find_java() -> str:
 
 
 def find_jars() -> list[Path]:
-    """Return ZooKeeper's jars in the installed PySpark. MillraceError if PySpark or a jar is missing."""
+    """Return ZooKeeper's jars in the installed PySpark.
+
+    Raise MillraceError if PySpark or a jar is missing.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MillraceError(
@@ -215,7 +224,7 @@ def _lock(data_dir: Path) -> int:
 
 
 def free_port(port: int) -> int:
-    """Return the port once it is free, or any free port for 0; MillraceError after PORT_SECONDS."""
+    """Return the port once it is free, or any free port for 0. Raise MillraceError after PORT_SECONDS."""
     deadline = time.monotonic() + PORT_SECONDS
     while True:
         with socket.socket() as probe:

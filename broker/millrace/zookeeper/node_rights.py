@@ -25,13 +25,16 @@ _CHANGE = Permissions.READ | Permissions.WRITE | Permissions.CREATE | Permission
 
 
 def load_identity(path: str) -> ZooKeeperIdentity:
-    """The identity in a file that only its owner may read; ConfigError says what is wrong with it."""
+    """Return the identity in a file that only its owner may read.
+
+    Raise ConfigError, with the reason, when the file cannot be used.
+    """
     check_secret(path, "the identity for ZooKeeper")
     return load(ZooKeeperIdentity, Path(path))
 
 
 def draw_identities() -> dict[str, ZooKeeperIdentity]:
-    """New identities of one ensemble by name, each with its own password and the digests of both."""
+    """Return new identities of one ensemble by name, each with its own password and the digests of both."""
     passwords = {name: secrets.token_hex(_SECRET_BYTES) for name in (BROKERS, CLIENTS)}
     digests = {name: make_digest_acl_credential(name, password) for name, password in passwords.items()}
     return {
@@ -43,7 +46,7 @@ def draw_identities() -> dict[str, ZooKeeperIdentity]:
 
 
 def node_acl(identity: ZooKeeperIdentity, path: str) -> list[ACL]:
-    """The access list of a node: path := /<cluster>/..., or /audit/..."""
+    """Return the access list of a node: path := /<cluster>/..., or /audit/..."""
     brokers = ACL(Permissions.ALL, Id("digest", identity.brokers))
     parts = path.strip("/").split("/")
     kind = parts[1] if len(parts) > 1 else ""

@@ -59,10 +59,13 @@ class BrokerAddress:
     directory: str = ""
     """The id of its log directory."""
     protocol: int = 1
-    """Number of the protocol between brokers; from REPLICATING on the broker copies partitions."""
+    """Number of the protocol between brokers. From REPLICATING on, the broker copies partitions."""
 
     def at(self, listener: str) -> tuple[str, int] | None:
-        """The broker's address for clients of the named listener; None when it has no such listener."""
+        """Return the broker's address for clients of the named listener.
+
+        None when it has no such listener.
+        """
         return self.listeners.get(listener) if self.listeners else (self.host, self.port)
 
 
@@ -87,8 +90,8 @@ class PartitionState:
     leader_epoch: int
     origin: Origin | None = None
     eligible: Mapping[int, str] = field(default_factory=dict)
-    """Brokers that left the in-sync replicas when those became too few -> id of the log directory. They still
-    have everything committed, as nothing is committed meanwhile."""
+    """Brokers that left the in-sync replicas when these became too few -> id of the log directory. They still
+    have all committed messages, as nothing is committed until then."""
 
     adding: Replicas = ()
     """Replicas that a reassignment adds; the leader ends the reassignment when all of them are in sync."""
@@ -127,11 +130,11 @@ class TopicState:
     """Transaction that created the ZooKeeper node; a recreated topic of the same name has another."""
 
     def minimum(self, number: int) -> int:
-        """The partition's `min.insync.replicas`: the number of in-sync replicas needed to commit."""
+        """Return the partition's `min.insync.replicas`: the number of in-sync replicas needed to commit."""
         return self.minimum_of(self.partitions[number].factor)
 
     def minimum_of(self, replicas: int) -> int:
-        """`min.insync.replicas` of a partition with the given number of replicas."""
+        """Return `min.insync.replicas` of a partition with the given number of replicas."""
         own = self.settings.get(MIN_INSYNC_REPLICAS)
         return default_minimum(replicas) if own is None else int(own)
 
@@ -141,16 +144,19 @@ class TopicState:
         return min((state.factor for state in self.partitions.values()), default=1)
 
     def targets(self) -> dict[Origin, int]:
-        """Origin -> number of the partition that mirrors it."""
+        """Return the number of the mirroring partition of each origin."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
 
     def target_of(self, origin: Origin) -> int | None:
-        """The partition that mirrors `origin` (the topic id counts too), or None."""
+        """Return the partition that mirrors `origin` (the topic id counts too), or None."""
         numbers = (number for number, state in self.partitions.items() if state.origin == origin)
         return next(numbers, None)
 
     def former_origin(self, origin: Origin) -> Origin | None:
-        """The newest mirrored origin that differs from `origin` in the topic id only; None without one."""
+        """Return the newest mirrored origin that differs from `origin` in the topic id only.
+
+        Return None if there is none.
+        """
         same = (origin.cluster, origin.topic, origin.partition)
         for _, partition in sorted(self.partitions.items(), reverse=True):
             other = partition.origin
@@ -162,12 +168,15 @@ class TopicState:
 
 
 def default_minimum(replicas: int) -> int:
-    """Default of `min.insync.replicas` for a number of replicas."""
+    """Return the default of `min.insync.replicas` for a number of replicas."""
     return 1 if replicas <= 2 else 2
 
 
 def encode_topic(topic: TopicState) -> bytes:
-    """The topic as the JSON shown above; InvalidPartitions when it is too large for ZooKeeper."""
+    """Return the topic as the JSON shown above.
+
+    Raise InvalidPartitions when it is too large for ZooKeeper.
+    """
     is_replicated = any(state.is_replicated for state in topic.partitions.values())
     fields = _replicated_fields if is_replicated else _fields
     partitions = {number: fields(state) for number, state in sorted(topic.partitions.items())}
@@ -207,7 +216,7 @@ def _replicated_fields(state: PartitionState) -> dict[str, Any]:
 
 
 def decode_topic(name: str, data: bytes, version: int = -1, czxid: int = -1) -> TopicState:
-    """Read a topic from the JSON shown above; MillraceError when it is malformed."""
+    """Read a topic from the JSON shown above. Raise MillraceError when it is malformed."""
     try:
         value = json.loads(data)
         if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):

@@ -1,7 +1,8 @@
 """Ends up to which the partitions of a tier are counted, read from the records of its counts topic.
 
-A reader keeps no state of its own: when it begins, it learns here where to go on. The auditor follows the
-same rules. Recent records are read first: those of the last turn are enough if they name every partition.
+A reader keeps no state of its own: when it begins, it finds here the offsets at which to continue. The
+auditor follows the same rules. Recent records are read first. The records of the last turn are enough if they
+name every partition.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def covered(
     before: int | None,
     partitions: Collection[PartitionKey],
 ) -> Ends:
-    """Partition -> the next offset to count; without partitions that were never counted.
+    """Return the next offset to count of each partition, without partitions that were never counted.
 
-    `own` is the caller's turn, which has published its first heartbeat: behind it no other turn's records
-    count. `before` is the turn before it, None when there is none. MillraceError when the topic does not show
-    that heartbeat.
+    `own` is the caller's turn, which has published its first heartbeat: after it no other turn's records
+    count. `before` is the turn before it, None when there is none. Raise MillraceError when the topic does
+    not show that heartbeat.
     """
     end, met = client.list_offsets(topic, LATEST, [0])[0], False
 
@@ -68,7 +69,10 @@ def covered(
 
 
 def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
-    """The counted ends by records in order; a vanished partition keeps its end, for it may come back."""
+    """Return the counted ends by records in order.
+
+    A vanished partition keeps its end, because the partition may come back.
+    """
     ends: Ends = {}
     newest, beaten = -1, (-1, -1)
     for turn, record in records:
@@ -96,7 +100,9 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
 def _records(
     client: ClusterClient, topic: str, tier: str, codec: AuditCodec, book: TurnBook, start: int, end: int
 ) -> Iterator[tuple[int, Count | Heartbeat]]:
-    """Counts and heartbeats that readers of the tier have signed in [start, end), each with its turn."""
+    """Yield counts and heartbeats that readers of the tier have signed in [start, end), each
+    with its turn.
+    """
     while start < end:
         fetched = client.fetch(topic, {0: start}, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)[0]
         if fetched.error:

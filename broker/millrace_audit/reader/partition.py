@@ -1,6 +1,7 @@
-"""State of a reader in one partition: its position, and what it has counted since the last published count.
+"""State of a reader in one partition: its position, and its counts since the last published count.
 
-Takes fetch answers, one at a time. Knows no connection, no other partition and no record of the audit.
+It takes fetch answers, one at a time. It has no connection, and is independent of other partitions and of
+audit records.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CannotRead(MillraceError):
 
 @dataclass(slots=True)
 class Stuck:
-    """Cause for which a partition cannot be read, and when reading is tried again."""
+    """The cause that prevents reading a partition, and the time of the next try."""
 
     cause: str
     retry_at: float
@@ -59,7 +60,7 @@ class Partition:
     topic: str
     key: PartitionKey
     rules: OffsetRules
-    told: int | None
+    published_end: int | None
     """Start of the next count: all before it is published. None until the start of the log is known."""
     cursor: Cursor = field(init=False)
     """Position of the next read."""
@@ -70,31 +71,31 @@ class Partition:
     limit: int | None = None
     """End of counting for now; it may lie inside a batch."""
     awaited: int = 0
-    """A `written` that consumers have not reached yet, and since when."""
+    """A value of `written` that consumers have not reached yet, and the time since when."""
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
-    """Offsets since `told` that were deleted before they could be read."""
+    """Offsets since `published_end` that were deleted before they could be read."""
     origin: Origin | None = None
     """Origin and copied position, from the last position batch that was read or from the mirror."""
     copied_through: int | None = None
     """Offset before which every record lies before the origin's end; None if no end is known."""
-    origin_told: tuple[Origin | None, int | None] = (None, None)
+    published_origin: tuple[Origin | None, int | None] = (None, None)
     ask_at: float = 0.0
-    """Time (monotonic) at which the mirror's position is asked for again."""
+    """Time (monotonic) of the next request for the mirror's position."""
     stuck: Stuck | None = None
     shortest: int | None = None
-    """Smallest end of the log while it lies before the counted end, and since when it does."""
+    """Smallest end of the log while it is before the counted end, and the time since when."""
     short_since: float = 0.0
     truncated: int | None = None
     """Counted end at the time when the log was truncated, until the truncation is reported."""
 
     def __post_init__(self) -> None:
-        self.cursor = Cursor(self.told or 0)
+        self.cursor = Cursor(self.published_end or 0)
 
     def place(self, log_start: int) -> None:
         """Start at `log_start`: the partition was never counted before."""
-        self.told, self.cursor = log_start, Cursor(log_start)
+        self.published_end, self.cursor = log_start, Cursor(log_start)
 
     @property
     def end(self) -> int:
@@ -111,21 +112,21 @@ class Partition:
 
     @property
     def behind(self) -> bool:
-        """True if there is more to read; the batch behind a cursor begins at its `next_base`, if known."""
+        """True if there is more to read. The batch after a cursor begins at its `next_base`, if known."""
         return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
 
     @property
     def has_news(self) -> bool:
-        return self.told is not None and (
-            self.end > self.told or (self.origin, self.copied_through) != self.origin_told
+        return self.published_end is not None and (
+            self.end > self.published_end or (self.origin, self.copied_through) != self.published_origin
         )
 
     def is_due(self) -> bool:
-        """True if the partition can be read, or it is time to try again."""
+        """Return True if the partition can be read, or it is time to try again."""
         return self.stuck is None or time.monotonic() >= self.stuck.retry_at
 
     def stick(self, cause: str) -> bool:
-        """Note that the partition cannot be read; True if that, or the cause, is new."""
+        """Note that the partition cannot be read. Return True if that, or the cause, is new."""
         before = self.stuck
         if before is not None and before.cause.startswith(_DAMAGE) and cause.startswith(_DAMAGE):
             cause = before.cause  # a broker words the same damage differently once it has checked its disk
@@ -136,8 +137,9 @@ class Partition:
     def noted(self, high_watermark: int, written: int = 0) -> None:
         """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
-        CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. CannotRead
-        when consumers have not reached an acknowledged end for OPEN_S: producers may report those messages.
+        Raise CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
+        Raise CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report
+        those messages.
         """
         if high_watermark < self.end:
             now = time.monotonic()
@@ -164,19 +166,20 @@ class Partition:
             )
 
     def truncate(self, end: int) -> None:
-        """Continue counting at `end` or, if less, at `told`: the log has lost the messages behind `end`."""
-        assert self.told is not None
-        if end < self.told:
-            self.truncated, self.told = self.told, end
-        self.cursor = Cursor(self.told)
+        """Continue at `end` or, if less, at `published_end`: the log has lost the messages after `end`."""
+        assert self.published_end is not None
+        if end < self.published_end:
+            self.truncated, self.published_end = self.published_end, end
+        self.cursor = Cursor(self.published_end)
         if self.copied_through is not None:
-            self.copied_through = min(self.copied_through, self.told)
+            self.copied_through = min(self.copied_through, self.published_end)
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
-        """Note the mirror's position, which accounts for all before `through`, if exactly that has been read.
+        """Note the mirror's position, which accounts for all records before `through`, if the reader has read
+        exactly up to `through`.
 
-        The mirror's position and the partition's contents may differ: the auditor finds that.
+        The mirror's position and the partition's contents may differ: the auditor notices that.
         """
         if self.origin is None:
             self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
@@ -184,15 +187,15 @@ class Partition:
             self.origin, self.copied_through = _origin(position), through
 
     def skip_to(self, log_start: int) -> None:
-        """Note the unread offsets before `log_start` as lost: they are gone and can never be counted."""
+        """Note the unread offsets before `log_start` as lost: they were deleted and can never be counted."""
         self.lost.add(self.cursor.next_offset, log_start - 1)
         self.cursor = Cursor(log_start)
 
     def take(self, fetched: FetchedPartition, counter: BatchCounter) -> Iterator[Part]:
-        """Count the messages of a fetch's answer, part by part; a count may end behind each part.
+        """Count the messages of a fetch's answer, part by part; a count may end after each part.
 
-        Raises CannotRead at a damaged batch, when all before it is counted. Errors of `counter` are passed
-        on; what was counted by then stays.
+        Raise CannotRead at a damaged batch, after all batches before it are counted. Errors of `counter` are
+        passed on; the counts so far stay.
         """
         if (
             fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -239,7 +242,7 @@ class Partition:
 
     def published(self) -> None:
         """Begin the next count, because the last count has been published."""
-        self.told, self.origin_told = self.end, (self.origin, self.copied_through)
+        self.published_end, self.published_origin = self.end, (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 
 

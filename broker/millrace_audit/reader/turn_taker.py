@@ -1,6 +1,6 @@
 """Taking turns in ZooKeeper: a reader takes its turn when the tier is free, and loses it with its session.
 
-Holder and turn are created in one transaction: a reader that stood still while it began cannot create a turn
+Holder and turn are created in one transaction: a reader that was stalled while it began cannot create a turn
 newer than its successor's.
 """
 
@@ -28,19 +28,19 @@ from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 logger = logging.getLogger("millrace.audit.reader")
 
 KEPT_MS = 60 * 24 * 3600 * 1000
-"""A turn is deleted this long after the next one began: no audit topic is kept for longer."""
+"""Age of the next turn at which a turn is deleted: no audit topic is kept for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The reader that counts a tier just now."""
+    """The reader that counts a tier at the moment."""
 
     host: str
     pid: int
 
 
 class TurnTaker:
-    """Takes turns at one tier; `lost` is set when the session that held the last one has ended."""
+    """Takes turns at one tier; `lost` is set when the session that held the last turn has ended."""
 
     def __init__(self, session: Session, seat: Seat, cluster_id: str) -> None:
         self._session, self._seat, self._cluster_id = session, seat, cluster_id
@@ -49,13 +49,13 @@ class TurnTaker:
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
     def counted_elsewhere(self) -> Turn | None:
-        """The tier's newest turn if that counted another cluster than this reader would; else None."""
+        """Return the tier's newest turn if it counted another cluster than this reader would; else None."""
         turns = read_turns(self._session, self._seat)
         newest = turns[max(turns)] if turns else None
         return None if newest is None or newest.cluster_id == self._cluster_id else newest
 
     def take(self) -> Turn | Holder:
-        """A new turn, or the reader that holds the tier."""
+        """Return a new turn, or the reader that holds the tier."""
         for folder in (self._turns, self._holder.rpartition("/")[0]):
             self._session.call(self._session.client.ensure_path_async, folder)
         self.lost.clear()
@@ -67,11 +67,11 @@ class TurnTaker:
             pid=os.getpid(),
             began=now_ms(),
         )
-        told = {name: value for name, value in asdict(turn).items() if name not in ("number", "secret")}
+        contents = {name: value for name, value in asdict(turn).items() if name not in ("number", "secret")}
 
         def begin() -> Any:
             transaction = self._session.client.transaction()
-            transaction.create(self._holder, json.dumps(told).encode(), ephemeral=True)
+            transaction.create(self._holder, json.dumps(contents).encode(), ephemeral=True)
             transaction.create(f"{self._turns}/{TURN_PREFIX}", turn.encode(), sequence=True)
             return transaction.commit_async()
 
@@ -95,7 +95,7 @@ class TurnTaker:
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
 
     def _made_with(self, transaction: int) -> Turn | None:
-        """The turn that was created in that transaction of ZooKeeper's."""
+        """Return the turn that was created in that transaction of ZooKeeper's."""
         for path, (data, stat) in self._nodes().items():
             if stat.czxid == transaction:
                 return Turn.decode(path.rpartition("/")[2], data)

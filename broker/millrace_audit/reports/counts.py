@@ -1,6 +1,6 @@
 """Counts of every producer's events in one place: sequence numbers by ten-minute window, with repeats.
 
-Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. Knows
+Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. It reads
 no message and no file.
 """
 
@@ -20,7 +20,8 @@ HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000
-"""AuditedProducer sends no event further ahead of its clock; a load files none further ahead of its own."""
+"""Largest time by which an event may be ahead of the clock of AuditedProducer, or of a load
+that stores it."""
 
 
 _LAST_MS = 253_402_300_800_000 - WINDOW_MS  # last window of the year 9999: dates have four-digit years
@@ -31,7 +32,7 @@ def window_start(time_ms: int) -> int:
 
 
 def is_of_this_world(window: int) -> bool:
-    """True for a window that can exist. The rule depends on no clock, so that all tiers agree."""
+    """Return True for a window that can exist. The rule depends on no clock, so that all tiers agree."""
     return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 
@@ -45,7 +46,7 @@ class CountKey(NamedTuple):
 
 
 class SequenceTally:
-    """Sequence numbers with how often each occurs."""
+    """Sequence numbers, and the number of times that each occurs."""
 
     __slots__ = ("_again", "_layers", "fingerprint")
 
@@ -55,7 +56,7 @@ class SequenceTally:
         self._layers = layered(ranges, less) or [SequenceRanges()]
         self._again: list[Range] = []  # repeats not yet sorted into layers: one sweep sorts many
         self.fingerprint = fingerprint
-        """Sum over all the messages, repeats included, wrapped; 0 where fingerprints are not taken."""
+        """Sum over all the messages, repeats included, wrapped; 0 where fingerprints are not computed."""
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
@@ -70,7 +71,7 @@ class SequenceTally:
         return self._layers
 
     def without(self, other: SequenceTally) -> SequenceTally:
-        """The numbers that occur here more often than in `other`, each as often as the difference."""
+        """Return the numbers that occur here more often than in `other`, each as often as the difference."""
         return SequenceTally(
             self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
         )
@@ -96,7 +97,7 @@ class SequenceTally:
         return sum(map(len, self.layers))
 
     def ranges(self) -> Iterator[Range]:
-        """Every range, layer after layer: a number that occurs twice is in two ranges."""
+        """Yield every range, layer after layer: a number that occurs twice is in two ranges."""
         return chain.from_iterable(self.layers)
 
     def pairs(self) -> list[list[int]]:
@@ -119,7 +120,9 @@ class SequenceCounts:
         last: int | None = None,
         fingerprint: int = 0,
     ) -> None:
-        """Count one message, or those from `first` to `last`, in the window that starts at `window` ms."""
+        """Count the message `first`, or the messages from `first` to `last`, in the window that starts at
+        `window` ms.
+        """
         key = CountKey(server, service, instance, window)
         tally = self.tallies.get(key)
         if tally is None:
@@ -129,7 +132,7 @@ class SequenceCounts:
             tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
-        """Add everything that `other` counted; a number in both then occurs twice."""
+        """Add all counts of `other`; a number in both then occurs twice."""
         for key, tally in other.tallies.items():
             mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
@@ -137,7 +140,7 @@ class SequenceCounts:
             mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
-        """The counts that exceed those of `other`, each number as often as the difference."""
+        """Return the counts that exceed those of `other`, each number as often as the difference."""
         rest = SequenceCounts()
         for key, tally in self.tallies.items():
             left = tally.without(other.tallies.get(key, SequenceTally()))
@@ -154,7 +157,8 @@ class SequenceCounts:
         return sum(layer.range_count for tally in self.tallies.values() for layer in tally.layers)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
+        """Return sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first,
+        last].
 
         `duplicates` lists every repeated number, once for each extra occurrence.
         """
@@ -172,7 +176,10 @@ class SequenceCounts:
         return cls._of((entry, (*entry["ranges"], *entry["duplicates"])) for entry in entries)
 
     def to_avro(self) -> list[dict[str, Any]]:
-        """The `counts` of an AuditCount record: ranges as `to_deltas`; a repeated number is in several."""
+        """Return the `counts` of an AuditCount record: ranges as `to_deltas`.
+
+        A repeated number is in several ranges.
+        """
         return [
             {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
             for key, tally in sorted(self.tallies.items())
@@ -180,7 +187,7 @@ class SequenceCounts:
 
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
-        """Read the output of `to_avro`; ValueError when a list of ranges is broken."""
+        """Read the output of `to_avro`. Raise ValueError when a list of ranges is broken."""
         return cls._of((entry, from_deltas(entry["ranges"])) for entry in entries)
 
     @classmethod

@@ -1,10 +1,10 @@
 """An audited message: the bytes of one event, its header in front.
 
-    0x00, schema id (4 bytes, big endian), Avro body
-    body := AuditHeader {time: long, server: string, service: string, instance: long, sequence: long}, fields
+0x00, schema id (4 bytes, big endian), Avro body body := AuditHeader {time: long, server: string, service:
+string, instance: long, sequence: long}, fields
 
-The header is the first field of every event schema, so a reader finds it without knowing the rest. Knows one
-message at a time; neither topics nor brokers.
+The header is the first field of every event schema, so a reader finds it without the rest of the schema. This
+module reads one message at a time, and uses neither topics nor brokers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_audit.reports.counts import WINDOW_MS
 
 PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
-"""Longest name of a server or service. A message with a longer one is not audited, so counts stay small."""
+"""Longest name of a server or service. A message with a longer name is not audited, so counts stay small."""
 HEADER_FIELD = "header"
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
@@ -47,7 +47,9 @@ class NotAudited(Exception):
 
 
 def has_header(schema: Any) -> bool:
-    """True if a schema's first field is an AuditHeader, so that `read_header` may read its messages."""
+    """Return True if a schema's first field is an AuditHeader, so that `read_header` may read
+    its messages.
+    """
     if not isinstance(schema, Mapping) or not schema.get("fields"):
         return False
     field = schema["fields"][0]
@@ -68,7 +70,10 @@ def _read_string(data: bytes, position: int) -> tuple[str, int]:
 
 
 def read_header(message: bytes) -> EventHeader:
-    """The header of one message; NotAudited when it has none. Does not look at the schema id."""
+    """Return the header of one message. Raise NotAudited when the message has none.
+
+    The schema id is ignored.
+    """
     try:
         time, position = read_varint(message, PREFIX_BYTES)
         server, position = _read_string(message, position)
@@ -85,7 +90,10 @@ def read_header(message: bytes) -> EventHeader:
 
 
 def counted_header(message: bytes) -> EventHeader | None:
-    """The header by which readers count a message whose schema has one; None if it is broken or too long."""
+    """Return the header by which readers count a message whose schema has a header.
+
+    None if it is broken or too long.
+    """
     try:
         header = read_header(message)
     except NotAudited:
@@ -96,7 +104,7 @@ def counted_header(message: bytes) -> EventHeader | None:
 
 
 def instance_bytes(server: str, service: str, instance: int) -> bytes:
-    """The bytes between time and sequence in the header of every message of one instance."""
+    """Return the bytes between time and sequence in the header of every message of one instance."""
     out = bytearray()
     write_bytes(out, server.encode())
     write_bytes(out, service.encode())
@@ -128,11 +136,14 @@ class EventSchema:
         self._body: Any = None
         if self._is_flat and len(schema["fields"][0]["type"]["fields"]) == len(_HEADER_FIELDS):
             self._body = fastavro.parse_schema({**schema, "fields": fields})
-        self._who: tuple[Any, Any, Any] | None = None
-        self._who_bytes = b""
+        self._instance: tuple[Any, Any, Any] | None = None
+        self._instance_bytes = b""
 
     def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
-        """The message of an event; MillraceError names the field when the event does not fit the schema."""
+        """Return the message of an event.
+
+        Raise MillraceError, with the field's name, when the event does not fit the schema.
+        """
         out = BytesIO()
         try:
             # fastavro truncates a float to an integer and writes an int of any size: check before it does.
@@ -152,11 +163,11 @@ class EventSchema:
 
     def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
         who = (header["server"], header["service"], header["instance"])
-        if who != self._who:
-            self._who, self._who_bytes = who, instance_bytes(*who)
+        if who != self._instance:
+            self._instance, self._instance_bytes = who, instance_bytes(*who)
         out = bytearray(self._prefix)
         write_varint(out, header["time"])
-        out += self._who_bytes
+        out += self._instance_bytes
         write_varint(out, header["sequence"])
         return out
 
@@ -169,7 +180,10 @@ class EventSchema:
 
 
 def _is_plain(kind: Any) -> bool:
-    """True for a primitive type or a union of them; a union's branches are checked when it is written."""
+    """Return True for a primitive type or a union of them.
+
+    A union's branches are checked when it is written.
+    """
     branches = kind if isinstance(kind, list) else [kind]
     return all(isinstance(branch, str) and branch in _PLAIN for branch in branches)
 

@@ -1,10 +1,10 @@
 """Origins of the aggregate cluster's mirrored partitions, and how far each partition is copied.
 
 The brokers keep the origins in ZooKeeper. A position batch holds the origin, too, and the copied position.
-But it becomes visible only with the next append. So ZooKeeper and the leader are asked about a partition with
-one append, and about the end of any partition. In an Apache Kafka the mirror keeps the origins in ZooKeeper
-as well, and its positions in a topic. Where MirrorMaker 2 copies instead, topics' names show the origins and
-its offset syncs the positions; a topic's id at its origin is not known.
+But it becomes visible only with the next append. Therefore this module asks ZooKeeper and the leader about a
+partition with one append, and about the end of any partition. In an Apache Kafka the mirror keeps the origins
+in ZooKeeper as well, and its positions in a topic. If MirrorMaker 2 copies instead, topics' names show the
+origins, and its offset syncs the positions; a topic's id at its origin is unknown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import decode_topic
 
 NO_ID = UUID(int=0)
-"""As a topic's id at its origin: the id is not known in the aggregate cluster."""
+"""Topic id at the origin when the aggregate cluster does not know it."""
 
 
 class NotInZooKeeper(MillraceError):
-    """ZooKeeper does not know a partition: not yet, not any more, or because it is an Apache Kafka's own."""
+    """ZooKeeper does not have a partition: not yet, not any more, or because the partition is an Apache
+    Kafka's own.
+    """
 
 
 class Mirrors:
-    """The mirrored partitions of one cluster, for one thread."""
+    """A client for the positions of one cluster's mirrored partitions. For one thread."""
 
     def __init__(self, session: Session, client: ClusterClient) -> None:
         self._session, self._client = session, client
@@ -41,7 +43,7 @@ class Mirrors:
         """Position topics of an Apache Kafka, by the origin's cluster."""
         self._syncs: dict[str, SyncLog] = {}
         """Offset syncs of MirrorMaker 2, by the origin's cluster."""
-        self._told: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
+        self._copied_ends: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
         """Results of `copied_end`, until `position` returns them."""
 
     @property
@@ -50,9 +52,11 @@ class Mirrors:
         return not self._client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
-        """The origin that the partition mirrors, which never changes; None for the cluster's own partitions.
+        """Return the origin that the partition mirrors, which never changes; None for the cluster's own
+        partitions.
 
-        RequestTimedOut when ZooKeeper is away, NotInZooKeeper when it does not know the partition (yet).
+        Raise RequestTimedOut when ZooKeeper does not answer. Raise NotInZooKeeper when it does not have the
+        partition (yet).
         """
         if (copies := self._client.copies) is not None:
             cluster = copies.origin(partition)
@@ -75,23 +79,24 @@ class Mirrors:
     def position(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
     ) -> tuple[MirrorPosition | None, int]:
-        """The newest position of the origin's mirror; None before its first append.
+        """Return the newest position of the origin's mirror; None before its first append.
 
-        Beside it is the offset behind the last record that the position accounts for: `read` if no record
+        With it return the offset after the last record that the position accounts for, or `read` if no record
         lies between the two. A Millrace cluster's leader reports both; an Apache Kafka has them in a topic.
         """
         if self._client.copies is None and not self.in_kafka:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             described = self._client.mirror_append(topic, request)
             return described.position, described.high_watermark
-        told = self._told.pop((topic_id, partition), None)
-        return told if told is not None else self._of_copy(topic, topic_id, partition, origin, read)
+        copied = self._copied_ends.pop((topic_id, partition), None)
+        return copied if copied is not None else self._of_copy(topic, topic_id, partition, origin, read)
 
     def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
-        """The offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
+        """Return the offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
 
-        `position` then describes the copies before that offset, however much is copied meanwhile. None for
-        other partitions, one that ZooKeeper does not know, and one without a position in the mirror's topic.
+        `position` then describes the copies before that offset, however much is copied meanwhile. Return None
+        for any other partition, for a partition that ZooKeeper does not have, and for a partition without a
+        position in the mirror's topic.
         """
         if not self.in_kafka:
             return None
@@ -101,11 +106,11 @@ class Mirrors:
             return None
         if origin is None:
             return None
-        told = self._of_copy(topic, topic_id, partition, origin, end)
-        if told[0] is None and self._client.copies is None:
+        copied = self._of_copy(topic, topic_id, partition, origin, end)
+        if copied[0] is None and self._client.copies is None:
             return None
-        self._told[topic_id, partition] = told
-        return told[1]
+        self._copied_ends[topic_id, partition] = copied
+        return copied[1]
 
     def _of_copy(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
@@ -123,14 +128,16 @@ class Mirrors:
         return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
 
     def _synced(self, topic: str, partition: int, origin: Origin, read: int) -> tuple[Synced, int]:
-        """The newest offset sync of a copy, and the offset before which it accounts for every record."""
+        """Return the newest offset sync of a copy, and the offset before which it accounts for
+        every record.
+        """
         log = self._syncs.setdefault(origin.cluster, SyncLog(self._client, origin.cluster))
         synced = log.read().get((origin.topic, origin.partition), Synced(0, 0))
         end = synced.copy_end
         return synced, read if end and self._holds_nothing(topic, partition, end, read) else end
 
     def _holds_nothing(self, topic: str, partition: int, start: int, end: int) -> bool:
-        """True if [start, end) holds only transaction markers and records of aborted transactions."""
+        """Return True if [start, end) holds only transaction markers and records of aborted transactions."""
         while start < end:
             # One batch at a time: usually there is only a marker, or the first batch has records.
             fetched = self._client.fetch(
@@ -144,9 +151,9 @@ class Mirrors:
 
 
 def cluster_name(session: Session, client: ClusterClient) -> str:
-    """The name of the client's cluster, which is also the node above its registries in ZooKeeper.
+    """Return the name of the client's cluster, which is also the node above its registries in ZooKeeper.
 
-    MillraceError when ZooKeeper has no such cluster.
+    Raise MillraceError when ZooKeeper has no such cluster.
     """
     wanted = client.cluster_id
     for name in session.children("/"):

@@ -1,6 +1,7 @@
 """Outcomes of a producer instance's events that are not reported yet, in portions for its reports.
 
-Shared by both producers, `AuditedProducer` and the agent. Knows neither brokers nor the bytes of a report.
+Shared by both producers, `AuditedProducer` and the agent. It is independent of brokers and of the bytes of a
+report.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
 
 RANGES_PER_REPORT = 20_000
-"""More ranges are reported in portions: this number stays well below the largest message."""
+"""Most ranges in one report, well below the largest message. More ranges are reported in portions."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,10 @@ class Outcome:
         return bool(self.range_count or wrapped(self.fingerprint) or wrapped(self.failed_fingerprint))
 
     def split(self, most: int) -> tuple[Outcome, Outcome]:
-        """The first `most` ranges, and the rest. The first has the fingerprints: only their sum counts."""
+        """Return the first `most` ranges, and the rest.
+
+        The first part has the fingerprints: only their sum counts.
+        """
         acknowledged, failed = list(self.acknowledged), list(self.failed)
         left = max(most - len(acknowledged), 0)
         first = Outcome(
@@ -56,41 +60,41 @@ class Outcome:
         return first, Outcome(SequenceRanges(acknowledged[most:]), SequenceRanges(failed[left:]))
 
 
-Untold = dict[tuple[str, int], Outcome]
+Unreported = dict[tuple[str, int], Outcome]
 """Outcomes not reported yet, by topic and window."""
 
 
-def portion(untold: Untold) -> tuple[Untold, Untold]:
-    """The outcomes for the next report, and those left for the reports after it."""
-    told: Untold = {}
-    left = dict(sorted(untold.items()))
+def portion(unreported: Unreported) -> tuple[Unreported, Unreported]:
+    """Return the outcomes for the next report, and the outcomes for later reports."""
+    chosen: Unreported = {}
+    left = dict(sorted(unreported.items()))
     room = RANGES_PER_REPORT
-    for key, outcome in sorted(untold.items()):
+    for key, outcome in sorted(unreported.items()):
         needed = outcome.range_count
-        if len(told) == MOST_WINDOWS or (told and needed > room):
+        if len(chosen) == MOST_WINDOWS or (chosen and needed > room):
             break
         if needed > room:
-            told[key], left[key] = outcome.split(room)
+            chosen[key], left[key] = outcome.split(room)
             break
-        told[key] = left.pop(key)
+        chosen[key] = left.pop(key)
         room -= needed
-    return told, left
+    return chosen, left
 
 
-def closable(closed_through: int, left: Untold) -> int:
-    """The time up to which a report may close: before every window that is left for a later report."""
+def closable(closed_through: int, left: Unreported) -> int:
+    """Return the time up to which a report may close: before every window that is left for a later report."""
     return min((closed_through, *(window for _, window in left)))
 
 
 def still_open(windows: Set[tuple[str, int]], closed_through: int) -> set[tuple[str, int]]:
-    """The windows that end after `closed_through`."""
+    """Return the windows that end after `closed_through`."""
     return {(topic, window) for topic, window in windows if window + WINDOW_MS > closed_through}
 
 
-def reported(told: Untold) -> list[ReportedWindow]:
+def reported(outcomes: Unreported) -> list[ReportedWindow]:
     return [
         ReportedWindow(
             *key, one.acknowledged, one.failed, wrapped(one.fingerprint), wrapped(one.failed_fingerprint)
         )
-        for key, one in told.items()
+        for key, one in outcomes.items()
     ]

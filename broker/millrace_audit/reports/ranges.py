@@ -1,7 +1,7 @@
 """Sets of sequence numbers, kept as closed ranges.
 
-Knows integers only. An event stream in order costs one range, however long it is; a set with n holes costs
-n + 1 ranges. A union or a difference is one sweep over both operands.
+The numbers have no meaning here. An event stream in order takes one range, whatever its length; a set with n
+holes takes n + 1 ranges. A union or a difference is one sweep over both operands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SequenceRanges:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> Sequence[Range]:
-        """Add first..last; returns the parts of it that were in the set before."""
+        """Add first..last; return the parts of this range that were in the set before."""
         firsts, lasts = self._firsts, self._lasts
         if first > last:
             raise ValueError(f"a range from {first} to {last} is empty")
@@ -112,14 +112,14 @@ class SequenceRanges:
 
 
 def _built(firsts: list[int], lasts: list[int]) -> SequenceRanges:
-    """A set from lists that are already sorted and disjoint."""
+    """Return a set from lists that are already sorted and disjoint."""
     ranges = SequenceRanges()
     ranges._firsts, ranges._lasts = firsts, lasts
     return ranges
 
 
 def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
-    """The union of ranges in any order, overlapping or not."""
+    """Return the union of ranges in any order, overlapping or not."""
     firsts: list[int] = []
     lasts: list[int] = []
     for first, last in sorted((first, last) for first, last in ranges):
@@ -132,7 +132,10 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
 
 
 def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ()) -> list[SequenceRanges]:
-    """Sets of the numbers in more than 0, 1, 2... ranges, by one sweep; a range of `less` subtracts one."""
+    """Return the sets of the numbers in more than 0, 1, 2... ranges, by one sweep.
+
+    A range of `less` subtracts one.
+    """
     changes: defaultdict[int, int] = defaultdict(int)
     for sign, some in ((1, ranges), (-1, less)):
         for first, last in some:
@@ -157,7 +160,7 @@ def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ())
 # of the range before (from 0 at the start), then how many more numbers follow. Avro's zigzag varints make
 # that two bytes per range in the usual case, where absolute numbers take eight.
 def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
-    """The flat wire form of ranges, in the order given."""
+    """Return the flat wire form of ranges, in the order given."""
     flat: list[int] = []
     previous = 0
     for first, last in ranges:
@@ -167,7 +170,7 @@ def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
 
 
 def from_deltas(flat: Sequence[int]) -> list[Range]:
-    """The ranges of the wire form; ValueError when the form is broken."""
+    """Return the ranges of the wire form. Raise ValueError when the form is broken."""
     if len(flat) % 2:
         raise ValueError("a list of ranges has an odd number of values")
     ranges: list[Range] = []
@@ -184,12 +187,12 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
 
 
 def size(ranges: Iterable[Sequence[int]]) -> int:
-    """The number of integers in disjoint ranges."""
+    """Return the number of integers in disjoint ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def in_words(ranges: Iterable[Sequence[int]], most: int = 5) -> str:
-    """Ranges for people: `4, 7-9 and 12 more ranges`."""
+    """Return ranges for people: `4, 7-9 and 12 more ranges`."""
     listed = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
     rest = len(listed) - most
     more = f" and {rest} more range{'s' * (rest > 1)}" if rest > 0 else ""

@@ -1,15 +1,13 @@
-"""Turns of readers in ZooKeeper: which reader may count a tier, since when and with which secret.
+"""Turns of readers in ZooKeeper. A turn says which reader may count a tier, since when and with which secret.
 
-    /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
-        persistent, sequence: JSON {secret, cluster_id, host, pid, began}
-    /audit/holders/CLUSTER/TIER
-        ephemeral: the same without the secret, of the reader that counts now
+/audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN persistent, sequence: JSON {secret, cluster_id, host, pid, began}
+/audit/holders/CLUSTER/TIER ephemeral: the same without the secret, of the reader that counts now
 
-All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters have
-tiers of the same name. A reader creates its turn before it publishes. By the turn the auditor knows which
-reader signed a count. Late records of an earlier reader are recognized by their turn: in a partition, records
-of a turn count until the first record of a newer turn. The right to produce to an audit topic is not enough
-to publish counts; the right to write these nodes is. This module only reads them.
+All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters may have
+tiers of the same name. A reader creates its turn before it publishes. The turn tells the auditor which reader
+signed a count. Late records of an earlier reader are recognized by their turn: in a partition, a turn's
+records count until the first record of a newer turn. The right to produce to an audit topic is not enough to
+publish counts; the right to write these nodes is. This module only reads them.
 """
 
 from __future__ import annotations
@@ -38,7 +36,10 @@ class Seat(NamedTuple):
 
     @classmethod
     def of(cls, tier: str, aggregate: str) -> Seat:
-        """The seat of a tier, given the aggregate cluster's name; an origin receives its own counts."""
+        """Return the seat of a tier, given the aggregate cluster's name.
+
+        An origin receives its own counts.
+        """
         return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
 
     @property
@@ -53,27 +54,29 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The time in which one reader counts a tier."""
+    """The period in which one reader counts a tier."""
 
     number: int
-    """Larger than the number of every earlier turn; ZooKeeper counts them."""
+    """Number of the turn, counted by ZooKeeper: larger than the number of every earlier turn."""
     secret: bytes = field(repr=False)
     cluster_id: str
     """Id of the cluster that is counted, as its brokers report it."""
     host: str
     pid: int
     began: int
-    """ms since the epoch."""
+    """Start of the turn, in ms since the epoch."""
 
     def encode(self) -> bytes:
-        """The data of the turn's node; the number is in its name."""
+        """Return the data of the turn's node; the number is in its name."""
         fields = {**asdict(self), "secret": self.secret.hex()}
         del fields["number"]
         return json.dumps(fields).encode()
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> Turn | None:
-        """The turn in a node; None if the node holds no turn: then no signature with its number is valid."""
+        """Return the turn in a node; None if the node holds no turn: then no signature with its number is
+        valid.
+        """
         try:
             fields = json.loads(data)
             number = int(name.removeprefix(TURN_PREFIX))
@@ -86,9 +89,9 @@ class Turn:
 
 
 def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
-    """Every turn of a tier by number, including one that began just now.
+    """Return every turn of a tier by number, including a turn that has just begun.
 
-    RequestTimedOut when ZooKeeper does not answer.
+    Raise RequestTimedOut when ZooKeeper does not answer.
     """
     path = seat.turns
     with suppress(NoNodeError):
@@ -107,10 +110,10 @@ class TurnBook:
         self._read_for: dict[str, object] = {}
 
     def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
-        """The number of the tier's turn that signed the value with that key; None when no turn did.
+        """Return the number of the tier's turn that signed the value with that key; None when no turn did.
 
-        An unknown turn is looked up once for all messages of one `fetch` (any value), so made-up numbers
-        cost no more. RequestTimedOut when ZooKeeper does not answer.
+        An unknown turn is looked up once for all messages of one `fetch` (any value), so made-up numbers cost
+        no more. Raise RequestTimedOut when ZooKeeper does not answer.
         """
         number = signed_turn(key)
         if number is None or key is None:

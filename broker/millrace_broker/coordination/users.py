@@ -1,11 +1,10 @@
 """The users of one cluster: the records of their passwords in ZooKeeper, and a snapshot of them in memory.
 
-    /<cluster>/security/secret        persistent  32 random bytes in hex, drawn once
-    /<cluster>/security/users/<name>  persistent  {MECHANISM: {"salt", "stored_key", "server_key": base64,
-                                                   "iterations"}, ..., "changed_ms"}
+/<cluster>/security/secret persistent 32 random bytes in hex, drawn once /<cluster>/security/users/<name>
+persistent {MECHANISM: {"salt", "stored_key", "server_key": base64, "iterations"}, ..., "changed_ms"}
 
-Names are percent-encoded. While ZooKeeper is away the last snapshot holds, and an unreadable entry leaves its
-user as it was.
+Names are percent-encoded. While ZooKeeper does not answer, the last snapshot stays in force. An unreadable
+entry leaves its user as before.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.zookeeper.session import Session
-from millrace_broker.coordination.watching import Follower
+from millrace_broker.coordination.watching import Watcher
 from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
 logger = logging.getLogger("millrace.coordination.users")
@@ -44,13 +43,16 @@ class Users:
     """The registry of users. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Wait for ZooKeeper; MillraceError when it cannot be read: without users nobody could log in."""
+        """Wait for ZooKeeper.
+
+        Raise MillraceError when the users cannot be read: without users no client could log in.
+        """
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
         self._users: Mapping[str, Credentials] = {}
-        self._told: Mapping[str, Credentials] = self._users
-        self._tell: Callable[[], None] = lambda: None
-        self._follower = Follower(session, "users", "users", self._follow)
+        self._notified: Mapping[str, Credentials] = self._users
+        self._on_change: Callable[[], None] = lambda: None
+        self._watcher = Watcher(session, "users", "users", self._follow)
         session.call(session.client.ensure_path_async, self._path)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, f"{self._base}/secret", secrets.token_hex(32).encode())
@@ -70,20 +72,20 @@ class Users:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
-        self._told, self._tell = self._users, changed
-        self._follower.start()
+        self._notified, self._on_change = self._users, changed
+        self._watcher.start()
 
     def _follow(self) -> None:
         self._read()
-        if (users := self._users) != self._told:  # `put` in another thread may have read them first
-            self._told = users
-            self._tell()
+        if (users := self._users) != self._notified:  # `put` in another thread may have read them first
+            self._notified = users
+            self._on_change()
 
     def _read(self, *, strict: bool = False) -> None:
-        names = self._session.children(self._path, self._follower.changed)
+        names = self._session.children(self._path, self._watcher.changed)
         if not names and self._session.get(self._path) is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
-        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._follower.changed)
+        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._watcher.changed)
         users: dict[str, Credentials] = {}
         for path, (data, _) in nodes.items():
             name = unquote(path.rpartition("/")[2])
@@ -101,9 +103,9 @@ class Users:
     # For administration of users; these methods wait for ZooKeeper
 
     def put(self, name: str, mechanism: str, credential: Credential | None) -> None:
-        """Set a user's credential for one mechanism, or delete it; a user without any is deleted.
+        """Set a user's credential for one mechanism, or delete it; a user without credentials is deleted.
 
-        LookupError for the deletion of a credential or user that does not exist.
+        Raise LookupError for the deletion of a credential or user that does not exist.
         """
         check_user_name(name)
         path = f"{self._path}/{quote(name, safe='')}"
@@ -135,12 +137,12 @@ class Users:
         mechanisms: Sequence[str] = tuple(MECHANISMS),
         iterations: int = ITERATIONS,
     ) -> None:
-        """Let a user, who may be new, log in with that password; ConfigError when it cannot be used."""
+        """Set the password of a user, who may be new. Raise ConfigError when the password cannot be used."""
         for mechanism, credential in [(m, make_credential(m, password, iterations)) for m in mechanisms]:
             self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
-        """Delete a user; LookupError when there is none."""
+        """Delete a user. Raise LookupError when there is no such user."""
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")

@@ -1,7 +1,7 @@
 """DescribeAcls, CreateAcls and DeleteAcls, v1 to v3: access rules, as Kafka's own tools manage them.
 
-A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. Its own
-answers follow them at once, those of the other brokers when ZooKeeper has notified them. Creating a rule that
+A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. They are in
+force on this broker at once, and on the other brokers when ZooKeeper has notified them. Creating a rule that
 exists is no error. Left out: v0, transactional ids, delegation tokens and users as resources.
 """
 
@@ -15,7 +15,7 @@ from typing import TypeVar
 from millrace.errors import BrokerError, ErrorCode, InvalidRequest, SecurityDisabled
 from millrace.wire import security_messages as messages
 from millrace_broker.coordination.acls import AclStore
-from millrace_broker.handlers.table import Call, asker, in_thread, serves
+from millrace_broker.handlers.table import Call, in_thread, requester, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security.acls import Pattern, Rule, RuleFilter, check_rule
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=IntEnum)
 M = TypeVar("M")
 _VERSIONS = range(1, 4)
 _ANY, _MATCH = 1, 2
-"""Values of a filter: any pattern; or every rule that counts for the name."""
+"""Values of a filter: any pattern; or every rule that applies to the name."""
 _DENY, _ALLOW = 2, 3
 
 
@@ -89,7 +89,7 @@ def create_acls(call: Call[messages.CreateAclsRequest]) -> messages.CreateAclsRe
         except BrokerError as failure:
             outcomes = [error or failure for error in outcomes]
         else:
-            _record(call, "created", rules)
+            _log_changes(call, "created", rules)
     results = tuple(
         messages.CreateAclsResponse.Result(
             error_code=_code(error), error_message=str(error) if error else None
@@ -121,7 +121,7 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
     if filters:
         try:
             found = _delete(_store(call), filters)
-            _record(call, "deleted", found)
+            _log_changes(call, "deleted", found)
         except BrokerError as failure:
             outcomes = [failure if isinstance(wanted, RuleFilter) else wanted for wanted in outcomes]
 
@@ -147,7 +147,7 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
 
 
 def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
-    """Delete every rule that a filter takes; return the deleted rules."""
+    """Delete every rule that matches a filter; return the deleted rules."""
     found: dict[Rule, None] = {}
 
     def without(there: Collection[Rule]) -> Iterable[Rule]:
@@ -159,12 +159,12 @@ def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
     return list(found)
 
 
-def _record(call: Call[M], verb: str, rules: Iterable[Rule]) -> None:
+def _log_changes(call: Call[M], verb: str, rules: Iterable[Rule]) -> None:
     journal = call.received.client.access.journal
     if journal is None:
         return
     for rule in rules:
-        journal.changed(asker(call.received), f"{verb}: {rule}")
+        journal.changed(requester(call.received), f"{verb}: {rule}")
 
 
 def _code(error: BrokerError | None) -> ErrorCode:
@@ -172,7 +172,7 @@ def _code(error: BrokerError | None) -> ErrorCode:
 
 
 def _rule(asked: messages.CreateAclsRequest.Creation) -> Rule:
-    """Return the rule that a request asks for; InvalidRequest when it can never decide anything."""
+    """Return the requested rule. Raise InvalidRequest when the rule can never decide anything."""
     rule = Rule(
         _one(ResourceType, asked.resource_type, "type of resource"),
         _one(Pattern, asked.resource_pattern_type, "type of pattern"),

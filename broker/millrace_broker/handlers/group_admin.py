@@ -1,9 +1,9 @@
 """DescribeGroups v0 to v6, ListGroups v0 to v5, DeleteGroups v0 to v2.
 
-A group of Millrace's own consumers is described, too, as if it were one of Kafka's. Each broker lists its
-share, so that clients that ask all brokers get every group once. A group without members, of either kind, is
-deleted with all it has committed. A group that does not exist is described as dead, and from v6 on with an
-error (KIP-1043). Every group is of the classic type (KIP-848).
+A group of Millrace's own consumers is described, too, like a group of Kafka's. Each broker lists its share,
+so that a client that asks all brokers gets every group once. A group without members, of either kind, is
+deleted with all its committed offsets. A group that does not exist is described as dead, and from v6 on with
+an error (KIP-1043). Every group is of the classic type (KIP-848).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace_broker.security import rights
 from millrace_broker.security.acls import authorized_operations
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
 
-_SAYS_NOT_FOUND = 6
+_NOT_FOUND_SINCE = 6
 
 
 @serves(
@@ -41,7 +41,7 @@ def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
             DescribedGroup(error_code=group, group_id=name) if isinstance(group, ErrorCode) else group
             for name, group in ((name, described[name]) for name in names)
         ]
-        if call.received.api_version >= _SAYS_NOT_FOUND:
+        if call.received.api_version >= _NOT_FOUND_SINCE:
             groups = [_or_not_found(group) for group in groups]
         if call.request.include_authorized_operations:
             groups = [_with_operations(call, group) for group in groups]

@@ -1,17 +1,17 @@
 """FindCoordinator v0 to v5, JoinGroup v0 to v9, SyncGroup v0 to v5, Heartbeat v0 to v4, LeaveGroup v0 to v5.
 
-A client with a group id asks for the coordinator even when it assigns its partitions itself, and (librdkafka)
-takes a broker without this API for one too old for LZ4. From v4 on it asks for many at once (KIP-699).
-Transactions are refused for good; there are no coordinators of shares.
+A client with a group id asks for the coordinator even when it assigns its partitions itself. librdkafka
+assumes that a broker without FindCoordinator is too old for LZ4. From v4 on a request may name many groups
+(KIP-699). Transactions are refused with a permanent error; there are no coordinators of share groups.
 
 JoinGroup waits until the group's next generation begins, SyncGroup until the leader's own SyncGroup brings
-the assignments. JoinGroup v5 knows static members. From v4 on a member without an id is given one first, with
-which it must come back. From v9 on a static leader that comes back learns that it has nothing to assign
-(KIP-814). SyncGroup v5 names the protocol again, and any but the chosen one is refused (KIP-559). LeaveGroup
-v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
+the assignments. JoinGroup v5 has static members. From v4 on a member without an id is first given an id, with
+which it must join again. From v9 on a static leader that joins again learns that it has nothing to assign
+(KIP-814). SyncGroup v5 names the protocol again, and any other than the chosen protocol is refused (KIP-559).
+LeaveGroup v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
 
-A broker that must coordinate a group takes it over even for a Heartbeat or a LeaveGroup: only then can it
-answer that a client is no member. Without that answer the client would look for a coordinator for ever.
+A broker that must coordinate a group loads it even for a Heartbeat or a LeaveGroup: only then can it answer
+that a client is no member. Without that answer the client would look for a coordinator for ever.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, ResourceType
 
 _GROUP, _TRANSACTION = 0, 1
-_FINDS_MANY = 4
-_GIVES_ID_FIRST, _SKIPS_ASSIGNMENT = 4, 9
-_SEVERAL_LEAVE = 3
+_MANY_KEYS_SINCE = 4
+_MEMBER_ID_FIRST_SINCE, _SKIP_ASSIGNMENT_SINCE = 4, 9
+_MANY_MEMBERS_SINCE = 3
 _WHY = {
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactions are not supported",
     ErrorCode.INVALID_REQUEST: "coordinators are there for groups only",
@@ -45,7 +45,7 @@ def _may_join(
 
 
 def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
-    """Return the requested keys, once each: a list from v4 on, one key before."""
+    """Return the requested keys, once each: a list from v4 on, a single key before."""
     return list(dict.fromkeys(asked.coordinator_keys)) if asked.coordinator_keys else [asked.key]
 
 
@@ -61,10 +61,10 @@ def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
     by_item=(ResourceType.GROUP,),
 )
 def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.FindCoordinatorResponse | None:
-    request, many = call.request, call.received.api_version >= _FINDS_MANY
+    request, many = call.request, call.received.api_version >= _MANY_KEYS_SINCE
     keys = list(dict.fromkeys(request.coordinator_keys)) if many else [request.key]
 
-    def told(found: Mapping[str, int | ErrorCode]) -> messages.FindCoordinatorResponse:
+    def response(found: Mapping[str, int | ErrorCode]) -> messages.FindCoordinatorResponse:
         coordinators = tuple(_coordinator(call, key, found[key]) for key in keys)
         if many:
             return messages.FindCoordinatorResponse(coordinators=coordinators)
@@ -78,13 +78,13 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
         )
 
     if request.key_type == _TRANSACTION:
-        return told(dict.fromkeys(keys, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        return response(dict.fromkeys(keys, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
     if request.key_type != _GROUP:
-        return told(dict.fromkeys(keys, ErrorCode.INVALID_REQUEST))
+        return response(dict.fromkeys(keys, ErrorCode.INVALID_REQUEST))
     refused = {key for key in keys if rights.group(key) in call.refused}
     no = dict.fromkeys(refused, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     call.groups.find(
-        [key for key in keys if key not in refused], lambda found: call.answer(told({**found, **no}))
+        [key for key in keys if key not in refused], lambda found: call.answer(response({**found, **no}))
     )
     return None
 
@@ -113,7 +113,7 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
             call.received.abandon = lambda: group.abandon(answer)
             name = ClientName(call.received.client_id, "/" + client.address.rpartition(":")[0])
             version = call.received.api_version
-            needs_id, may_skip = version >= _GIVES_ID_FIRST, version >= _SKIPS_ASSIGNMENT
+            needs_id, may_skip = version >= _MEMBER_ID_FIRST_SINCE, version >= _SKIP_ASSIGNMENT_SINCE
             group.join(request, name, answer, needs_id=needs_id, may_skip=may_skip)
 
     def failed(code: ErrorCode) -> None:
@@ -154,7 +154,7 @@ def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
 
     def leave(group: Group) -> None:
         code, members = ErrorCode.NONE, request.members
-        if call.received.api_version < _SEVERAL_LEAVE:
+        if call.received.api_version < _MANY_MEMBERS_SINCE:
             code, members = group.leave(messages.LeaveGroupRequest.Member(member_id=request.member_id)), ()
         left = tuple(
             messages.LeaveGroupResponse.Member(

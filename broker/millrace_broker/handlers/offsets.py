@@ -1,22 +1,23 @@
 """ListOffsets v1 to v10, OffsetForLeaderEpoch v2 to v4, of logs; OffsetCommit v2 to v9, OffsetFetch v1 to v9,
 OffsetDelete v0, of groups.
 
-In a log, latest is the high watermark, earliest its start. A time finds the first message at or after it,
-looked up in a thread because old segments may be cold and the message's batch is decompressed. So does the
-look-up of the message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local
-offset is the earliest, and another tier has no latest offset (KIP-1005). Left out: ListOffsets v0.
+In a log, the latest offset is the high watermark, and the earliest its start. A time finds the first message
+at or after it. A thread does this look-up, because old segments may not be in memory and the message's batch
+is decompressed. A thread also looks up the message with the largest timestamp (KIP-734). There are no tiers
+(KIP-405): the earliest local offset is the earliest, and a remote tier has no latest offset (KIP-1005). Left
+out: ListOffsets v0.
 
-OffsetForLeaderEpoch returns where the batches of a leader's epoch end, never above the high watermark: a
+OffsetForLeaderEpoch returns the end of the batches of a leader's epoch, never above the high watermark: a
 client whose position lies after that has read messages that are not in this log. A log that cannot hold a
 batch of the epoch or a later one answers -1, as Kafka's brokers do.
 
 A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. The broker's
 settings decide when offsets expire: the retention time in OffsetCommit v2 to v4 is ignored. Any broker
-answers OffsetFetch, because the offsets are in ZooKeeper. A group of any kind is shown; from v2 on a request
-without topics gets everything that the group has committed; from v8 on it names many groups at once
-(KIP-709). An offset of a topic that was deleted, or deleted and recreated, counts as not committed; so does a
-negative one, by which kafkajs resets a group. Member epochs (KIP-848) and `require_stable` mean nothing here.
-OffsetDelete keeps offsets of topics that a member of the group reads at present.
+answers OffsetFetch, because the offsets are in ZooKeeper. Groups of both kinds are answered. From v2 on a
+request without topics gets all committed offsets of the group; from v8 on it may name many groups (KIP-709).
+An offset of a topic that was deleted, or deleted and recreated, counts as not committed, and so does a
+negative offset, with which kafkajs resets a group. Member epochs (KIP-848) and `require_stable` mean nothing
+here. OffsetDelete refuses topics that a member of the group reads at present.
 
 A thread serves a request for thousands of partitions and writes its answer.
 """
@@ -37,7 +38,7 @@ from millrace.errors import (
 )
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
-from millrace.wire.fields import Message, Topic, array, group_by_topic, i16, i32, i64, replace, string
+from millrace.wire.fields import ApiMessage, TopicItems, array, group_by_topic, i16, i32, i64, replace, string
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT
 from millrace_broker.coordination.groups import CommittedOffset
@@ -51,7 +52,7 @@ from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
 from millrace_broker.storage.sides import BackgroundSide
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
-_MANY_GROUPS = 8
+_MANY_GROUPS_SINCE = 8
 _UNKNOWN_END = EpochEnd(NO_EPOCH, -1)
 _NOT_COMMITTED = CommittedOffset(offset=-1, time_ms=-1, topic_id=None)
 
@@ -98,7 +99,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
 
     return ListOffsetsResponse(
         topics=tuple(
-            Topic(name=topic.name, partitions=tuple(look_up(topic.name, p) for p in topic.partitions))
+            TopicItems(name=topic.name, partitions=tuple(look_up(topic.name, p) for p in topic.partitions))
             for topic in call.request.topics
         )
     )
@@ -107,7 +108,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
 def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
     """Return offset and timestamp of the first message at or after `timestamp`; negative values are Kafka's.
 
-    -1 and -1 when every message is older.
+    Return -1 and -1 when every message is older.
     """
     if timestamp == _LATEST:
         return log.high_watermark, -1
@@ -124,9 +125,9 @@ def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
         raise StorageError(f"cannot look up an offset: {error}") from error
 
 
-class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
+class OffsetForLeaderEpochRequest(ApiMessage, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition: int = i32()
             current_leader_epoch: int = i32(since=2, default=-1)
             leader_epoch: int = i32()
@@ -138,9 +139,9 @@ class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_E
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class OffsetForLeaderEpochResponse(Message, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
+class OffsetForLeaderEpochResponse(ApiMessage, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             error_code: int = i16()
             partition: int = i32()
             leader_epoch: int = i32(since=1, default=-1)
@@ -228,12 +229,12 @@ def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
         call.groups.commit(replace(request, topics=allowed), answer)
 
 
-Group: TypeAlias = messages.OffsetFetchRequest.Group
+OffsetFetchGroup: TypeAlias = messages.OffsetFetchRequest.Group
 
 
-def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
-    """Return the requested groups: a list from v8 on, one group before."""
-    return asked.groups or (Group(group_id=asked.group_id, topics=asked.topics),)
+def _groups(asked: messages.OffsetFetchRequest) -> Sequence[OffsetFetchGroup]:
+    """Return the requested groups: a list from v8 on, a single group before."""
+    return asked.groups or (OffsetFetchGroup(group_id=asked.group_id, topics=asked.topics),)
 
 
 @serves(
@@ -252,7 +253,7 @@ def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
     lists=True,
 )
 def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
-    many = call.received.api_version >= _MANY_GROUPS
+    many = call.received.api_version >= _MANY_GROUPS_SINCE
     groups = call.request.groups if many else _groups(call.request)
     wanted = {group.group_id: _wanted(group) for group in groups}
     refused = {name for name in wanted if rights.group(name) in call.refused}
@@ -269,10 +270,10 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
         shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, topics)
 
         def response() -> messages.OffsetFetchResponse:
-            told = tuple(_told(call, name, wanted[name], found[name], shown) for name in wanted)
+            answers = tuple(_committed_of(call, name, wanted[name], found[name], shown) for name in wanted)
             if many:
-                return messages.OffsetFetchResponse(groups=told)
-            (one,) = told
+                return messages.OffsetFetchResponse(groups=answers)
+            (one,) = answers
             return messages.OffsetFetchResponse(error_code=one.error_code, topics=one.topics)
 
         if call.is_large or sum(map(len, committed)) > MIN_ITEM_LIMIT:
@@ -283,15 +284,15 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
     call.groups.offsets(asked, answer)
 
 
-def _wanted(group: Group) -> list[TopicPartition] | None:
-    """Return the requested partitions, once each; None for all that the group has committed."""
+def _wanted(group: OffsetFetchGroup) -> list[TopicPartition] | None:
+    """Return the requested partitions, once each; None for all partitions with committed offsets."""
     if group.topics is None:
         return None
     named = ((topic.name, number) for topic in group.topics for number in topic.partition_indexes)
     return list(dict.fromkeys(named))
 
 
-def _told(
+def _committed_of(
     call: Call[messages.OffsetFetchRequest],
     name: str,
     wanted: Sequence[TopicPartition] | None,
@@ -348,15 +349,15 @@ def _refused(partitions: Iterable[TopicPartition], refused: Refused) -> Codes:
 
 
 def _partitions(
-    topics: Sequence[Topic[messages.OffsetCommitRequest.Partition]]
-    | Sequence[Topic[messages.OffsetDeleteRequest.Partition]],
+    topics: Sequence[TopicItems[messages.OffsetCommitRequest.Partition]]
+    | Sequence[TopicItems[messages.OffsetDeleteRequest.Partition]],
 ) -> list[TopicPartition]:
     return [(topic.name, partition.partition_index) for topic in topics for partition in topic.partitions]
 
 
 def _outcomes(
     partitions: Iterable[TopicPartition], codes: Codes
-) -> tuple[Topic[messages.PartitionOutcome], ...]:
+) -> tuple[TopicItems[messages.PartitionOutcome], ...]:
     return group_by_topic(
         (topic, messages.PartitionOutcome(partition_index=number, error_code=codes[topic, number]))
         for topic, number in partitions

@@ -1,7 +1,7 @@
 """DescribeClientQuotas and AlterClientQuotas, v0 and v1: users' quotas as Kafka's own tools manage them.
 
-Only a broker with an authorizer takes quotas and has any. Left out: quotas of client ids, which a client
-chooses itself, and of IP addresses, which it shares with others.
+Only a broker with an authorizer has quotas and accepts them. Left out: quotas of client ids, which a client
+chooses itself, and of IP addresses, which a client shares with other clients.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from functools import partial
 from typing import TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest, SecurityDisabled
-from millrace.wire.fields import Message, array, boolean, f64, i8, i16, i32, string
+from millrace.wire.fields import ApiMessage, array, boolean, f64, i8, i16, i32, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.quotas import Quotas, QuotaStore
-from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
+from millrace_broker.handlers.table import Call, in_thread, outcome_of, requester, serves
 from millrace_broker.security.quotas import KEYS
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
 
 M = TypeVar("M")
 USER = "user"
 EXACT, DEFAULT, ANY = 0, 1, 2
-"""Ways in which a filter of Kafka's matches."""
+"""Match types of Kafka's filters."""
 MAX_NAME_CHARACTERS = 249
 
 
@@ -31,13 +31,13 @@ def _store(call: Call[M]) -> QuotaStore:
     return call.quotas
 
 
-class QuotaEntity(Message):
+class QuotaEntity(ApiMessage):
     entity_type: str = string()
     entity_name: str | None = string(null_since=0)  # None: the type's default
 
 
-class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Component(Message):
+class DescribeClientQuotasRequest(ApiMessage, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Component(ApiMessage):
         entity_type: str = string()
         match_type: int = i8()
         match: str | None = string(null_since=0)
@@ -46,9 +46,9 @@ class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUO
     strict: bool = boolean()
 
 
-class DescribeClientQuotasResponse(Message, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Value(Message):
+class DescribeClientQuotasResponse(ApiMessage, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
+        class Value(ApiMessage):
             key: str = string()
             value: float = f64()
 
@@ -100,9 +100,9 @@ def describe_quotas(call: Call[DescribeClientQuotasRequest]) -> DescribeClientQu
     return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, entries=entries)
 
 
-class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Op(Message):
+class AlterClientQuotasRequest(ApiMessage, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
+        class Op(ApiMessage):
             key: str = string()
             value: float = f64()
             remove: bool = boolean()
@@ -117,8 +117,8 @@ class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
 _Entry = AlterClientQuotasRequest.Entry
 
 
-class AlterClientQuotasResponse(Message, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
+class AlterClientQuotasResponse(ApiMessage, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
         entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
@@ -148,7 +148,7 @@ def alter_quotas(call: Call[AlterClientQuotasRequest]) -> AlterClientQuotasRespo
             return
         store.change(partial(_changed, user=user, entry=entry))
         if journal is not None:
-            journal.changed(asker(call.received), f"quotas: {'everybody' if user is None else user}")
+            journal.changed(requester(call.received), f"quotas: {'everybody' if user is None else user}")
 
     for entry in request.entries:
         code, reason, _ = outcome_of(partial(alter, entry), "changing quotas")

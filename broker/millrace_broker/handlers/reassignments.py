@@ -2,10 +2,10 @@
 
 And Millrace's own ElectUnclean v0, which is not listed to clients.
 
-Any broker takes them: ZooKeeper holds the replicas, and the leaders complete what is begun here (KIP-455).
-All partitions of a topic change in one write. ElectLeaders elects preferred leaders only: an unclean election
-loses messages, so it takes a named replica and a reason (`millrace topics elect`). Left out: ElectLeaders v0,
-whose answer has no error for a request that is refused as a whole.
+Any broker takes these requests: ZooKeeper holds the replicas, and the leaders complete the reassignments that
+begin here (KIP-455). All partitions of a topic change in one write. ElectLeaders elects preferred leaders
+only: an unclean election loses messages, so it takes a named replica and a reason (`millrace topics elect`).
+Left out: ElectLeaders v0, whose answer has no error for a whole refused request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.reassignments import elect_preferred, elect_unclean, reassign
 from millrace_broker.security.rights import CLUSTER, Need, Operation
 
-Outcome = tuple[int, ErrorCode, str | None]
+PartitionResult = tuple[int, ErrorCode, str | None]
 """Number, error code and message of a partition."""
 _PREFERRED = 0
 
@@ -156,7 +156,7 @@ def elect_one_unclean(call: Call[ElectUncleanRequest]) -> ElectUncleanResponse:
 
 
 def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
-    """Return the partitions of each topic; InvalidRequest when a topic or partition is named twice."""
+    """Return the partitions of each topic. Raise InvalidRequest when a topic or partition is named twice."""
     topics: dict[str, list[int]] = {}
     for name, numbers in wanted:
         asked = list(numbers)
@@ -168,7 +168,7 @@ def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
 
 def _outcomes(
     name: str, numbers: Sequence[int], change: Callable[[str], dict[int, BrokerError]], what: str
-) -> list[Outcome]:
+) -> list[PartitionResult]:
     """Change the partitions of a topic together; return the outcome of each."""
     code, reason, refused = outcome_of(lambda: change(name), f"{what} {name}")
     if refused is None:

@@ -1,6 +1,6 @@
 """The leader's side of a follower's connection: the follower's position in each partition, and its answers.
 
-Must be used on the event loop only. The broker provides logs, leaderships and requests.
+A session must be used on the event loop only. The broker provides logs, leaderships and requests.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def check_epoch(leading: Leadership, known: int) -> None:
 @dataclass(slots=True)
 class _Place:
     wanted: Wanted
-    heard_starts: tuple[int, int] = (-1, -1)
+    reported_starts: tuple[int, int] = (-1, -1)
     """Start of the leader's log, and start of its readable part, as last sent to the follower."""
-    heard_committed: int = -1
+    reported_committed: int = -1
     is_answered: bool = False
     """True between an answer and the follower's next position."""
 
@@ -56,11 +56,14 @@ class ReplicaSession:
         self._find = find
         self._places: dict[ReplicaPartition, _Place] = {}
         self._changed: dict[ReplicaPartition, None] = {}
-        """Partitions that may have changed since the follower's last answer, longest waiting first."""
+        """Partitions that may have changed since the last answer to the follower, longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Store the follower's positions. Return True if records are committed, or a leader must resign."""
-        if request.anew:
+        """Store the follower's positions.
+
+        Return True if records became committed, or a leader must resign.
+        """
+        if request.starts_over:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:
             self._changed.pop(partition, None)
@@ -150,7 +153,7 @@ class ReplicaSession:
             return Copied(wanted.partition, error.code)
         if records is None and wanted.flushed >= 0:
             return None
-        return _said(place, leading, log)._replace(segment=segment, records=records)
+        return _ends_of(place, leading, log)._replace(segment=segment, records=records)
 
     def _news(self, place: _Place) -> Copied | None:
         """Return the changed high watermark or log start, if nothing was appended since the last answer."""
@@ -159,13 +162,13 @@ class ReplicaSession:
             leading, log = self._led(wanted)
         except BrokerError:
             return None
-        heard = place.heard_starts, place.heard_committed
-        if wanted.flushed < 0 or heard == ((log.start, log.log_start_offset), leading.committed):
+        reported = place.reported_starts, place.reported_committed
+        if wanted.flushed < 0 or reported == ((log.start, log.log_start_offset), leading.committed):
             return None
-        return _said(place, leading, log)
+        return _ends_of(place, leading, log)
 
 
-def _said(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
+def _ends_of(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
     starts, committed = (log.start, log.log_start_offset), leading.committed
-    place.heard_starts, place.heard_committed = starts, committed
+    place.reported_starts, place.reported_committed = starts, committed
     return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

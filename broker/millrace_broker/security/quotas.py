@@ -1,8 +1,8 @@
 """Quotas by user: bytes a second written and read, and a share of the loop's time.
 
-A user's connections share one meter. What a user takes beyond a quota is lent. The broker tells its clients
-how long to wait, and does not read their connections meanwhile. Values in, values out: knows no ZooKeeper and
-no sockets.
+All connections of a user share one meter. Use beyond a quota becomes a debt: the broker's answers state a
+throttle time, and meanwhile the broker does not read the user's connections. Values in, values out: no
+ZooKeeper and no sockets are used.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 BURST_S = 1.0
-"""Most that may be taken at once, in the time that it takes to earn it."""
+"""Largest burst, in seconds of the quota's rate."""
 MAX_DEBT_S = 30.0
-"""Most that is lent, in the time that it takes to pay it back: clients give up when nothing comes."""
+"""Largest debt, in seconds of the quota's rate: clients give up when no answer comes for long."""
 MAX_METERS = 10_000
-"""Most users whose debts are known; the oldest is forgotten first, and owes nothing when it comes again."""
+"""Most users whose debts are kept. The oldest is forgotten first, and has no debt when it comes again."""
 
 
 class Kind(IntEnum):
@@ -26,7 +26,7 @@ class Kind(IntEnum):
     WRITTEN = 0
     READ = 1
     LOOP = 2
-    """Seconds of the processor, used by the loop or by a thread that works for the user."""
+    """Seconds of processor time that the loop or a thread uses for the user."""
 
 
 KEYS = {"producer_byte_rate": Kind.WRITTEN, "consumer_byte_rate": Kind.READ, "request_percentage": Kind.LOOP}
@@ -35,12 +35,12 @@ Limits: TypeAlias = Mapping[str, float]
 """One user's quotas, by Kafka's names."""
 
 
-class Book(Protocol):
+class QuotaLimits(Protocol):
     """The quotas of all users."""
 
     @property
     def limits(self) -> Mapping[str | None, Limits]:
-        """Quotas by user; None: those of every user without the quota of its own. Replaced whole."""
+        """Quotas by user; None: the quotas of every user without a quota of its own. Replaced whole."""
 
 
 class Meter:
@@ -48,14 +48,14 @@ class Meter:
 
     def __init__(
         self,
-        book: Book,
+        book: QuotaLimits,
         user: str,
         clock: Callable[[], float] = time.monotonic,
-        told: list[float] | None = None,
+        throttled_s: list[float] | None = None,
     ) -> None:
         self._book, self._user, self._clock = book, user, clock
-        self.told = [0.0] * len(Kind) if told is None else told
-        """Seconds that clients were told to wait, by kind."""
+        self.throttled_s = [0.0] * len(Kind) if throttled_s is None else throttled_s
+        """Seconds of throttling that responses asked for, by kind."""
         self._limits: Mapping[str | None, Limits] | None = None
         self._rates: list[float | None] = [None] * len(Kind)
         self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
@@ -78,7 +78,7 @@ class Meter:
         return max(self.took(kind, 0.0) for kind in Kind)
 
     def _read(self) -> None:
-        """Take over new quotas; a quota that is unchanged keeps its debt."""
+        """Adopt new quotas. An unchanged quota keeps its debt."""
         self._limits = self._book.limits
         known = {**self._limits.get(None, {}), **self._limits.get(self._user, {})}
         for key, kind in KEYS.items():
@@ -93,10 +93,10 @@ class Meter:
 class Meters:
     """The meters of a broker's users."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: QuotaLimits) -> None:
         self._book = book
-        self.told = [0.0] * len(Kind)
-        """Seconds that clients were told to wait, by kind; of all users."""
+        self.throttled_s = [0.0] * len(Kind)
+        """Seconds of throttling that responses asked for, by kind; of all users."""
         self._meters: dict[str, Meter] = {}
 
     def of(self, principal: str) -> Meter:
@@ -105,5 +105,5 @@ class Meters:
         if meter is None:
             if len(self._meters) >= MAX_METERS:
                 del self._meters[next(iter(self._meters))]
-            meter = self._meters[user] = Meter(self._book, user, told=self.told)
+            meter = self._meters[user] = Meter(self._book, user, throttled_s=self.throttled_s)
         return meter

@@ -1,6 +1,6 @@
 """Comparison of the replicas of a partition, file by file, up to the lowest end known to be committed.
 
-Reads files and checkpoints; opens no log, so it works beside running brokers.
+It reads files and checkpoints, and opens no log, so it works beside running brokers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Comparison:
 
 
 def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
-    """Compare every partition that lies in two or more of these log directories.
+    """Compare every partition that is in two or more of these log directories.
 
-    MillraceError when there is none.
+    Raise MillraceError when there is no such partition.
     """
     replicas: dict[str, list[Path]] = {}
     for directory in dict.fromkeys(directory.resolve() for directory in directories):
@@ -58,7 +58,10 @@ def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
 
 
 def compare_partition(name: str, directories: Sequence[Path]) -> Comparison:
-    """Compare replicas byte by byte and file by file; MillraceError for a replica without a checkpoint."""
+    """Compare replicas byte by byte and file by file.
+
+    Raise MillraceError for a replica without a checkpoint.
+    """
     copies = [_Replica(directory) for directory in directories]
     start, end = max(copy.start for copy in copies), min(copy.committed for copy in copies)
     found = (_difference(copies[0], other, start, end) for other in copies[1:])
@@ -87,7 +90,7 @@ class _Replica:
         return self._paths[index], position - self.bases[index]
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to `size` bytes of one file from a position on; none where a byte is missing."""
+        """Return up to `size` bytes of one file from a position on; no bytes where one is missing."""
         path, at = self.file_at(position)
         following = [base for base in self.bases if base > position]
         try:

@@ -1,7 +1,7 @@
 """Inspection of a partition's files from outside: every batch in them, and every place without a valid one.
 
-Reads files and the checkpoint; opens no log, so it works beside a running broker and never recovers or cuts
-anything. CRCs are computed by crcmod, not by the library with which the broker checks and writes them.
+It reads files and the checkpoint, and opens no log, so it works beside a running broker and never recovers or
+cuts anything. CRCs are computed by crcmod, not by the library with which the broker checks and writes them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from millrace_broker.storage.state import holds_offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One whole batch with a right CRC. `kind`: data, filler, position, repaired or control."""
+class InspectedBatch:
+    """One whole batch with a right CRC. `kind` is data, filler, position, repaired or control."""
 
     path: Path
     position: int
@@ -49,10 +49,10 @@ class Damage:
     lost_offsets: tuple[int, int] | None = None
     """First and last offset of the lost messages, as far as they can be determined."""
     filler_base: int | None = None
-    """Base offset that the replacement of a damaged filler must have; None if no filler stood here."""
+    """Base offset that the replacement of a damaged filler must have; None if there was no filler."""
 
 
-Finding: TypeAlias = Entry | Damage
+Finding: TypeAlias = InspectedBatch | Damage
 
 
 def partition_directories(path: Path) -> list[Path]:
@@ -134,7 +134,7 @@ def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:
     return Damage(path, position, end - position, broken.reason, position < flushed, lost, filler_base)
 
 
-def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entry:
+def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> InspectedBatch:
     mirror = None
     if not header.is_control:
         kind = "data"
@@ -148,7 +148,7 @@ def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entr
         except (CorruptMessage, ValueError, KeyError):
             mirror = None  # a right CRC over another record: a plain control batch
         kind = "control" if mirror is None else "position"
-    return Entry(path, position, header, kind, mirror)
+    return InspectedBatch(path, position, header, kind, mirror)
 
 
 @cache

@@ -23,7 +23,7 @@ from millrace_broker.storage.producer_state import (
     MAX_SEQUENCE,
     ProducerLimit,
     ProducerStates,
-    Staged,
+    StagedProducers,
 )
 from tests.unit.storage.logs import (
     PRINCIPAL,
@@ -225,7 +225,7 @@ def test_the_states_of_many_producers_are_not_written_with_each_checkpoint(
         flush(log)
     assert written == [FILE_NAME, "checkpoint", *["checkpoint"] * 9]
     assert (tmp_path / "checkpoint").stat().st_size < 1000
-    monkeypatch.setattr(producer_state, "READ_AGAIN_BYTES", 1000)
+    monkeypatch.setattr(producer_state, "MAX_REPLAY_BYTES", 1000)
     written.clear()
     for turn in range(10, 12):
         many(log, COUNT, turn)
@@ -333,7 +333,7 @@ def test_a_flush_in_the_middle_of_an_append_does_not_forget_its_producers(
     log = open_log(tmp_path)
     commit = ProducerStates.commit
 
-    def flushed_before(states: ProducerStates, staged: Staged) -> None:
+    def flushed_before(states: ProducerStates, staged: StagedProducers) -> None:
         log.flush()
         checkpoint(log)
         commit(states, staged)
@@ -423,7 +423,7 @@ def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say(tmp_pat
             for sequence in range(5):
                 end = 10**10 + 1000 * number + sequence
                 sent = BatchHeader(0, 100, -1, 2, 0, 0, 0, 0, 0, 10**15 + number, 0, sequence, 1)
-                staged: Staged = {}
+                staged: StagedProducers = {}
                 states.admit(sent, PRINCIPAL, staged)
                 states.stage(sent, end - 70, end, staged, PRINCIPAL)
                 states.commit(staged)
