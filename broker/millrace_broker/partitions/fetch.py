@@ -43,7 +43,7 @@ class PartitionRead(NamedTuple):
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
 """Results of a fetch, by topic."""
-Answer: TypeAlias = Callable[[Reads], None]
+SendReads: TypeAlias = Callable[[Reads], None]
 
 
 class Source(Protocol):
@@ -58,8 +58,6 @@ class Source(Protocol):
         """Build the landmarks that a read lacked, in a thread, and wake parked fetches. StorageError: not
         now."""
 
-    def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
-
 
 class Fetch:
     """A fetch under way; `answer` is called once, on the loop.
@@ -70,11 +68,11 @@ class Fetch:
     __slots__ = ("_abort", "_answer", "_available", "_partitions", "_request", "_source", "_timer", "_woken")
 
     def __init__(
-        self, source: Source, request: FetchRequest, answer: Answer, abort: Callable[[str], None]
+        self, source: Source, request: FetchRequest, answer: SendReads, abort: Callable[[str], None]
     ) -> None:
         self._source, self._abort = source, abort
         self._request = request
-        self._answer: Answer | None = answer
+        self._answer: SendReads | None = answer
         self._partitions: dict[Partition, int] = {}
         """Partitions it is parked on; maps each to the bytes that it would still take of it."""
         self._available = 0
@@ -110,7 +108,7 @@ class Fetch:
         """Look again at the end of this turn, however many partitions have grown."""
         if not self._woken and self._answer is not None:
             self._woken = True
-            self._source.at_end_of_turn(self._look)
+            self._source.mailbox.at_end_of_turn(self._look)
 
     def _time_is_up(self) -> None:
         self._look(final=True)

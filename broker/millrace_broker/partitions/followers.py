@@ -17,7 +17,7 @@ MAX_WAIT_MS = 10_000
 MAX_BYTES = 16 << 20
 """Most bytes that a follower gets at once, and longest wait, whatever it asks for."""
 
-Answer: TypeAlias = Callable[[Sequence[Copied]], None]
+SendCopied: TypeAlias = Callable[[Sequence[Copied]], None]
 
 
 class Connected(Protocol):
@@ -32,21 +32,14 @@ class Connected(Protocol):
 class Follower:
     """One follower's connection, and its request that waits for news."""
 
-    def __init__(
-        self,
-        connection: Connected,
-        session: ReplicaSession,
-        mailbox: Mailbox,
-        at_end_of_turn: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.connection, self.session = connection, session
-        self._mailbox, self._at_end_of_turn = mailbox, at_end_of_turn
-        self._answer: Answer | None = None
+    def __init__(self, connection: Connected, session: ReplicaSession, mailbox: Mailbox) -> None:
+        self.connection, self.session, self._mailbox = connection, session, mailbox
+        self._answer: SendCopied | None = None
         self._max_bytes = 0
         self._timer: Timer | None = None
         self._woken = False
 
-    def fetch(self, request: ReplicaFetchRequest, answer: Answer) -> bool:
+    def fetch(self, request: ReplicaFetchRequest, answer: SendCopied) -> bool:
         """Answer with the news, at once or later; True when the request's positions commit more."""
         if self._answer is not None:
             self._finish([])  # an earlier request: the follower has new positions and stopped waiting
@@ -63,7 +56,7 @@ class Follower:
         self.session.changed(partition)
         if self._answer is not None and not self._woken:
             self._woken = True
-            self._at_end_of_turn(self._look)
+            self._mailbox.at_end_of_turn(self._look)
 
     def end(self, now: float) -> None:
         """Note that the connection has ended, or another one takes its place."""
@@ -92,13 +85,11 @@ class Follower:
 class Followers:
     """Every broker that copies from this one."""
 
-    def __init__(
-        self, mailbox: Mailbox, find: FindLed, at_end_of_turn: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._mailbox, self._find, self._at_end_of_turn = mailbox, find, at_end_of_turn
+    def __init__(self, mailbox: Mailbox, find: FindLed) -> None:
+        self._mailbox, self._find = mailbox, find
         self._followers: dict[int, Follower] = {}
 
-    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> bool:
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: SendCopied) -> bool:
         """Serve one request; True when its positions commit more."""
         known = self._followers.get(request.follower)
         if known is None or known.connection is not connection:
@@ -108,7 +99,7 @@ class Followers:
                 known.end(self._mailbox.now())
                 known.connection.abort(f"broker {request.follower} copies by another one now")
             session = ReplicaSession(request.follower, request.directory, self._find)
-            known = Follower(connection, session, self._mailbox, self._at_end_of_turn)
+            known = Follower(connection, session, self._mailbox)
             self._followers[request.follower] = known
         return known.fetch(request, answer)
 

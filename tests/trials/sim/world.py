@@ -310,7 +310,7 @@ class World:
                 self._soon(machine, self._apply, machine, replica.leading, proposal, self._node)
         elif replica.owes_report:
             self._report_log(machine)
-        elif replica.is_due(self.now):
+        elif (due_at := replica.due_at) is not None and self.now >= due_at:
             replica.campaign()
             machine.log.cut(machine.log.whole_end)
             self._check_replicas()
@@ -412,7 +412,7 @@ class World:
     def _serve(self, machine: Machine, fetch: Fetch) -> None:
         leading = machine.replica.leading
         if leading is None or fetch.epoch != leading.epoch:
-            machine.replica.observe_epoch(fetch.epoch)
+            machine.replica.see_epoch(fetch.epoch)
             return
         leading.connected(fetch.follower.broker, fetch.directory, fetch.position, fetch.last_epoch)
         if leading.is_outrun:
@@ -512,7 +512,7 @@ class World:
     def _reported(self, machine: Machine, broker: int, directory: str, epoch: int, flushed: int) -> None:
         leading = machine.replica.leading
         if leading is None or epoch != leading.epoch:
-            machine.replica.observe_epoch(epoch)
+            machine.replica.see_epoch(epoch)
         elif leading.reported(broker, directory, flushed):
             self._after_commit(machine, leading)
 
