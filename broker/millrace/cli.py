@@ -19,7 +19,7 @@ import click
 
 from millrace import __version__
 from millrace.errors import MillraceError
-from millrace.help_texts import WHOLE, Group, keep_examples_whole
+from millrace.help_texts import WHOLE, CommandGroup, keep_examples_whole
 from millrace.installation import missing_extra
 from millrace.logs import FORMATS, VERBOSE
 from millrace.printing import say
@@ -41,7 +41,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """Imports a command's module when the command is called: packages of other commands may be missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -15,7 +15,7 @@ import click
 WHOLE = 10_000  # characters: longer than any sentence
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Lists commands with the whole first sentence of each, and suggests one for a mistyped name."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -119,8 +119,8 @@ def build_app(
     @app.get("/healthz")
     def healthz(request: Request) -> Response:
         found = problems()
-        told = {"problems": found} if access is None or who_asks(request) else {}
-        return JsonAnswer({"healthy": not found, **told}, status_code=503 if found else 200)
+        details = {"problems": found} if access is None or who_asks(request) else {}
+        return JsonAnswer({"healthy": not found, **details}, status_code=503 if found else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:

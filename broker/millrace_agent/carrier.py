@@ -27,12 +27,12 @@ from millrace.records.messages import write_varint
 from millrace.wire.cluster_id import WrongCluster
 from millrace_agent.claim import Claim, SpoolCopied
 from millrace_agent.intake import Unavailable, Unknown
+from millrace_agent.reporter import Reporter
 from millrace_agent.spool import Chunk, Event, Spool, SpooledInstance
-from millrace_agent.voice import Voice
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
 from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
-from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold, still_open
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Unreported, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
 from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
@@ -46,7 +46,7 @@ MAX_AGAIN = 10_000
 """Most refused events of a topic; with more, the topic takes no new events from the spool."""
 RETRY_S = (1.0, 60.0)
 """First and longest wait before a refused event is sent again; the wait doubles."""
-SAY_S = 5.0
+PUBLISH_TIMEOUT_S = 5.0
 """Longest time for which a hello or report may hold up the events before it is tried again later."""
 CLUSTER_WAIT_S = 1.0
 """Timeout of asking the brokers which cluster they belong to."""
@@ -131,8 +131,8 @@ class Carrier:
         self._recover()
         left = spool.left_instances()
         self._claim = Claim(bootstrap, self._codec, spool, spooled, left)
-        self._dead = [self._voice(each) for each in left]
-        self._mine = self._voice(spooled)
+        self._dead = [self._reporter(each) for each in left]
+        self._mine = self._reporter(spooled)
         self._lanes: dict[str, _Lane] = {}
         self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
         self._chunks = 0
@@ -147,17 +147,17 @@ class Carrier:
     @property
     def troubles(self) -> list[str]:
         """Reasons why events do not reach the brokers just now; for any thread."""
-        now, said = time.monotonic(), []
+        now, found = time.monotonic(), []
         if self._failing is not None:
-            said.append(self._failing)
+            found.append(self._failing)
         for lane in list(self._lanes.values()):
             sent = lane.sent
             if lane.trouble is not None:
-                said.append(f"topic {lane.topic}: {lane.trouble}")
+                found.append(f"topic {lane.topic}: {lane.trouble}")
             elif sent is not None and now - sent.since > STALLED_S:
                 waited = f"{now - sent.since:.0f} s"
-                said.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
-        return said
+                found.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
+        return found
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
         """Carry until `stop`; then go on for up to `drain_s` until all is sent and the instance is ended.
@@ -170,7 +170,7 @@ class Carrier:
         due = 0.0
         while not stop.is_set():
             self._step(self._carry)
-            if time.monotonic() >= due or self._told_much:
+            if time.monotonic() >= due or self._is_report_full:
                 self._step(self._report)
                 due = time.monotonic() + self._interval_s
         give_up_at = time.monotonic() + drain_s
@@ -211,34 +211,34 @@ class Carrier:
         for chunk in self._spool.left_chunks():
             one = left[chunk.instance]
             who = instance_bytes(one.server, one.service, one.instance)
-            untold: Untold = {}
+            unreported: Unreported = {}
             ids, behind = list(chunk.ids), 0
             sequences = {number: chunk.first_sequence + place for place, number in enumerate(ids)}
             most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
             while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
                 for behind, event in found:
-                    outcome = untold.setdefault((chunk.topic, window_start(event.time)), Outcome())
+                    outcome = unreported.setdefault((chunk.topic, window_start(event.time)), Outcome())
                     digest = fingerprint(_message(event, who, sequences[behind]))
                     outcome.add(sequences[behind], digest, failed=True)
                 ids = [number for number in ids if number > behind]
-            self._spool.settle(one, chunk.topic, {}, untold)
+            self._spool.settle(one, chunk.topic, {}, unreported)
             logger.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
 
-    def _voice(self, spooled: SpooledInstance) -> Voice:
-        return Voice(spooled, self._spool, self._codec.encode, self._publish)
+    def _reporter(self, spooled: SpooledInstance) -> Reporter:
+        return Reporter(spooled, self._spool, self._codec.encode, self._publish)
 
     def _publish(self, message: bytes) -> None:
         self._claim.note(message)
-        offset = self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        offset = self._publisher.publish([message], give_up_at=time.monotonic() + PUBLISH_TIMEOUT_S)
         self._spool.audit_offset = offset
         self.reports += 1
 
     # Reports.
 
     @property
-    def _told_much(self) -> bool:
-        untold = self._mine.spooled.untold
-        return sum(1 + outcome.range_count for outcome in untold.values()) > RANGES_PER_REPORT
+    def _is_report_full(self) -> bool:
+        unreported = self._mine.spooled.unreported
+        return sum(1 + outcome.range_count for outcome in unreported.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
         """The time before which no event will follow: no event that waits or is being taken is older."""
@@ -289,7 +289,7 @@ class Carrier:
             self._producer, self._fatal = connected(Producer, self._settings), False
         if self._lanes and not self._claim.is_proven:
             self._take_over()
-        if self._fatal or self._told_much or not self._claim.is_proven:
+        if self._fatal or self._is_report_full or not self._claim.is_proven:
             return
         for lane in list(self._lanes.values()):
             if lane.sent is None and self._chunks < MAX_CHUNKS:
@@ -364,18 +364,18 @@ class Carrier:
             sent.failed[place] = text_of(error)
 
     def _settle(self, lane: _Lane, sent: _Sent) -> None:
-        untold: Untold = {}
+        unreported: Unreported = {}
         acknowledged: dict[int, Event] = {}
         refused: list[int] = []
         for place, (number, event) in enumerate(sent.events):
             failed = place in sent.failed
-            outcome = untold.setdefault((lane.topic, window_start(event.time)), Outcome())
+            outcome = unreported.setdefault((lane.topic, window_start(event.time)), Outcome())
             outcome.add(sent.first_sequence + place, sent.fingerprints[place], failed=failed)
             if failed:
                 refused.append(number)
             else:
                 acknowledged[number] = event
-        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, untold)
+        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, unreported)
         lane.sent, self._chunks = None, self._chunks - 1
         self.acknowledged += len(acknowledged)
         self.failed += len(refused)

@@ -45,7 +45,7 @@ class Claim:
         """`left` are the instances of earlier processes that have not ended."""
         self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
         self._offset = spool.audit_offset  # of a message older than any copy's
-        self._said: set[bytes] = set()
+        self._own: set[bytes] = set()
         # An instance's hello and first report hold its number; a report holds its key.
         self._awaited = {bytes(_varint(mine.instance)): mine.instance}
         self._awaited |= {one.key: one.instance for one in left if one.hellos and not one.ended}
@@ -58,7 +58,7 @@ class Claim:
     def note(self, message: bytes) -> None:
         """Remember a message that this process is about to publish."""
         if self._awaited:
-            self._said.add(message)
+            self._own.add(message)
 
     def check(self) -> None:
         """Read the topic's new messages. Raises SpoolCopied if another agent's message comes first."""
@@ -96,7 +96,7 @@ class Claim:
 
     def _look_at(self, value: bytes) -> None:
         for sign in [sign for sign in self._awaited if sign in value]:
-            if value in self._said:
+            if value in self._own:
                 del self._awaited[sign]
                 continue
             record = self._codec.decode(value)

@@ -39,7 +39,7 @@ from millrace.errors import MillraceError
 from millrace.service.database import open_database, reason_of
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import FOR_EVER, now_ms
-from millrace_audit.reports.outcome import Outcome, Untold
+from millrace_audit.reports.outcome import Outcome, Unreported
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key, wrapped
 
@@ -91,7 +91,7 @@ HELLOS = sa.Table(
     sa.Column("topic", sa.Text, primary_key=True),
     sa.Column("number", _long, nullable=False),
 )
-UNTOLD = sa.Table(
+UNREPORTED = sa.Table(
     "untold",
     _metadata,
     sa.Column("instance", _long, primary_key=True, autoincrement=False),
@@ -178,7 +178,7 @@ class SpooledInstance:
     """True if the last report says that no event will follow."""
     hellos: dict[str, int] = field(default_factory=dict)
     """Number of the next report at the time when each topic was announced."""
-    untold: Untold = field(default_factory=dict)
+    unreported: Unreported = field(default_factory=dict)
 
 
 class Chunk(NamedTuple):
@@ -406,10 +406,10 @@ class Spool:
         self._change(lambda connection: connection.execute(sa.insert(CHUNKS), row)).result()
 
     def settle(
-        self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Untold
+        self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Unreported
     ) -> None:
         """Note the outcome of the topic's chunk: acknowledged events are deleted, the others wait."""
-        merged = _merged(instance.untold, news)
+        merged = _merged(instance.unreported, news)
         ids = [{"gone": number} for number in acknowledged]
         windows = Counter(window_start(event.time) for event in acknowledged.values())
         freed = sum(event.size for event in acknowledged.values())
@@ -418,30 +418,30 @@ class Spool:
             if ids:
                 connection.execute(sa.delete(EVENTS).where(EVENTS.c.id == sa.bindparam("gone")), ids)
             connection.execute(sa.delete(CHUNKS).where(CHUNKS.c.topic == topic))
-            _write_untold(connection, instance.instance, merged)
+            _write_unreported(connection, instance.instance, merged)
             self.events, self.bytes = self.events - len(ids), self.bytes - freed
 
         self._change(change).result()
-        instance.untold.update(merged)
+        instance.unreported.update(merged)
         self._forget(windows)
 
     def report(
         self,
         instance: SpooledInstance,
         message: bytes,
-        told: Sequence[tuple[str, int]],
+        reported: Sequence[tuple[str, int]],
         next_key: bytes,
         *,
-        rest: Untold,
+        rest: Unreported,
         ended: bool,
     ) -> None:
-        """Note that an instance is about to publish its next report, on the topics and windows `told`.
+        """Note that an instance is about to publish its next report, on the topics and windows `reported`.
 
         `rest` are the outcomes of these windows that the report leaves to later ones.
         """
-        rows = [{"of_topic": topic, "of_window": window} for topic, window in told]
+        rows = [{"of_topic": topic, "of_window": window} for topic, window in reported]
         values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
-        here = UNTOLD.c.instance == instance.instance
+        here = UNREPORTED.c.instance == instance.instance
 
         def change(connection: sa.Connection) -> None:
             one = INSTANCES.c.instance == instance.instance
@@ -449,24 +449,24 @@ class Spool:
             connection.execute(sa.update(SPOOL).values(audit_offset=self.audit_offset))
             if rows:
                 which = (
-                    UNTOLD.c.topic == sa.bindparam("of_topic"),
-                    UNTOLD.c.window == sa.bindparam("of_window"),
+                    UNREPORTED.c.topic == sa.bindparam("of_topic"),
+                    UNREPORTED.c.window == sa.bindparam("of_window"),
                 )
-                connection.execute(sa.delete(UNTOLD).where(here, *which), rows)
-            _write_untold(connection, instance.instance, rest)
+                connection.execute(sa.delete(UNREPORTED).where(here, *which), rows)
+            _write_unreported(connection, instance.instance, rest)
 
         self._change(change).result()
         instance.number, instance.key = instance.number + 1, next_key
         instance.report, instance.ended = message, ended
-        for key in told:
-            del instance.untold[key]
-        instance.untold.update(rest)
+        for key in reported:
+            del instance.unreported[key]
+        instance.unreported.update(rest)
 
     def end(self, instance: SpooledInstance) -> None:
         """Forget an instance, whose last report is acknowledged."""
 
         def change(connection: sa.Connection) -> None:
-            for table in (UNTOLD, HELLOS, INSTANCES):
+            for table in (UNREPORTED, HELLOS, INSTANCES):
                 connection.execute(sa.delete(table).where(table.c.instance == instance.instance))
 
         self._change(change).result()
@@ -475,7 +475,7 @@ class Spool:
         """Make a copy a separate spool: a new instance sends the waiting events; old ones are not ended."""
 
         def change(connection: sa.Connection) -> None:
-            for table in (CHUNKS, UNTOLD, HELLOS, INSTANCES, SPOOL):
+            for table in (CHUNKS, UNREPORTED, HELLOS, INSTANCES, SPOOL):
                 connection.execute(sa.delete(table))
             _begin(connection)
 
@@ -492,8 +492,8 @@ class Spool:
             }
             for row in connection.execute(sa.select(HELLOS)):
                 found[row.instance].hellos[row.topic] = row.number
-            for row in connection.execute(sa.select(UNTOLD)):
-                found[row.instance].untold[row.topic, row.window] = Outcome(
+            for row in connection.execute(sa.select(UNREPORTED)):
+                found[row.instance].unreported[row.topic, row.window] = Outcome(
                     _ranges(row.acknowledged), _ranges(row.failed), row.fingerprint, row.failed_fingerprint
                 )
         return list(found.values())
@@ -573,11 +573,11 @@ def _prepare(engine: sa.Engine) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
 
 
-def _merged(untold: Untold, news: Untold) -> Untold:
-    """The untold outcomes that the news change, after the change."""
-    merged: Untold = {}
+def _merged(unreported: Unreported, news: Unreported) -> Unreported:
+    """Return the unreported outcomes that the news change, after the change."""
+    merged: Unreported = {}
     for key, new in news.items():
-        old = untold.get(key, Outcome())
+        old = unreported.get(key, Outcome())
         merged[key] = Outcome(
             old.acknowledged | new.acknowledged,
             old.failed | new.failed,
@@ -587,7 +587,7 @@ def _merged(untold: Untold, news: Untold) -> Untold:
     return merged
 
 
-def _write_untold(connection: sa.Connection, instance: int, untold: Untold) -> None:
+def _write_unreported(connection: sa.Connection, instance: int, unreported: Unreported) -> None:
     rows = [
         {
             "instance": instance,
@@ -598,10 +598,10 @@ def _write_untold(connection: sa.Connection, instance: int, untold: Untold) -> N
             "fingerprint": outcome.fingerprint,
             "failed_fingerprint": outcome.failed_fingerprint,
         }
-        for (topic, window), outcome in untold.items()
+        for (topic, window), outcome in unreported.items()
     ]
     if rows:
-        connection.execute(sa.insert(UNTOLD).prefix_with("OR REPLACE"), rows)
+        connection.execute(sa.insert(UNREPORTED).prefix_with("OR REPLACE"), rows)
 
 
 def _text(ranges: Iterable[Sequence[int]]) -> str:

@@ -73,8 +73,8 @@ def accept(url: str, instance: int, reason: str, *, disown: bool = False) -> Any
 
     With `disown` its reports do not count, either: it was no producer of yours.
     """
-    said = {"reason": reason, "who": _me(), "disown": disown}
-    return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=said)
+    body = {"reason": reason, "who": _me(), "disown": disown}
+    return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=body)
 
 
 def accept_service(
@@ -90,7 +90,7 @@ def accept_service(
 
     With `disown` also those that have ended.
     """
-    said = {
+    body = {
         "service": service,
         "server": server,
         "before": None if before is None else _iso(before),
@@ -98,21 +98,21 @@ def accept_service(
         "who": _me(),
         "disown": disown,
     }
-    instances: list[int] = _ask("POST", f"{url.rstrip('/')}/v1/accept", json=said)["instances"]
+    instances: list[int] = _ask("POST", f"{url.rstrip('/')}/v1/accept", json=body)["instances"]
     return instances
 
 
 def accept_rejected(url: str, topic: str, load: int, reason: str) -> int:
     """Give up the messages that a load rejected; returns how many there are."""
-    said = {"load": load, "reason": reason, "who": _me()}
-    messages: int = _ask("POST", f"{_topic(url, topic)}/accept-rejected", json=said)["messages"]
+    body = {"load": load, "reason": reason, "who": _me()}
+    messages: int = _ask("POST", f"{_topic(url, topic)}/accept-rejected", json=body)["messages"]
     return messages
 
 
 def replace_loads(url: str, topic: str, reason: str) -> list[int]:
     """Count the loads that replaced lost loads; returns the lost loads."""
-    said = {"reason": reason, "who": _me()}
-    loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=said)["loads"]
+    body = {"reason": reason, "who": _me()}
+    loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=body)["loads"]
     return loads
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER
-from millrace_audit.reports.outcome import Outcome, Untold, still_open
+from millrace_audit.reports.outcome import Outcome, Unreported, still_open
 from millrace_audit.reports.ranges import SequenceRanges
 
 
@@ -102,15 +102,15 @@ class Outcomes:
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
-                state, told = self.topics[key[0]], self._news[key]
-                told.fingerprint += sent.fingerprint
+                state, outcome = self.topics[key[0]], self._news[key]
+                outcome.fingerprint += sent.fingerprint
                 for sequence, fingerprint in self._in_doubt.pop(key, ()):
                     if sequence in sent.ranges:
-                        told.fingerprint -= fingerprint
+                        outcome.fingerprint -= fingerprint
                     else:
                         self._in_doubt[key].append((sequence, fingerprint))
                 for first, last in sent.ranges - state.failed:
-                    told.acknowledged.add(first, last)
+                    outcome.acknowledged.add(first, last)
                     state.acknowledged.add(first, last)
 
     @property
@@ -121,7 +121,7 @@ class Outcomes:
             starts += [window for _, window in windows]
         return min(starts, default=FOR_EVER)
 
-    def take_news(self) -> Untold:
+    def take_news(self) -> Unreported:
         """The outcomes that became certain since the last call."""
         news, self._news = self._news, defaultdict(Outcome)
         self.open.update(news)

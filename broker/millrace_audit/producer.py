@@ -41,7 +41,7 @@ from millrace_audit.reports.messages import (
     Report,
     now_ms,
 )
-from millrace_audit.reports.outcome import Untold, closable, portion, reported
+from millrace_audit.reports.outcome import Unreported, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
 from millrace_audit.reports.seals import fingerprint, new_key, seal_of
@@ -133,33 +133,35 @@ class _Reports:
         self._names = names
         self._number = 0
         self._unsent: deque[Report] = deque()
-        self._said = NOTHING  # the time up to which the last hello or report closes
+        self._closed_through = NOTHING  # the time up to which the last hello or report closes
         self._key = new_key()  # for the next report; the last hello or report has its seal
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic. If `closed_through` is None, the hello closes no window."""
         self._send_reports(give_up_at)  # a hello sent before them would break the chain of seals
         if closed_through is not None:
-            self._said = closed_through
+            self._closed_through = closed_through
         promised = NOTHING if closed_through is None else closed_through
         seal = seal_of(self._key)
         hello = Hello(time=now_ms(), topic=topic, closed_through=promised, seal=seal, **self._names)
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
-    def report(self, news: Untold, closed_through: int) -> None:
+    def report(self, news: Unreported, closed_through: int) -> None:
         """Send older reports that failed, then `news`, one report for each portion."""
-        while news or closed_through != self._said:
-            told, news = portion(news)
-            self._said = min(self._said, closable(closed_through, news)) if news else closed_through
+        while news or closed_through != self._closed_through:
+            portioned, news = portion(news)
+            self._closed_through = (
+                min(self._closed_through, closable(closed_through, news)) if news else closed_through
+            )
             key, self._key = self._key, new_key()
             report = Report(
                 time=now_ms(),
                 number=self._number,
                 key=key,
                 seal=seal_of(self._key),
-                closed_through=self._said,
-                windows=reported(told),
+                closed_through=self._closed_through,
+                windows=reported(portioned),
                 **self._names,
             )
             self._unsent.append(report)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.errors import ConfigError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.service.access import add_entry
 
@@ -16,7 +16,7 @@ ROLES = ("read", "register", "admin", "accept", "write", "metrics")
 """Roles that the routes of the services require."""
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def access() -> None:
     """Make tokens for registry, auditor, agents and metrics.
 

@@ -9,7 +9,7 @@ import click
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, say
 from millrace_broker.security.acls import EVERYWHERE, Pattern, Rule, RuleFilter
 from millrace_broker.security.rights import CLUSTER, Operation, ResourceType
@@ -25,7 +25,7 @@ _RESOURCES: dict[str, tuple[ResourceType, Pattern]] = {
 }
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def acls() -> None:
     """List, add and remove access control lists: rules of who may do what.
 

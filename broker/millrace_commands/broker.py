@@ -114,8 +114,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
         first = listeners[0]
-        told = {listener.name: listener.advertised for listener in listeners}
-        own = BrokerAddress(*first.advertised, told, config.rack, generation.directory, PROTOCOL)
+        advertised = {listener.name: listener.advertised for listener in listeners}
+        own = BrokerAddress(*first.advertised, advertised, config.rack, generation.directory, PROTOCOL)
         # Last: clients may come at once
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
         broker.clock_check.look()

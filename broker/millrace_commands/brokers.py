@@ -10,7 +10,7 @@ import click
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, say
 from millrace.records.topic_partition import TopicPartition
 from millrace.zookeeper.topic_state import Replicas
@@ -21,7 +21,7 @@ from millrace_commands.topics import TIMEOUT_S, bootstrap_option
 _LOOK_AGAIN_S = 0.5
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def brokers() -> None:
     """List brokers with what they store, and move everything off one of them.
 
@@ -99,11 +99,11 @@ def drain(broker: int, bootstrap: str) -> None:
 
 
 def _wait_for_moves(client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
-    said = 0
+    shown = 0
     while (left := count_moving(client, partitions)) > 0:
-        if left != said:
+        if left != shown:
             say(f"{left} of {len(partitions)} partitions are on their way", err=True)
-        said = left
+        shown = left
         time.sleep(_LOOK_AGAIN_S)
 
 

@@ -28,7 +28,7 @@ from millrace.signals import interruptible
 from millrace_commands.message_counts import offset_of_last
 from millrace_commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, naming_the_remedy
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects, ids_of_others, others_in_words
+from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects, foreign_id_lines, foreign_ids
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
@@ -185,7 +185,7 @@ def consume(
             if client is not None and decoded is not None and (new := decoded.ids - ids):
                 ids |= new
                 try:
-                    lines = others_in_words(topic, ids_of_others(topic, new, named_by, client))
+                    lines = foreign_id_lines(topic, foreign_ids(topic, new, named_by, client))
                 except MillraceError as error:  # the registry may not know the subjects of an id
                     lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
                 for line in lines:

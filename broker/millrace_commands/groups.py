@@ -15,10 +15,10 @@ import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.errors import TryAgain
-from millrace.client.group_client import GroupClient, GroupDescription, Member
+from millrace.client.group_client import GroupClient, GroupDescription, GroupMember
 from millrace.config import parse_time
 from millrace.errors import BrokerError, ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, print_rows, say
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
@@ -26,7 +26,7 @@ from millrace_commands.message_counts import MessageCount, count_messages
 from millrace_commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, led, naming_the_remedy
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def groups() -> None:
     """List, describe, move and delete consumer groups.
 
@@ -170,7 +170,9 @@ def _kind(group: GroupDescription) -> str:
 
 
 def _positions(
-    cluster: ClusterClient, committed: Mapping[TopicPartition, int], readers: Mapping[TopicPartition, Member]
+    cluster: ClusterClient,
+    committed: Mapping[TopicPartition, int],
+    readers: Mapping[TopicPartition, GroupMember],
 ) -> Iterator[_Position]:
     partitions = sorted({*committed, *readers})
     ends = {topic: _ends(cluster, topic) for topic in {topic for topic, _ in partitions}}

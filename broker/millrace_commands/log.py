@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, say
 from millrace.records.mirror_position import MirrorPosition
 from millrace_broker.storage.comparison import Comparison
 from millrace_broker.storage.comparison import compare as compare_replicas
 from millrace_broker.storage.inspection import (
     Damage,
-    Entry,
     Finding,
+    InspectedBatch,
     inspect_partition,
     partition_directories,
 )
@@ -37,7 +37,7 @@ _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_typ
 _JSON = json_option("Print one JSON object per line for a script.")
 
 
-@click.group(cls=Group, epilog="Example: millrace log verify data/broker-1")
+@click.group(cls=CommandGroup, epilog="Example: millrace log verify data/broker-1")
 def log() -> None:
     """List, check, compare and repair batches on disk. DIR is a broker's log_dir or one partition in it."""
 
@@ -71,7 +71,7 @@ def verify(directory: Path, as_json: bool) -> None:
     partitions = partition_directories(directory)
     with _progress(partitions) as on_bytes:
         for partition, finding in ((p, finding) for p in partitions for finding in inspect_partition(p)):
-            if isinstance(finding, Entry):
+            if isinstance(finding, InspectedBatch):
                 batches += 1
                 size += finding.header.size
                 on_bytes(finding.header.size)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.errors import ConfigError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.security.folder import DAYS, HOSTS, USERS, SecurityFolder
 from millrace.zookeeper.session import Session
@@ -27,7 +27,7 @@ days_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def security() -> None:
     """Make an authority, certificates, users and client files, and renew them.
 

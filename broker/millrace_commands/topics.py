@@ -20,7 +20,7 @@ from millrace.client.topic_admin import (
     topic_settings,
 )
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, print_rows, say
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
@@ -42,7 +42,7 @@ bootstrap_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def topics() -> None:
     """Create, list, describe, alter and delete topics, and elect the leaders of their partitions.
 

@@ -10,7 +10,7 @@ import click
 
 from millrace.config import check_cluster_name
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, say
 from millrace.security.certificates import read_secret
 from millrace.zookeeper.session import Session
@@ -27,7 +27,7 @@ zookeeper_option = click.option(
 cluster_option = click.option("--cluster", required=True, help="Name of the cluster, for example dc1.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def users() -> None:
     """Create, list and delete the users who log in to a cluster by SCRAM.
 

@@ -11,7 +11,7 @@ import click
 
 from millrace.config import check_cluster_name
 from millrace.errors import ConfigError, MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.signals import stop_on_signals
 from millrace.zookeeper.embedded import HEAP_MB, ZooKeeper
@@ -20,7 +20,7 @@ from millrace.zookeeper.session import Session
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     invoke_without_command=True,
     epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper",
 )

@@ -65,7 +65,7 @@ class RefusedLines:
         self.path, self.count = path, 0
         self._file: int | None = None
         self._left = 0
-        self._said = False
+        self._has_warned = False
 
     def add(self, line: RawLine, reason: str) -> None:
         self.count += 1
@@ -73,21 +73,21 @@ class RefusedLines:
         entry = json.dumps({"line": line.number, "reason": reason, "bytes": line.size, "text": text}) + "\n"
         data = entry.encode()
         try:
-            if self._file is None and not self._said:
+            if self._file is None and not self._has_warned:
                 # Append each entry with one call: the two parts of a log may share the file.
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
                 self._left = REFUSED_BYTES - os.fstat(self._file).st_size
             if self._file is not None and len(data) <= self._left:
                 self._left -= os.write(self._file, data)
-            elif not self._said:
+            elif not self._has_warned:
                 self._warn(f"it has {REFUSED_BYTES >> 20} MiB")
         except OSError as error:
-            if not self._said:
+            if not self._has_warned:
                 self._warn(error.strerror or str(error))
             self.close()
 
     def _warn(self, why: str) -> None:
-        self._said = True
+        self._has_warned = True
         logger.warning("refused lines are no longer written to %s: %s; they are counted only", self.path, why)
 
     def close(self) -> None:

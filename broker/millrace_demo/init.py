@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.installation import shipped
 from millrace.printing import say
 from millrace.topics_file import VARIABLE, read_policies
@@ -60,7 +60,7 @@ _folder_option = click.option(
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def init() -> None:
     """Make the files that an event type, a DAG or a deployment begins with.
 

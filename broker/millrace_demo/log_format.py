@@ -69,7 +69,7 @@ class LogFormat:
 
     def __init__(self, text: str | None = None) -> None:
         self._pattern = _USUAL if text is None else _pattern_of(text)
-        self._says = (
+        self._problem = (
             "it is in no usual format: name its own with --format"
             if text is None
             else "it is not in --format"
@@ -79,7 +79,7 @@ class LogFormat:
         """(time in ms, a PageView's fields without the header) of a line; BadLine when it cannot be read."""
         match = self._pattern.fullmatch(line)
         if match is None:
-            raise BadLine(self._says)
+            raise BadLine(self._problem)
         values: Mapping[str, str | None] = match.groupdict()
         request = values.get("request")
         if request is not None:

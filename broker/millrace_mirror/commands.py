@@ -20,7 +20,7 @@ from millrace.client.examine import examine
 from millrace.client.runs import beginning
 from millrace.config import BrokerConfig, KafkaMirrorConfig, load, read_toml
 from millrace.errors import ConfigError, MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.logs import start_logging
 from millrace.printing import json_option, print_json, print_rows, say
 from millrace.records import Cursor
@@ -50,7 +50,7 @@ _ORIGIN = click.option(
 KAFKA_SECONDS = 10.0
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def mirror() -> None:
     """Show and repair the mirrors of other clusters in this cluster.
 

@@ -41,7 +41,7 @@ APPEND_TIMEOUT_MS = 30_000
 """Time for which an append waits for the other replicas of its target."""
 
 
-class _Append:
+class _PendingAppend:
     """One request under way, answered once. To its partition it looks like a produce request."""
 
     acks_all = True
@@ -226,7 +226,7 @@ def apis(states: MirrorStates) -> list[Api[Any]]:
     """The APIs that the mirror adds to a broker; `states` are those of the broker's own mirror."""
 
     def handle(services: Services, request: Request, asked: tuple[str, MirrorAppend], _: Refused) -> None:
-        _Append(services.broker, states, request).start(*asked)
+        _PendingAppend(services.broker, states, request).start(*asked)
 
     mirror_append_api = Api(
         key=ApiKey.MIRROR_APPEND,

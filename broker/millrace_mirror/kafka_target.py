@@ -62,7 +62,7 @@ class KafkaTarget:
         self, origin: str, aggregate: KafkaAggregate, bootstrap: str, fenced: Callable[[Fenced], None]
     ) -> None:
         self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
-        self._tell_fenced = fenced
+        self._on_fenced = fenced
         self._fenced: Fenced | None = None
         """Error after which no new producer is made: it would fence the process that has taken over."""
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class KafkaTarget:
     def _end_fenced(self, error: Fenced) -> None:
         self._fenced = error
         self._drop()
-        self._tell_fenced(error)
+        self._on_fenced(error)
 
     # Beginning
 

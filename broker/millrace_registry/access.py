@@ -62,7 +62,7 @@ _OPEN_PATHS = ("/", "/healthz")
 def check_roles(app: FastAPI) -> None:
     """Raise RuntimeError unless every route declares its role, except those that are open to all."""
     for route in app.routes:
-        told = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
+        dependencies = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
         path = getattr(route, "path", "")
-        if path not in _OPEN_PATHS and not any(role in told for role in _ROLES):
+        if path not in _OPEN_PATHS and not any(role in dependencies for role in _ROLES):
             raise RuntimeError(f"route {path} has no role: give it READ, REGISTER or ADMIN")

@@ -198,8 +198,8 @@ class SchemaRegistryClient:
         if response.is_success and all(key in fields for key in expected):
             return answer
         # A registry's message ends with a full stop, and here it is the first half of a sentence.
-        said = str(fields.get("message", f"HTTP {response.status_code}")).removesuffix(".")
-        message = f"registry {self.url}: {said}"
+        reason = str(fields.get("message", f"HTTP {response.status_code}")).removesuffix(".")
+        message = f"registry {self.url}: {reason}"
         # Only a registry sends 40401 and similar codes; a bare 404 means a wrong address or a proxy.
         if response.status_code == 404 and str(fields.get("error_code", "")).startswith("4040"):
             raise UnknownSchema(message)

@@ -16,7 +16,7 @@ from rich.text import Text
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
-from millrace.help_texts import Group
+from millrace.help_texts import CommandGroup
 from millrace.logs import start_logging
 from millrace.printing import say, show, text
 from millrace.service.access import AccessList
@@ -110,7 +110,9 @@ def registry(
         server.serve_until_stopped()
 
 
-@click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
+@click.group(
+    cls=CommandGroup, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081"
+)
 def schemas() -> None:
     """Check, plan and apply a folder of .avsc files; export and import all contents of a registry."""
 

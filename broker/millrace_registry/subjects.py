@@ -121,7 +121,7 @@ def full_name(schema: object) -> str | None:
     return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
-def ids_of_others(
+def foreign_ids(
     topic: str, ids: Iterable[int], subjects: Subjects, registry: SchemaRegistryClient
 ) -> dict[int, Sequence[str]]:
     """Ids in a topic's messages that its subject has never had, each with the subjects that hold it.
@@ -138,8 +138,8 @@ def ids_of_others(
     return others
 
 
-def others_in_words(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
-    """A line for each id of `ids_of_others`, with the action to take."""
+def foreign_id_lines(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
+    """A line for each id of `foreign_ids`, with the action to take."""
     return [
         f"{topic}: its messages carry schema id {schema_id} of subject {' and '.join(holders)}, which is not"
         f" the topic's subject, so its changes are not checked for {topic}: give --subject"

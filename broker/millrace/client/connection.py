@@ -29,7 +29,7 @@ _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Slowest rate at which a response may arrive beyond its time limit."""
 _LOGIN_SHARE = 0.8
 """Share of a login's lifetime after which a new connection replaces this one."""
-_UNHEARD = (
+_NO_ANSWER_YET = (
     "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
     " if it is older than this client, upgrade it first"
 )
@@ -75,7 +75,7 @@ class Connection:
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._heard = False
+        self._has_answered = False
         self._renew_at: float | None = None
         if tls is not None:
             self._secure(tls, host)
@@ -183,8 +183,10 @@ class Connection:
                 buffer += bytes(min(size, 2 * received) - received)
             count = self._socket.recv_into(memoryview(buffer)[received:size])
             if count == 0:
-                raise ConnectionError("the broker closed the connection" + ("" if self._heard else _UNHEARD))
-            self._heard = True
+                raise ConnectionError(
+                    "the broker closed the connection" + ("" if self._has_answered else _NO_ANSWER_YET)
+                )
+            self._has_answered = True
             received += count
             if received < size and time.monotonic() > give_up_at + received / _SLOWEST_BYTES_PER_SECOND:
                 raise TimeoutError(f"{received} of {size} bytes came in time")

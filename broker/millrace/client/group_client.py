@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class GroupMember:
     """One member of a group and the partitions it reads."""
 
     member_id: str
@@ -46,7 +46,7 @@ class GroupDescription:
     name: str
     state: str
     protocol: str
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
     @property
     def active(self) -> bool:
@@ -158,7 +158,7 @@ class GroupClient:
 
 def _description(group: messages.DescribedGroup) -> GroupDescription:
     members = tuple(
-        Member(
+        GroupMember(
             member_id=member.member_id,
             client_id=member.client_id,
             host=member.client_host.lstrip("/"),

@@ -85,14 +85,14 @@ def _authenticated(
         messages.SaslAuthenticateResponse,
     )
     if answer.error_code:
-        said = answer.error_message or error_name(answer.error_code)
+        reason = answer.error_message or error_name(answer.error_code)
         if security.uses_token:
             raise LoginRefused(
-                f"the broker at {address} refuses the token in {security.token_file}: {said}; it may have"
+                f"the broker at {address} refuses the token in {security.token_file}: {reason}; it may have"
                 " ended, or be of another issuer or for another audience"
             )
         raise LoginRefused(
-            f"the broker at {address} refuses user {security.user!r} by {security.mechanism}: {said}; the"
+            f"the broker at {address} refuses user {security.user!r} by {security.mechanism}: {reason}; the"
             f" password is the first line of {security.password_file}"
         )
     return answer

@@ -31,14 +31,14 @@ MAX_CONNECTIONS = 2_000
 HANDSHAKE_S = 10.0
 HEAD_TIMEOUT_S = 10.0
 """A connection is closed if the whole head of its next request does not arrive in this time."""
-_ACCEPT_AGAIN_S, _TELL_AGAIN_S = 0.1, 10.0
+_ACCEPT_RETRY_S, _LOG_INTERVAL_S = 0.1, 10.0
 _TLS_BUFFER_BYTES = 32 << 10
 """Read buffer of a connection with TLS; asyncio's own default is 256 KiB."""
 
 sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """An HTTP connection that is closed when the head of a request does not arrive in time."""
 
     was_proven = False
@@ -87,15 +87,15 @@ class Door:
     """Accepts the connections of a service, from `open` to `close`; only on the event loop."""
 
     def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext | None, make: Callable[[], Connection]
+        self, listener: socket.socket, tls: ssl.SSLContext | None, make: Callable[[], HttpConnection]
     ) -> None:
         self._listener, self._tls, self._make = listener, tls, make
         self._unproven = Unproven[asyncio.Task[None]](
             MAX_UNPROVEN, MAX_UNPROVEN_OF_ADDRESS, lambda task: self._connections[task].is_proven
         )
-        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._connections: dict[asyncio.Task[None], HttpConnection] = {}
         self._accepting: asyncio.Task[None] | None = None
-        self._closed, self._told_at = 0, -math.inf
+        self._closed, self._logged_at = 0, -math.inf
 
     def open(self) -> None:
         self._listener.setblocking(False)
@@ -117,7 +117,7 @@ class Door:
                 client, address = await loop.sock_accept(self._listener)
             except OSError as error:  # no file descriptor is left
                 self._close(self._unproven.oldest(), error.strerror or "no connection can be accepted")
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             if len(self._connections) >= MAX_CONNECTIONS:
                 client.close()
@@ -130,25 +130,25 @@ class Door:
         task = asyncio.create_task(self._serve(client, connection))
         self._connections[task] = connection
         task.add_done_callback(self._leave)
-        if (one_too_many := self._unproven.enter(task, address)) is not None:
-            self._close(one_too_many, f"too many of {address} or in all")
+        if (excess := self._unproven.enter(task, address)) is not None:
+            self._close(excess, f"too many of {address} or in all")
 
     def _close(self, unproven: asyncio.Task[None] | None, reason: str) -> None:
         if unproven is not None:
             self._unproven.leave(unproven)
             unproven.cancel()
             self._closed += 1
-        if (now := time.monotonic()) > self._told_at + _TELL_AGAIN_S:
+        if (now := time.monotonic()) > self._logged_at + _LOG_INTERVAL_S:
             logger.warning(
                 "%d connections without a token were closed, the oldest first: %s", self._closed, reason
             )
-            self._told_at, self._closed = now, 0
+            self._logged_at, self._closed = now, 0
 
     def _leave(self, task: asyncio.Task[None]) -> None:
         self._unproven.leave(task)
         del self._connections[task]
 
-    async def _serve(self, client: socket.socket, connection: Connection) -> None:
+    async def _serve(self, client: socket.socket, connection: HttpConnection) -> None:
         """Serve a connection until it ends."""
         loop, handshake_s = asyncio.get_running_loop(), HANDSHAKE_S if self._tls is not None else None
         try:

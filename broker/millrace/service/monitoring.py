@@ -159,9 +159,9 @@ def _routes(
             return [b'{"paths": ["/metrics", "/healthz"]}\n']
         refusal = _refusal(access, environ.get("HTTP_AUTHORIZATION"))
         if path == "/healthz":
-            well, told = health()
+            well, details = health()
             start_response("200 OK" if well else "503 Service Unavailable", [_JSON])
-            return [json.dumps({"healthy": well, **({} if refusal else told)}).encode() + b"\n"]
+            return [json.dumps({"healthy": well, **({} if refusal else details)}).encode() + b"\n"]
         if refusal:
             start_response("401 Unauthorized", [_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
             return [json.dumps({"error": refusal}).encode() + b"\n"]

@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.process import allow_open_files
 from millrace.security.certificates import ServerCertificates
-from millrace.service.connections import Connection, Door
+from millrace.service.connections import Door, HttpConnection
 from millrace.signals import end_soon, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class WebServer(uvicorn.Server):
             app,
             loop="asyncio",
             # httptools is faster, but loses the body of a request that offers HTTP/2, as Java's client does.
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -107,8 +107,8 @@ class WebServer(uvicorn.Server):
         click.echo(self._ready)
         sys.stdout.flush()
 
-    def _new_connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+    def _new_connection(self) -> HttpConnection:
+        return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
 
 def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:

@@ -281,12 +281,12 @@ def encode_successes(
     log_start_offset: int,
 ) -> bytes | None:
     """Whole responses to requests for one batch each, if every outcome is a base offset; else None."""
-    is_one = len(outcomes) == 1  # nearly always, and it needs fewer steps
+    is_single = len(outcomes) == 1  # nearly always, and it needs fewer steps
     # Before anything is cached: the topic of a refused request may be any name that its client invents.
-    if not (isinstance(outcomes[0], int) if is_one else set(map(type, outcomes)) == {int}):
+    if not (isinstance(outcomes[0], int) if is_single else set(map(type, outcomes)) == {int}):
         return None
     pack, size, before, after = _success(version, topic, partition, log_start_offset)
-    if is_one:
+    if is_single:
         return pack(size, correlation_ids[0], before, outcomes[0], after)
     pairs = zip(correlation_ids, outcomes, strict=True)
     return b"".join([pack(size, number, before, base, after) for number, base in pairs])

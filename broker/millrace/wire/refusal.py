@@ -58,20 +58,20 @@ def _of_item(
 ) -> _Refuse | None:
     present = dict(_present(item, api_key, version))
     if "error_code" in present:
-        said = {"error_code": code, **{name: reason for name in _REASONS if name in present}}
-        return _copying(item, wanted, version, said)
+        given = {"error_code": code, **{name: reason for name in _REASONS if name in present}}
+        return _copying(item, wanted, version, given)
     return _of_list(item, wanted, api_key, version, code, reason)
 
 
-def _copying(cls: Any, source: Any, version: int, said: dict[str, object]) -> _Refuse | None:
-    """Return a function that makes a `cls` of a `source` and `said`; None if they are not enough."""
+def _copying(cls: Any, source: Any, version: int, given: dict[str, object]) -> _Refuse | None:
+    """Return a function that makes a `cls` of a `source` and `given`; None if they are not enough."""
     known = fields_of(source) if hasattr(source, "declared") else {}
     names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
     for index, (name, field) in enumerate(fields_of(cls).items()):
-        values.append(said.get(name, EMPTY.get(field.kind, 0) if field.required else field.default))
+        values.append(given.get(name, EMPTY.get(field.kind, 0) if field.required else field.default))
         if name in known and (known[name].kind, known[name].item) == (field.kind, field.item):
             copied.append((index, names.index(name), field.kind == "string" and version < field.null_since))
-        elif name not in said and field.required and field.kind != "array":
+        elif name not in given and field.required and field.kind != "array":
             if known:
                 return None
             copied.append((index, None, False))

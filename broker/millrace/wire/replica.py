@@ -3,7 +3,7 @@
 A connection has one ReplicaFetch under way. The leader remembers its follower's position in each partition,
 so a request names only partitions that changed, and an answer only partitions with news.
 
-    ReplicaFetch v0 := follower int32, directory 8 bytes, anew int8 (1: forget this connection's partitions),
+    ReplicaFetch v0 := follower int32, directory 8 bytes, starts_over int8 (1: forget all partitions),
                        max_wait_ms int32, max_bytes int32, [wanted], [forgotten]
     wanted          := topic id 16 bytes, partition int32, epoch int32, position int64, last_epoch int32,
                        flushed int64 (-1: the follower's log may differ from the leader's)
@@ -60,11 +60,11 @@ class Wanted(NamedTuple):
 
 
 class ReplicaFetchRequest(NamedTuple):
-    """A follower's request to one leader; `anew` makes the leader forget the connection's partitions."""
+    """A follower's request to one leader; `starts_over` makes the leader forget all its partitions."""
 
     follower: int
     directory: str
-    anew: bool
+    starts_over: bool
     max_wait_ms: int
     max_bytes: int
     wanted: Sequence[Wanted]
@@ -102,10 +102,10 @@ class Copied(NamedTuple):
 
 
 def encode_fetch(request: ReplicaFetchRequest) -> bytes:
-    follower, directory, anew, max_wait_ms, max_bytes, wanted, forgotten = request
+    follower, directory, starts_over, max_wait_ms, max_bytes, wanted, forgotten = request
     return b"".join(
         (
-            _FETCH.pack(follower, bytes.fromhex(directory), anew, max_wait_ms, max_bytes),
+            _FETCH.pack(follower, bytes.fromhex(directory), starts_over, max_wait_ms, max_bytes),
             INT32.pack(len(wanted)),
             *(_WANTED.pack(one.topic_id.bytes, one.number, *rest) for one, *rest in wanted),
             INT32.pack(len(forgotten)),
@@ -117,12 +117,12 @@ def encode_fetch(request: ReplicaFetchRequest) -> bytes:
 @reads("replica fetch request")
 def decode_fetch(body: memoryview) -> ReplicaFetchRequest:
     reader = Reader(body)
-    follower, directory, anew, max_wait_ms, max_bytes = reader.unpack(_FETCH)
+    follower, directory, starts_over, max_wait_ms, max_bytes = reader.unpack(_FETCH)
     wanted = [Wanted(_partition(*item[:2]), *item[2:]) for item in _items(reader, _WANTED)]
     forgotten = [_partition(*item) for item in _items(reader, _PARTITION)]
     reader.end()
     return ReplicaFetchRequest(
-        follower, directory.hex(), bool(anew), max_wait_ms, max_bytes, wanted, forgotten
+        follower, directory.hex(), bool(starts_over), max_wait_ms, max_bytes, wanted, forgotten
     )
 
 
@@ -165,8 +165,8 @@ def decode_answer(body: memoryview) -> tuple[int, list[Copied]]:
     copied = []
     for _ in range(reader.number(INT32)):
         topic_id, number, *fields, size = reader.unpack(_FETCHED)
-        told = Copied(_partition(topic_id, number), *fields)
-        copied.append(told._replace(records=reader.part(size)))
+        partition = Copied(_partition(topic_id, number), *fields)
+        copied.append(partition._replace(records=reader.part(size)))
     reader.end()
     return error, copied
 

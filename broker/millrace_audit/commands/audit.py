@@ -105,9 +105,13 @@ def audit(
         return
     first, last = _span(start, end)
     if is_history:
-        for said in client.history(url, topic, first, last):
-            window = f" window {said['window']}" if said["window"] else ""
-            say(json.dumps(said) if as_json else f"{said['time']}{window} {said['who']}: {said['what']}")
+        for change in client.history(url, topic, first, last):
+            window = f" window {change['window']}" if change["window"] else ""
+            say(
+                json.dumps(change)
+                if as_json
+                else f"{change['time']}{window} {change['who']}: {change['what']}"
+            )
         return
     answer = client.completeness(url, topic, first, last)
     if as_json:

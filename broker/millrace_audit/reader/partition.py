@@ -59,7 +59,7 @@ class Partition:
     topic: str
     key: PartitionKey
     rules: OffsetRules
-    told: int | None
+    published_end: int | None
     """Start of the next count: all before it is published. None until the start of the log is known."""
     cursor: Cursor = field(init=False)
     """Position of the next read."""
@@ -74,12 +74,12 @@ class Partition:
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
-    """Offsets since `told` that were deleted before they could be read."""
+    """Offsets since `published_end` that were deleted before they could be read."""
     origin: Origin | None = None
     """Origin and copied position, from the last position batch that was read or from the mirror."""
     copied_through: int | None = None
     """Offset before which every record lies before the origin's end; None if no end is known."""
-    origin_told: tuple[Origin | None, int | None] = (None, None)
+    published_origin: tuple[Origin | None, int | None] = (None, None)
     ask_at: float = 0.0
     """Time (monotonic) at which the mirror's position is asked for again."""
     stuck: Stuck | None = None
@@ -90,11 +90,11 @@ class Partition:
     """Counted end at the time when the log was truncated, until the truncation is reported."""
 
     def __post_init__(self) -> None:
-        self.cursor = Cursor(self.told or 0)
+        self.cursor = Cursor(self.published_end or 0)
 
     def place(self, log_start: int) -> None:
         """Start at `log_start`: the partition was never counted before."""
-        self.told, self.cursor = log_start, Cursor(log_start)
+        self.published_end, self.cursor = log_start, Cursor(log_start)
 
     @property
     def end(self) -> int:
@@ -116,8 +116,8 @@ class Partition:
 
     @property
     def has_news(self) -> bool:
-        return self.told is not None and (
-            self.end > self.told or (self.origin, self.copied_through) != self.origin_told
+        return self.published_end is not None and (
+            self.end > self.published_end or (self.origin, self.copied_through) != self.published_origin
         )
 
     def is_due(self) -> bool:
@@ -164,13 +164,13 @@ class Partition:
             )
 
     def truncate(self, end: int) -> None:
-        """Continue counting at `end` or, if less, at `told`: the log has lost the messages behind `end`."""
-        assert self.told is not None
-        if end < self.told:
-            self.truncated, self.told = self.told, end
-        self.cursor = Cursor(self.told)
+        """Continue at `end` or, if less, at `published_end`: the log has lost the messages after `end`."""
+        assert self.published_end is not None
+        if end < self.published_end:
+            self.truncated, self.published_end = self.published_end, end
+        self.cursor = Cursor(self.published_end)
         if self.copied_through is not None:
-            self.copied_through = min(self.copied_through, self.told)
+            self.copied_through = min(self.copied_through, self.published_end)
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
@@ -239,7 +239,7 @@ class Partition:
 
     def published(self) -> None:
         """Begin the next count, because the last count has been published."""
-        self.told, self.origin_told = self.end, (self.origin, self.copied_through)
+        self.published_end, self.published_origin = self.end, (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 
 

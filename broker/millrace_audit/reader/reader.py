@@ -258,7 +258,7 @@ class AuditReader(TierReader):
                 if partition is None:
                     partition = Partition(topic.name, key, self._rules, self._covered.get(key))
                     self._partitions[key] = partition
-                    if partition.told is not None:
+                    if partition.published_end is not None:
                         self._changed[key] = partition.topic
                 if partition.is_due():
                     leaders[leader].append(partition)
@@ -278,14 +278,14 @@ class AuditReader(TierReader):
     def _forget(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key)
         self._changed[key] = partition.topic
-        if partition.told is not None:  # if it is listed again, it is counted on
-            self._covered[key] = partition.told
+        if partition.published_end is not None:  # if it is listed again, it is counted on
+            self._covered[key] = partition.published_end
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
         """Look up where the partitions end, and where those begin that were never counted."""
         named = {partition.name: partition for partition in partitions}
         try:
-            new = [name for name, partition in named.items() if partition.told is None]
+            new = [name for name, partition in named.items() if partition.published_end is None]
             earliest = self._brokers.earliest(leader, new)
             latest = self._brokers.latest(leader, named)
             written = latest if self._rules.byte_positions else self._brokers.written(leader, named)
@@ -295,14 +295,14 @@ class AuditReader(TierReader):
             return
         for name, partition in named.items():
             try:
-                if partition.told is None:
+                if partition.published_end is None:
                     # A partition that is new to a counted tier begins at 0: what is gone by now is lost.
                     is_new_tier = not self._covered and self._all_positions_due == 0
-                    log_start = _said(earliest, name)
+                    log_start = _known(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
                 before = partition.truncated
-                ends = _said(latest, name), _said(written, name)
+                ends = _known(latest, name), _known(written, name)
                 partition.noted(*self._ends_of_copies(partition, *ends))
                 if partition.truncated != before:
                     line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
@@ -366,9 +366,9 @@ class AuditReader(TierReader):
             return
         now, troubles = time.monotonic(), set[str]()
         for partition in self._partitions.values():
-            if partition.told is None or partition.stuck is not None:
+            if partition.published_end is None or partition.stuck is not None:
                 continue
-            if partition.end == partition.told and now < partition.ask_at:
+            if partition.end == partition.published_end and now < partition.ask_at:
                 continue
             partition.ask_at = now + _ASK_AGAIN_S
             try:
@@ -449,14 +449,14 @@ class AuditReader(TierReader):
         return True
 
     def _count_of(self, partition: Partition, now: int) -> Count:
-        assert partition.told is not None
+        assert partition.published_end is not None
         return Count(
             time=now,
             tier=self._config.tier,
             topic=partition.topic,
             topic_id=partition.key.topic_id,
             partition=partition.key.partition,
-            start=partition.told,
+            start=partition.published_end,
             end=partition.end,
             expired=partition.lost,
             origin=partition.origin,
@@ -466,18 +466,18 @@ class AuditReader(TierReader):
         )
 
     def _beat(self, claim: _Claim) -> None:
-        tell_all = time.monotonic() >= self._all_positions_due
+        is_full = time.monotonic() >= self._all_positions_due
         named = dict(self._changed)
-        if tell_all:
-            named |= {key: p.topic for key, p in self._partitions.items() if p.told is not None}
-        told = {key: partition.told for key, partition in self._partitions.items()}
+        if is_full:
+            named |= {key: p.topic for key, p in self._partitions.items() if p.published_end is not None}
+        ends = {key: partition.published_end for key, partition in self._partitions.items()}
         self._beats += 1
         beat = Heartbeat(
             time=claim.time,
             tier=self._config.tier,
             number=self._beats,
             reported_through=None if self._config.tier == OFFLINE else claim.reported_through,
-            positions=[ReaderPosition(topic, *key, told.get(key)) for key, topic in named.items()],
+            positions=[ReaderPosition(topic, *key, ends.get(key)) for key, topic in named.items()],
             unreadable=[
                 Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
                 for partition in self._partitions.values()
@@ -489,7 +489,7 @@ class AuditReader(TierReader):
         self._send([self._codec.encode(beat)])
         self._numbers.heartbeat_at = time.time()
         self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
-        if tell_all:
+        if is_full:
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
     def _take_truncated(self) -> list[Truncated]:
@@ -523,7 +523,7 @@ def _is_internal(topic: str) -> bool:
     return topic.startswith("__") or topic.endswith(".internal")
 
 
-def _said(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:
+def _known(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:
     answer = offsets.get(name, CannotRead("its broker does not report it"))
     if isinstance(answer, CannotRead):
         raise answer

@@ -67,11 +67,11 @@ class TurnTaker:
             pid=os.getpid(),
             began=now_ms(),
         )
-        told = {name: value for name, value in asdict(turn).items() if name not in ("number", "secret")}
+        contents = {name: value for name, value in asdict(turn).items() if name not in ("number", "secret")}
 
         def begin() -> Any:
             transaction = self._session.client.transaction()
-            transaction.create(self._holder, json.dumps(told).encode(), ephemeral=True)
+            transaction.create(self._holder, json.dumps(contents).encode(), ephemeral=True)
             transaction.create(f"{self._turns}/{TURN_PREFIX}", turn.encode(), sequence=True)
             return transaction.commit_async()
 

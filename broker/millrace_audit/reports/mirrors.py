@@ -41,7 +41,7 @@ class Mirrors:
         """Position topics of an Apache Kafka, by the origin's cluster."""
         self._syncs: dict[str, SyncLog] = {}
         """Offset syncs of MirrorMaker 2, by the origin's cluster."""
-        self._told: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
+        self._copied_ends: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
         """Results of `copied_end`, until `position` returns them."""
 
     @property
@@ -84,8 +84,8 @@ class Mirrors:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             described = self._client.mirror_append(topic, request)
             return described.position, described.high_watermark
-        told = self._told.pop((topic_id, partition), None)
-        return told if told is not None else self._of_copy(topic, topic_id, partition, origin, read)
+        copied = self._copied_ends.pop((topic_id, partition), None)
+        return copied if copied is not None else self._of_copy(topic, topic_id, partition, origin, read)
 
     def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
         """The offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
@@ -101,11 +101,11 @@ class Mirrors:
             return None
         if origin is None:
             return None
-        told = self._of_copy(topic, topic_id, partition, origin, end)
-        if told[0] is None and self._client.copies is None:
+        copied = self._of_copy(topic, topic_id, partition, origin, end)
+        if copied[0] is None and self._client.copies is None:
             return None
-        self._told[topic_id, partition] = told
-        return told[1]
+        self._copied_ends[topic_id, partition] = copied
+        return copied[1]
 
     def _of_copy(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int

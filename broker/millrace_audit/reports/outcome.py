@@ -56,28 +56,28 @@ class Outcome:
         return first, Outcome(SequenceRanges(acknowledged[most:]), SequenceRanges(failed[left:]))
 
 
-Untold = dict[tuple[str, int], Outcome]
+Unreported = dict[tuple[str, int], Outcome]
 """Outcomes not reported yet, by topic and window."""
 
 
-def portion(untold: Untold) -> tuple[Untold, Untold]:
+def portion(unreported: Unreported) -> tuple[Unreported, Unreported]:
     """The outcomes for the next report, and those left for the reports after it."""
-    told: Untold = {}
-    left = dict(sorted(untold.items()))
+    chosen: Unreported = {}
+    left = dict(sorted(unreported.items()))
     room = RANGES_PER_REPORT
-    for key, outcome in sorted(untold.items()):
+    for key, outcome in sorted(unreported.items()):
         needed = outcome.range_count
-        if len(told) == MOST_WINDOWS or (told and needed > room):
+        if len(chosen) == MOST_WINDOWS or (chosen and needed > room):
             break
         if needed > room:
-            told[key], left[key] = outcome.split(room)
+            chosen[key], left[key] = outcome.split(room)
             break
-        told[key] = left.pop(key)
+        chosen[key] = left.pop(key)
         room -= needed
-    return told, left
+    return chosen, left
 
 
-def closable(closed_through: int, left: Untold) -> int:
+def closable(closed_through: int, left: Unreported) -> int:
     """The time up to which a report may close: before every window that is left for a later report."""
     return min((closed_through, *(window for _, window in left)))
 
@@ -87,10 +87,10 @@ def still_open(windows: Set[tuple[str, int]], closed_through: int) -> set[tuple[
     return {(topic, window) for topic, window in windows if window + WINDOW_MS > closed_through}
 
 
-def reported(told: Untold) -> list[ReportedWindow]:
+def reported(outcomes: Unreported) -> list[ReportedWindow]:
     return [
         ReportedWindow(
             *key, one.acknowledged, one.failed, wrapped(one.fingerprint), wrapped(one.failed_fingerprint)
         )
-        for key, one in told.items()
+        for key, one in outcomes.items()
     ]

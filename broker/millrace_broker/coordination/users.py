@@ -24,7 +24,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.zookeeper.session import Session
-from millrace_broker.coordination.watching import Follower
+from millrace_broker.coordination.watching import Watcher
 from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
 logger = logging.getLogger("millrace.coordination.users")
@@ -48,9 +48,9 @@ class Users:
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
         self._users: Mapping[str, Credentials] = {}
-        self._told: Mapping[str, Credentials] = self._users
-        self._tell: Callable[[], None] = lambda: None
-        self._follower = Follower(session, "users", "users", self._follow)
+        self._notified: Mapping[str, Credentials] = self._users
+        self._on_change: Callable[[], None] = lambda: None
+        self._watcher = Watcher(session, "users", "users", self._follow)
         session.call(session.client.ensure_path_async, self._path)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, f"{self._base}/secret", secrets.token_hex(32).encode())
@@ -70,20 +70,20 @@ class Users:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
-        self._told, self._tell = self._users, changed
-        self._follower.start()
+        self._notified, self._on_change = self._users, changed
+        self._watcher.start()
 
     def _follow(self) -> None:
         self._read()
-        if (users := self._users) != self._told:  # `put` in another thread may have read them first
-            self._told = users
-            self._tell()
+        if (users := self._users) != self._notified:  # `put` in another thread may have read them first
+            self._notified = users
+            self._on_change()
 
     def _read(self, *, strict: bool = False) -> None:
-        names = self._session.children(self._path, self._follower.changed)
+        names = self._session.children(self._path, self._watcher.changed)
         if not names and self._session.get(self._path) is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
-        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._follower.changed)
+        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._watcher.changed)
         users: dict[str, Credentials] = {}
         for path, (data, _) in nodes.items():
             name = unquote(path.rpartition("/")[2])

@@ -74,13 +74,13 @@ def _handle(services: Services, request: Request, asked: fetch.FetchRequest, ref
             now_refused |= client.access.refused(_needs(asked))
         if now_refused:
             topics = _without(asked, topics, now_refused)
-        told = _with_ids(services.broker, asked, topics) if asked.ids else topics
-        for _, reads in told:
+        named = _with_ids(services.broker, asked, topics) if asked.ids else topics
+        for _, reads in named:
             for read in reads:
                 if read.error:
                     request.failed(read.error)
         flexible = is_flexible(ApiKey.FETCH, request.api_version)
-        parts = fetch.encode_response(request.api_version, told)
+        parts = fetch.encode_response(request.api_version, named)
         if client.access.meter is not None:
             taken = sum(part.length for part in parts if not isinstance(part, bytes))
             if wait_ms := throttle_ms(client, Kind.READ, taken):

@@ -64,7 +64,7 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
     request, many = call.request, call.received.api_version >= _FINDS_MANY
     keys = list(dict.fromkeys(request.coordinator_keys)) if many else [request.key]
 
-    def told(found: Mapping[str, int | ErrorCode]) -> messages.FindCoordinatorResponse:
+    def response(found: Mapping[str, int | ErrorCode]) -> messages.FindCoordinatorResponse:
         coordinators = tuple(_coordinator(call, key, found[key]) for key in keys)
         if many:
             return messages.FindCoordinatorResponse(coordinators=coordinators)
@@ -78,13 +78,13 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
         )
 
     if request.key_type == _TRANSACTION:
-        return told(dict.fromkeys(keys, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        return response(dict.fromkeys(keys, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
     if request.key_type != _GROUP:
-        return told(dict.fromkeys(keys, ErrorCode.INVALID_REQUEST))
+        return response(dict.fromkeys(keys, ErrorCode.INVALID_REQUEST))
     refused = {key for key in keys if rights.group(key) in call.refused}
     no = dict.fromkeys(refused, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     call.groups.find(
-        [key for key in keys if key not in refused], lambda found: call.answer(told({**found, **no}))
+        [key for key in keys if key not in refused], lambda found: call.answer(response({**found, **no}))
     )
     return None
 

@@ -269,10 +269,10 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
         shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, topics)
 
         def response() -> messages.OffsetFetchResponse:
-            told = tuple(_told(call, name, wanted[name], found[name], shown) for name in wanted)
+            answers = tuple(_committed_of(call, name, wanted[name], found[name], shown) for name in wanted)
             if many:
-                return messages.OffsetFetchResponse(groups=told)
-            (one,) = told
+                return messages.OffsetFetchResponse(groups=answers)
+            (one,) = answers
             return messages.OffsetFetchResponse(error_code=one.error_code, topics=one.topics)
 
         if call.is_large or sum(map(len, committed)) > MIN_ITEM_LIMIT:
@@ -291,7 +291,7 @@ def _wanted(group: Group) -> list[TopicPartition] | None:
     return list(dict.fromkeys(named))
 
 
-def _told(
+def _committed_of(
     call: Call[messages.OffsetFetchRequest],
     name: str,
     wanted: Sequence[TopicPartition] | None,

@@ -27,7 +27,7 @@ _FAILED = "authentication failed: check user, password and mechanism"
 @serves(range(2), messages.SaslHandshakeRequest, messages.SaslHandshakeResponse, needs=open_to_all)
 def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHandshakeResponse:
     login, mechanism = call.received.client.login, call.request.mechanism
-    told = tuple(login.mechanisms) if login is not None else ()
+    offered = tuple(login.mechanisms) if login is not None else ()
     if login is None or not login.may_begin:
         code = ErrorCode.ILLEGAL_SASL_STATE
     elif call.received.api_version < 1:
@@ -37,7 +37,7 @@ def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHa
     else:
         login.begin(mechanism)
         code = ErrorCode.NONE
-    return messages.SaslHandshakeResponse(error_code=code, mechanisms=told)
+    return messages.SaslHandshakeResponse(error_code=code, mechanisms=offered)
 
 
 @serves(range(2), messages.SaslAuthenticateRequest, messages.SaslAuthenticateResponse, needs=open_to_all)

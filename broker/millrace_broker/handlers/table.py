@@ -41,8 +41,8 @@ from millrace_broker.security.journal import Asker
 from millrace_broker.security.login import LoginThread
 from millrace_broker.security.quotas import Kind
 from millrace_broker.security.rights import (
-    NOBODY,
     NOTHING_REFUSED,
+    UNAUTHENTICATED,
     Need,
     Operation,
     Refused,
@@ -254,10 +254,10 @@ def serves(
             elif (answer := work(call)) is not None:
                 call.answer(answer)
 
-        told, hidden = (range(0), versions) if private else (versions, range(0))
+        shown, hidden = (range(0), versions) if private else (versions, range(0))
         api = Api(
             key=key,
-            versions=told,
+            versions=shown,
             private_versions=hidden,
             decode=lambda received: decode_request(
                 request, key, received.api_version, received.body, received.item_limit
@@ -326,7 +326,7 @@ class Handlers:
             close(request, "ApiVersions does not offer it")
             return request
         request = Request(client, api_key, version, correlation_id, frame[body:], frame)
-        if client.access is NOBODY and (reason := _too_early(client, api)):
+        if client.access is UNAUTHENTICATED and (reason := _too_early(client, api)):
             close(request, reason)
             return request
         if client.spare and not (api.key in _COPYING or api.needs is rights.open_to_all):

@@ -199,8 +199,8 @@ def _delete_by_id(
         delete_topic(call.broker, name)
 
     code, reason, _ = outcome_of(delete, f"deleting the topic with the id {topic_id}")
-    told = None if code == errors.ErrorCode.UNKNOWN_TOPIC_ID else name
-    return Topic(name=told, topic_id=topic_id, error_code=code, error_message=reason)
+    known_name = None if code == errors.ErrorCode.UNKNOWN_TOPIC_ID else name
+    return Topic(name=known_name, topic_id=topic_id, error_code=code, error_message=reason)
 
 
 @serves(

@@ -151,12 +151,14 @@ class Numbers(Collector):
             logins.update(listener.failed_logins.copy())
         guard = next((listener.guard for listener in listeners if listener.guard is not None), None)
         refusals = [] if guard is None else sorted(guard.journal.refusals.copy().items())
-        told = [] if guard is None else [((key,), guard.meters.told[kind]) for key, kind in KEYS.items()]
+        throttled = (
+            [] if guard is None else [((key,), guard.meters.throttled_s[kind]) for key, kind in KEYS.items()]
+        )
         expiries = [at for listener in listeners if (at := listener.certificate_expires) is not None]
         yield _metric("tls_failures", self.server.admission.failed_tls)
         yield metrics_of("login_failures", [((name,), count) for name, count in sorted(logins.items())])
         yield metrics_of("rights_refused", [((api.lower(),), count) for api, count in refusals])
-        yield metrics_of("throttled_seconds", told)
+        yield metrics_of("throttled_seconds", throttled)
         yield metrics_of("certificate_expires_seconds", [((), at) for at in expiries[:1]])
 
     def _requests(self) -> Iterator[Metric]:

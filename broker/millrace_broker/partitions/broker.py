@@ -507,7 +507,7 @@ class Broker:
             for name, partition_log, leader_start in every:
                 try:
                     if by_time and self.clock_check.wrong:
-                        partition_log.count_anew(self.clock_check.wrong)
+                        partition_log.recount(self.clock_check.wrong)
                     partition_log.expires_by_time = by_time
                     for base in partition_log.apply_retention(leader_start):
                         logger.info("retention deleted segment %s of %s", base, name)

@@ -102,7 +102,7 @@ class Followers:
         """Serve one request; True when its positions commit more."""
         known = self._followers.get(request.follower)
         if known is None or known.connection is not connection:
-            if not request.anew:
+            if not request.starts_over:
                 raise InvalidRequest("a follower's first request over a connection must name all partitions")
             if known is not None:
                 known.end(self._mailbox.now())

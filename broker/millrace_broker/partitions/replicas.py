@@ -883,7 +883,7 @@ class Replicas:
         one = self._stored.get(partition)
         if one is None:
             raise errors.NotLeader(f"no replica of {partition} is stored here")
-        one.replica.heard_of(epoch)
+        one.replica.observe_epoch(epoch)
         if one.replica.leading is None:
             if one.partition is not None:
                 self._mailbox.post(lambda: self._settle(one))

@@ -94,9 +94,9 @@ class Copying:
         start, log = self._start_offset, self.log
         return start if log.log_start_offset < start <= log.high_watermark else None
 
-    def _cut(self, log: CutSide, kept: int | None, anew_at: int) -> None:
+    def _cut(self, log: CutSide, kept: int | None, new_start: int) -> None:
         if kept is None:
-            log.begin_anew(anew_at)
+            log.start_over_at(new_start)
         else:
             log.cut(kept)
         self._states = CommittedStates(self.log)

@@ -66,8 +66,8 @@ class Following:
         own = log.epochs.end_of(diverging.epoch, log.end)
         shared = min(own.end, diverging.end)
         kept = shared if own.epoch != NO_EPOCH and shared >= log.start else None
-        anew_at = diverging.end if diverging.epoch == NO_EPOCH else log.start
-        lost_from = max(log.start, anew_at if kept is None else kept)
+        new_start = diverging.end if diverging.epoch == NO_EPOCH else log.start
+        lost_from = max(log.start, new_start if kept is None else kept)
         if lost_from < min(log.committed, log.end):
             raise ReplicaDiverged(
                 f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"

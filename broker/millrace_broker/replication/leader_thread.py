@@ -188,10 +188,10 @@ class LeaderThread(threading.Thread):
         asked: dict[ReplicaPartition, Wanted] = {}
         with self._lock:
             self._catching_up = None
-            heard_of = (one for one in self._wants if one in self._limited - self._behind.keys())
-            self._behind = dict.fromkeys([*heard_of, *self._behind])
+            reported = (one for one in self._wants if one in self._limited - self._behind.keys())
+            self._behind = dict.fromkeys([*reported, *self._behind])
             self._news = {partition: None for partition in self._wants if partition not in self._behind}
-        anew, unanswered, answer_by = True, 0, 0.0
+        starts_over, unanswered, answer_by = True, 0, 0.0
         while self._wants and not (self._stopped or connection.worn):
             self._send_acks(connection)
             with self._lock:
@@ -199,8 +199,10 @@ class LeaderThread(threading.Thread):
                 has_room, has_news = self._untaken == 0, bool(self._news)
             if has_room and (unanswered == 0 or has_news):
                 # If the leader still delays its answer to the last request, this one ends that wait.
-                connection.send(ApiKey.REPLICA_FETCH, 0, self._request(asked, anew), timeout_s=TIMEOUT_S)
-                anew, unanswered = False, unanswered + 1
+                connection.send(
+                    ApiKey.REPLICA_FETCH, 0, self._request(asked, starts_over), timeout_s=TIMEOUT_S
+                )
+                starts_over, unanswered = False, unanswered + 1
                 answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
             patience = answer_by - time.monotonic() if unanswered else TIMEOUT_S
             if connection.wait(self._wake_fd, max(0.0, min(patience, until_next))):
@@ -223,7 +225,7 @@ class LeaderThread(threading.Thread):
             return TIMEOUT_S
         return seconds
 
-    def _request(self, asked: dict[ReplicaPartition, Wanted], anew: bool) -> bytes:
+    def _request(self, asked: dict[ReplicaPartition, Wanted], starts_over: bool) -> bytes:
         """Return a request with all that the leader was not sent yet, and update `asked` accordingly."""
         with self._lock:
             news = list(islice(self._news, MAX_PARTITIONS))
@@ -235,7 +237,7 @@ class LeaderThread(threading.Thread):
             asked.pop(partition, None)
         asked.update((one.partition, one) for one in wanted)
         request = ReplicaFetchRequest(
-            self._follower, self._directory, anew, MAX_WAIT_MS, ANSWER_BYTES, wanted, forgotten
+            self._follower, self._directory, starts_over, MAX_WAIT_MS, ANSWER_BYTES, wanted, forgotten
         )
         return encode_fetch(request)
 

@@ -88,7 +88,7 @@ class Replica:
             self._is_sure |= self.following.has_everything
         self.following = following
 
-    def heard_of(self, epoch: int) -> None:
+    def observe_epoch(self, epoch: int) -> None:
         """Stop leading if a follower knows a leader of a newer epoch, `epoch`."""
         if self.leading is not None and epoch > self.leading.epoch:
             self.leading = None

@@ -41,9 +41,9 @@ def check_epoch(leading: Leadership, known: int) -> None:
 @dataclass(slots=True)
 class _Place:
     wanted: Wanted
-    heard_starts: tuple[int, int] = (-1, -1)
+    reported_starts: tuple[int, int] = (-1, -1)
     """Start of the leader's log, and start of its readable part, as last sent to the follower."""
-    heard_committed: int = -1
+    reported_committed: int = -1
     is_answered: bool = False
     """True between an answer and the follower's next position."""
 
@@ -60,7 +60,7 @@ class ReplicaSession:
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
         """Store the follower's positions. Return True if records are committed, or a leader must resign."""
-        if request.anew:
+        if request.starts_over:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:
             self._changed.pop(partition, None)
@@ -150,7 +150,7 @@ class ReplicaSession:
             return Copied(wanted.partition, error.code)
         if records is None and wanted.flushed >= 0:
             return None
-        return _said(place, leading, log)._replace(segment=segment, records=records)
+        return _ends_of(place, leading, log)._replace(segment=segment, records=records)
 
     def _news(self, place: _Place) -> Copied | None:
         """Return the changed high watermark or log start, if nothing was appended since the last answer."""
@@ -159,13 +159,13 @@ class ReplicaSession:
             leading, log = self._led(wanted)
         except BrokerError:
             return None
-        heard = place.heard_starts, place.heard_committed
-        if wanted.flushed < 0 or heard == ((log.start, log.log_start_offset), leading.committed):
+        reported = place.reported_starts, place.reported_committed
+        if wanted.flushed < 0 or reported == ((log.start, log.log_start_offset), leading.committed):
             return None
-        return _said(place, leading, log)
+        return _ends_of(place, leading, log)
 
 
-def _said(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
+def _ends_of(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
     starts, committed = (log.start, log.log_start_offset), leading.committed
-    place.heard_starts, place.heard_committed = starts, committed
+    place.reported_starts, place.reported_committed = starts, committed
     return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

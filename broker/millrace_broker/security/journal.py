@@ -53,13 +53,13 @@ class Journal:
             self.refusals[asker.api] += 1
             if len(self._refusals) >= MAX_KINDS:
                 self._refusals.clear()
-            due, untold = self._refusals.get(kind, (now, 0))
+            due, unlogged = self._refusals.get(kind, (now, 0))
             if now < due:
-                self._refusals[kind] = due, untold + 1
+                self._refusals[kind] = due, unlogged + 1
                 return
             self._refusals[kind] = now + REPEAT_S, 0
         # The log's filter takes the text before the line as the kind of the message.
-        logger.warning("refused: %s", _line("refused", asker, operation, resources, repeated=untold))
+        logger.warning("refused: %s", _line("refused", asker, operation, resources, repeated=unlogged))
 
     def allowed(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
         """Log that a client with the right to it asks for a change; the change may still fail."""

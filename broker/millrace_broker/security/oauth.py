@@ -37,7 +37,7 @@ MIN_RSA_BITS = 2048
 LEEWAY_S = 30
 """Seconds by which the issuer's clock may differ from ours."""
 MAX_NAME_CHARACTERS = 249
-_MISTAKES = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+_TOKEN_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 """Errors that an invalid token or key can raise."""
 
 
@@ -124,7 +124,7 @@ def parse_keys(data: bytes) -> Mapping[str, Key]:
         key_id = entry.get("kid")
         try:
             key = jwt.PyJWK(entry).key
-        except _MISTAKES:
+        except _TOKEN_ERRORS:
             continue  # a kind of key that we do not know
         weak = isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS
         public = not hasattr(key, "private_numbers") and not hasattr(key, "private_bytes")
@@ -179,7 +179,7 @@ class BearerExchange:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except _MISTAKES as error:
+        except _TOKEN_ERRORS as error:
             raise LoginFailed(f"OAUTHBEARER: {str(error)[:200]}") from None
         return claims
 

@@ -17,7 +17,7 @@ from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, C
 MAX_BYTES = 2_000
 """Most bytes of user and password together."""
 _STRONGEST_FIRST = ("SCRAM-SHA-512", "SCRAM-SHA-256")
-_NOBODY = Credential(bytes(32), b"", b"", ITERATIONS)
+_NO_CREDENTIAL = Credential(bytes(32), b"", b"", ITERATIONS)
 
 
 class PlainExchange:
@@ -41,7 +41,7 @@ class PlainExchange:
         if other not in ("", user):
             raise LoginFailed(f"PLAIN as {user[:100]!r}, which asks to be {other[:100]!r}")
         mechanism, kept = self._credential(user)
-        known = kept is not _NOBODY
+        known = kept is not _NO_CREDENTIAL
         try:
             made = MECHANISMS[mechanism].make_auth_info(password, kept.iterations, kept.salt)
             right = hmac.compare_digest(made[1], kept.stored_key)
@@ -60,4 +60,4 @@ class PlainExchange:
         for mechanism in _STRONGEST_FIRST:
             if mechanism in credentials:
                 return mechanism, credentials[mechanism]
-        return _STRONGEST_FIRST[0], _NOBODY
+        return _STRONGEST_FIRST[0], _NO_CREDENTIAL

@@ -51,11 +51,11 @@ class Meter:
         book: Book,
         user: str,
         clock: Callable[[], float] = time.monotonic,
-        told: list[float] | None = None,
+        throttled_s: list[float] | None = None,
     ) -> None:
         self._book, self._user, self._clock = book, user, clock
-        self.told = [0.0] * len(Kind) if told is None else told
-        """Seconds that clients were told to wait, by kind."""
+        self.throttled_s = [0.0] * len(Kind) if throttled_s is None else throttled_s
+        """Seconds of throttling that responses asked for, by kind."""
         self._limits: Mapping[str | None, Limits] | None = None
         self._rates: list[float | None] = [None] * len(Kind)
         self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
@@ -95,8 +95,8 @@ class Meters:
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        self.told = [0.0] * len(Kind)
-        """Seconds that clients were told to wait, by kind; of all users."""
+        self.throttled_s = [0.0] * len(Kind)
+        """Seconds of throttling that responses asked for, by kind; of all users."""
         self._meters: dict[str, Meter] = {}
 
     def of(self, principal: str) -> Meter:
@@ -105,5 +105,5 @@ class Meters:
         if meter is None:
             if len(self._meters) >= MAX_METERS:
                 del self._meters[next(iter(self._meters))]
-            meter = self._meters[user] = Meter(self._book, user, told=self.told)
+            meter = self._meters[user] = Meter(self._book, user, throttled_s=self.throttled_s)
         return meter

@@ -166,7 +166,7 @@ class _AllowsNothing:
         return False
 
 
-NOBODY = Access(_AllowsNothing(), "", "")
+UNAUTHENTICATED = Access(_AllowsNothing(), "", "")
 """The rights of a client that must prove first who it is: only APIs that are `open_to_all`."""
 
 

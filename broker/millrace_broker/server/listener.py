@@ -10,7 +10,7 @@ from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.security.principals import distinguished_name
 from millrace_broker.security.login import Login, Mechanisms
-from millrace_broker.security.rights import ANONYMOUS, NOBODY, Access, Guard
+from millrace_broker.security.rights import ANONYMOUS, UNAUTHENTICATED, Access, Guard
 from millrace_broker.server.transport import SEAL_BYTES, PlainTransport, TlsFailed, TlsTransport, Transport
 
 BACKLOG = 4096
@@ -39,8 +39,10 @@ class Listener:
         host, port = parse_address(config.listen, f"{place}listen")
         self.socket = _bind(host, port)
         self.host, self.port = host, self.socket.getsockname()[1]
-        told_host, told_port = parse_address(config.advertised or config.listen, f"{place}advertised")
-        self.advertised = (told_host, told_port or self.port)
+        advertised_host, advertised_port = parse_address(
+            config.advertised or config.listen, f"{place}advertised"
+        )
+        self.advertised = (advertised_host, advertised_port or self.port)
         """Address to which clients are told to connect."""
 
     @property
@@ -70,12 +72,12 @@ class Listener:
         return TlsTransport(client, context, self._space)
 
     def access(self, transport: Transport, host: str) -> Access:
-        """Return a client's access, NOBODY while it has not proved who it is.
+        """Return a client's access: UNAUTHENTICATED until the client has logged in.
 
         TlsFailed when no principal rule takes its certificate.
         """
         if not transport.secure or self._config.uses_sasl:
-            return NOBODY
+            return UNAUTHENTICATED
         subject = transport.subject if isinstance(transport, TlsTransport) else None
         if subject is None or self._certificates is None:
             return self.access_of(ANONYMOUS, host)

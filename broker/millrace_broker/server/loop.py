@@ -29,7 +29,7 @@ from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.security.login import MAX_FRAME_BYTES
 from millrace_broker.security.quotas import Kind
-from millrace_broker.security.rights import NOBODY
+from millrace_broker.security.rights import UNAUTHENTICATED
 from millrace_broker.server.admission import SPARE, Admission
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.listener import Listener
@@ -259,7 +259,7 @@ class Server:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             transport = listener.transport(client)
             access = listener.access(transport, host)
-            unknown = access is NOBODY
+            unknown = access is UNAUTHENTICATED
             largest = (
                 min(MAX_FRAME_BYTES, self._limits.max_frame_bytes)
                 if unknown
@@ -316,7 +316,7 @@ class Server:
         except TlsFailed as error:
             self._fail_tls(connection, error)
             return False
-        if connection.access is not NOBODY:
+        if connection.access is not UNAUTHENTICATED:
             self.identified(connection)
         return True
 
@@ -450,7 +450,7 @@ class Server:
             return
         except OSError:
             count = 0
-        if connection.access is NOBODY and not self._identify(connection):
+        if connection.access is UNAUTHENTICATED and not self._identify(connection):
             return
         if count == 0:
             self.drop(connection)

@@ -147,7 +147,7 @@ def throttle_ms(client: Client, kind: Kind, amount: float) -> int:
     seconds = min(client.access.meter.took(kind, amount), MAX_MUTE_S)
     if seconds > 0:
         client.mute(seconds)
-        client.access.meter.told[kind] += seconds
+        client.access.meter.throttled_s[kind] += seconds
     return math.ceil(seconds * 1000)
 
 

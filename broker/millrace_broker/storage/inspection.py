@@ -26,7 +26,7 @@ from millrace_broker.storage.state import holds_offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class InspectedBatch:
     """One whole batch with a right CRC. `kind`: data, filler, position, repaired or control."""
 
     path: Path
@@ -52,7 +52,7 @@ class Damage:
     """Base offset that the replacement of a damaged filler must have; None if no filler stood here."""
 
 
-Finding: TypeAlias = Entry | Damage
+Finding: TypeAlias = InspectedBatch | Damage
 
 
 def partition_directories(path: Path) -> list[Path]:
@@ -134,7 +134,7 @@ def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:
     return Damage(path, position, end - position, broken.reason, position < flushed, lost, filler_base)
 
 
-def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entry:
+def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> InspectedBatch:
     mirror = None
     if not header.is_control:
         kind = "data"
@@ -148,7 +148,7 @@ def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entr
         except (CorruptMessage, ValueError, KeyError):
             mirror = None  # a right CRC over another record: a plain control batch
         kind = "control" if mirror is None else "position"
-    return Entry(path, position, header, kind, mirror)
+    return InspectedBatch(path, position, header, kind, mirror)
 
 
 @cache

@@ -461,7 +461,7 @@ class PartitionLog:
                 raise StorageError(self.refusal) from error
             self._recover_again()
 
-    def begin_anew(self, position: int) -> None:
+    def start_over_at(self, position: int) -> None:
         """Drop everything and begin, empty, at a position; for a thread. No other thread may use the log."""
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
@@ -636,13 +636,13 @@ class PartitionLog:
                     self._files = replace(self._files, start_offset=offset)
             return self.log_start_offset
 
-    def count_anew(self, wrong: Sequence[TimeRange]) -> None:
+    def recount(self, wrong: Sequence[TimeRange]) -> None:
         """Restart the age of each segment that was last appended to while the clock was wrong."""
         now = self._clock()
         for segment in self._files.segments:
             if any(since <= segment.last_append <= until for since, until in wrong):
                 with contextlib.suppress(FileNotFoundError):  # deleted with its topic
-                    segment.count_anew(now)
+                    segment.recount(now)
 
     def apply_retention(self, leader_start: int | None = None) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. Call it in a thread.

@@ -17,7 +17,7 @@ from pathlib import Path
 from millrace.errors import MillraceError
 from millrace.records import MIN_CONTROL_BYTES, BatchHeader, control_batch_of_size
 from millrace_broker.storage.checkpoint import FILE_NAME
-from millrace_broker.storage.inspection import Damage, Entry, inspect_partition, read_checkpoint
+from millrace_broker.storage.inspection import Damage, InspectedBatch, inspect_partition, read_checkpoint
 from millrace_broker.storage.landmarks import landmarks_path
 
 
@@ -63,7 +63,7 @@ def _with_neighbour(directory: Path, damage: Damage) -> Damage | None:
     flushed = damage.position if checkpoint is None else checkpoint.flushed
     batches: list[tuple[int, int, int]] = []  # start, end with filler, last offset
     for finding in inspect_partition(directory):
-        if not isinstance(finding, Entry) or finding.path != damage.path:
+        if not isinstance(finding, InspectedBatch) or finding.path != damage.path:
             continue
         end = finding.position + finding.header.size
         if finding.kind == "filler" and batches and batches[-1][1] == finding.position:

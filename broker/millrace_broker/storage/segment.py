@@ -215,7 +215,7 @@ class Segment:
             write_landmarks(self.path, self.size, landmarks)
             self.landmarks = None
 
-    def count_anew(self, now: float) -> None:
+    def recount(self, now: float) -> None:
         """Let the segment's age begin now; the file's times keep the new age over a restart."""
         os.utime(self.path, (now, now))
         self.last_append = self.begun = now

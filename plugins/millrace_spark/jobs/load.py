@@ -18,7 +18,7 @@ from millrace.security.client import of_process
 from millrace.topics_file import NO_POLICY
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
-from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
+from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
 from millrace_spark.jobs.entry import jvm_has_ended, said
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
@@ -113,12 +113,12 @@ def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str
         load = read_load(topic, result.load)
         loaded = {id_ for part in load.partitions for id_ in part.schema_ids}
         with SchemaRegistryClient(request.registry) as registry:
-            others = ids_of_others(
+            others = foreign_ids(
                 topic.name, loaded, Subjects.parse(request.subjects, request.policies), registry
             )
     except MillraceError as error:  # the load is committed, whatever storage and registry answer now
         return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
-    return others_in_words(topic.name, others)
+    return foreign_id_lines(topic.name, others)
 
 
 def _unpublished(topic: Topic, result: LoadResult) -> list[str]:

@@ -243,7 +243,7 @@ def state(spool: Spool) -> Any:
 def sorted_outcomes(one: SpooledInstance) -> Any:
     return sorted(
         (key, o.acknowledged.pairs(), o.failed.pairs(), o.fingerprint, o.failed_fingerprint)
-        for key, o in one.untold.items()
+        for key, o in one.unreported.items()
     )
 
 
@@ -275,7 +275,7 @@ class Story:
 
     def report(self, count: int) -> None:
         self.spool.report(
-            self.one, b"report %d" % count, list(self.one.untold), b"k" * 16, rest={}, ended=False
+            self.one, b"report %d" % count, list(self.one.unreported), b"k" * 16, rest={}, ended=False
         )
 
     def file(self, count: int) -> None:

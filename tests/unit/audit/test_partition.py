@@ -34,8 +34,10 @@ def position(base: int, next_offset: int, batches: int) -> bytes:
     return control_batch(base, at.encode(0), timestamp=0)
 
 
-def partition(told: int | None = 0, *, byte_positions: bool = True) -> Partition:
-    return Partition("t", PartitionKey("a" * 32, 0), OffsetRules(byte_positions=byte_positions), told)
+def partition(published_end: int | None = 0, *, byte_positions: bool = True) -> Partition:
+    return Partition(
+        "t", PartitionKey("a" * 32, 0), OffsetRules(byte_positions=byte_positions), published_end
+    )
 
 
 def take(state: Partition, fetched: FetchedPartition) -> None:
@@ -52,7 +54,7 @@ def test_what_was_read_is_told_once() -> None:
     take(state, answer(data(0, 3)))
     assert (state.has_news, state.end, messages(state)) == (True, 3, 3)
     state.published()
-    assert (state.has_news, state.told, messages(state)) == (False, 3, 0)
+    assert (state.has_news, state.published_end, messages(state)) == (False, 3, 0)
     take(state, answer(data(0, 3)))  # a fetch inside a batch gives the whole batch
     assert (state.has_news, messages(state)) == (False, 0)
 
@@ -114,7 +116,7 @@ def test_a_log_that_stays_shorter_than_it_was_counted_is_counted_on_from_its_end
             state.noted(end)
     now[0] = 100 + TRUNCATED_S
     state.noted(2)
-    assert (state.truncated, state.told, state.end, state.behind) == (3, 2, 2, False)
+    assert (state.truncated, state.published_end, state.end, state.behind) == (3, 2, 2, False)
     state.noted(4)
     take(state, answer(data(2, 2)))
     assert (messages(state), state.end, state.lost.pairs()) == (2, 4, [])
@@ -127,7 +129,7 @@ def test_what_was_read_and_not_told_yet_of_a_log_that_is_truncated_is_read_anew(
     state = partition(byte_positions=False)
     take(state, answer(data(0, 3)))
     state.noted(2)
-    assert (state.truncated, state.told, messages(state), state.behind) == (None, 0, 0, True)
+    assert (state.truncated, state.published_end, messages(state), state.behind) == (None, 0, 0, True)
     take(state, answer(data(0, 2)))
     assert (messages(state), state.end) == (2, 2)
 

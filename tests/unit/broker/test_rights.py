@@ -37,7 +37,7 @@ from millrace_broker.security.acls import Acls, Pattern, Rule
 from millrace_broker.security.journal import Journal
 from millrace_broker.security.login import Login
 from millrace_broker.security.quotas import Meters
-from millrace_broker.security.rights import NOBODY, Access, Guard, Operation, Resource
+from millrace_broker.security.rights import UNAUTHENTICATED, Access, Guard, Operation, Resource
 from millrace_broker.server.request import Request
 from millrace_mirror.translation import TranslateOffsetsResponse
 from tests.unit.broker.asking import (
@@ -678,7 +678,7 @@ OPEN = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
 def test_before_a_login_nothing_is_served_but_what_is_open_to_all(secured: Secured, api: ApiKey) -> None:
     before = secured.effects()
     for version in SERVED[api]:
-        client = Pipelining(secured, NOBODY)
+        client = Pipelining(secured, UNAUTHENTICATED)
         client.login = Login({})
         (example, *_) = (example for example in EXAMPLES if example.api == api)
         body = example.encoded(version) if version >= example.since else b""

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from millrace.cli import cli
 from millrace.errors import ConfigError, MillraceError
-from millrace_registry.subjects import Subjects, full_name, ids_of_others, others_in_words
+from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids, full_name
 
 ORDER = {"type": "record", "name": "Order", "namespace": "shop", "fields": []}
 SCHEMAS = {1: ORDER, 2: {**ORDER, "name": "shop.Refund"}, 3: "int"}
@@ -68,12 +68,12 @@ def test_a_record_that_decides_is_read_from_the_messages() -> None:
 
 
 def test_ids_that_the_topics_subject_never_had_are_named_with_what_to_do() -> None:
-    others = ids_of_others("orders", [1, 2, 3, 99], Subjects(), REGISTRY)
+    others = foreign_ids("orders", [1, 2, 3, 99], Subjects(), REGISTRY)
     assert others == {1: ["orders-value"], 3: ["numbers"]}
-    assert "schema id 1 of subject orders-value" in others_in_words("orders", others)[0]
-    assert "--subject orders=orders-value" in others_in_words("orders", others)[0]
-    assert ids_of_others("orders", [1], Subjects.parse(["topic-value"]), REGISTRY) == {}
-    assert ids_of_others("orders", [1], Subjects.parse(["record"]), REGISTRY) == {1: ["orders-value"]}
+    assert "schema id 1 of subject orders-value" in foreign_id_lines("orders", others)[0]
+    assert "--subject orders=orders-value" in foreign_id_lines("orders", others)[0]
+    assert foreign_ids("orders", [1], Subjects.parse(["topic-value"]), REGISTRY) == {}
+    assert foreign_ids("orders", [1], Subjects.parse(["record"]), REGISTRY) == {1: ["orders-value"]}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Node:
         crash(self.log)
 
     def find(self, partition: ReplicaPartition, epoch: int) -> Led:
-        self.replica.heard_of(epoch)
+        self.replica.observe_epoch(epoch)
         if partition != PARTITION or self.replica.leading is None:
             raise NotLeader("another broker leads it")
         return Led(self.replica.leading, self.log)
@@ -272,8 +272,8 @@ def follower_of(leader: Node) -> ReplicaSession:
     return ReplicaSession(2, DIRECTORIES[2], leader.find)
 
 
-def fetch_request(*wanted: Wanted, anew: bool = False) -> ReplicaFetchRequest:
-    return ReplicaFetchRequest(2, DIRECTORIES[2], anew, 100, 1000, wanted, [])
+def fetch_request(*wanted: Wanted, starts_over: bool = False) -> ReplicaFetchRequest:
+    return ReplicaFetchRequest(2, DIRECTORIES[2], starts_over, 100, 1000, wanted, [])
 
 
 def test_a_partition_without_news_is_in_no_answer_and_an_answered_one_is_silent(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_partition_without_news_is_in_no_answer_and_an_answered_one_is_silent(
     world.elect(1)
     leader = world.nodes[1]
     session = follower_of(leader)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), starts_over=True), 0.0)
     (first,) = session.answer(1000)  # it hears at once that its log is the beginning of the leader's
     assert (first.error, first.diverging_end, first.records) == (0, -1, None)
     session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0)), 0.0)
@@ -305,7 +305,7 @@ def test_a_follower_of_another_epoch_is_refused_and_a_newer_one_ends_the_leaders
     world = World(tmp_path)
     world.elect(1)
     session = follower_of(world.nodes[1])
-    session.update(fetch_request(Wanted(PARTITION, epoch, 0, -1, -1), anew=True), 0.0)
+    session.update(fetch_request(Wanted(PARTITION, epoch, 0, -1, -1), starts_over=True), 0.0)
     assert [one.error for one in session.answer(1000)] == [code]
     assert (world.nodes[1].replica.leading is None) == (epoch == 2)
     world.nodes[1].down()
@@ -320,7 +320,7 @@ def test_a_replica_that_does_not_copy_any_more_is_out_of_sync_soon(tmp_path: Pat
     for broker in (2, 3):
         leading.connected(broker, DIRECTORIES[broker], 0, -1)
         leading.reported(broker, DIRECTORIES[broker], 0)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0), anew=True), 0.0)
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0), starts_over=True), 0.0)
     assert leading.propose(DIRECTORIES, 5.0) is None
     session.update(fetch_request()._replace(forgotten=[PARTITION]), 5.0)
     assert leading.propose(DIRECTORIES, 5.0 + CLOSED_GRACE_S / 2) is None
@@ -334,7 +334,7 @@ def test_a_leader_remembers_of_a_follower_only_what_it_leads(tmp_path: Path) -> 
     world = World(tmp_path)
     world.elect(1)
     session = follower_of(world.nodes[1])
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), starts_over=True), 0.0)
     assert len(session.answer(1000)) == 1
     tracemalloc.start()
     for topic in range(6, 10):
@@ -374,7 +374,7 @@ def test_a_batch_may_be_larger_than_what_a_follower_asks_for(tmp_path: Path) -> 
     large = bytearray(build_batch([Message(1, None, b"x" * 5000)]))
     leader.log.append([large], [PRINCIPAL])
     session = follower_of(leader)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), starts_over=True), 0.0)
     (copied,) = session.answer(10)
     assert isinstance(copied.records, FileSlice)
     assert copied.records.length == len(large)

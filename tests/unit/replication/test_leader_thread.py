@@ -119,11 +119,11 @@ def leader() -> Iterator[Leader]:
 
 def test_what_is_wanted_anew_is_told_while_the_leader_still_waits(leader: Leader) -> None:
     first = leader.fetch()
-    assert (first.follower, first.directory, first.anew) == (2, DIRECTORY, True)
+    assert (first.follower, first.directory, first.starts_over) == (2, DIRECTORY, True)
     assert list(first.wanted) == WANTED[:1]
     leader.thread.want(copying(WANTED[1]))
     second = leader.fetch()
-    assert (second.anew, list(second.wanted)) == (False, WANTED[1:2])
+    assert (second.starts_over, list(second.wanted)) == (False, WANTED[1:2])
     leader.thread.forget(PLACES[0])
     third = leader.fetch()
     assert (list(third.wanted), list(third.forgotten)) == ([], PLACES[:1])
@@ -161,7 +161,7 @@ def test_another_connection_hears_of_everything_anew(leader: Leader) -> None:
     leader.hang_up()
     leader.accept()
     again = leader.fetch()
-    assert (again.anew, set(again.wanted)) == (True, set(WANTED[:2]))
+    assert (again.starts_over, set(again.wanted)) == (True, set(WANTED[:2]))
 
 
 def test_a_leader_that_hangs_up_while_nothing_is_asked_is_asked_again_at_once(
@@ -173,7 +173,7 @@ def test_a_leader_that_hangs_up_while_nothing_is_asked_is_asked_again_at_once(
     leader.hang_up()
     leader.accept()
     leader.thread.taken()
-    assert leader.fetch().anew
+    assert leader.fetch().starts_over
     assert "it has closed the connection" in caplog.text
     assert "a bug" not in caplog.text
 
@@ -182,7 +182,7 @@ def test_an_answer_to_another_request_ends_the_connection(leader: Leader) -> Non
     leader.fetch()
     leader.answer(to=99)
     leader.accept()
-    assert leader.fetch().anew
+    assert leader.fetch().starts_over
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_who_is_behind_waits_at_another_connection_too(limited: Leader) -> None:
     limited.hang_up()
     limited.accept()
     again = limited.fetch()
-    assert (again.anew, list(again.wanted)) == (True, WANTED[:1])
+    assert (again.starts_over, list(again.wanted)) == (True, WANTED[:1])
 
 
 def test_what_comes_over_another_connection_counts_for_the_limit_too(limited: Leader, clock: Clock) -> None:

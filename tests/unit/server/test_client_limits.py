@@ -17,7 +17,7 @@ import pytest
 
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
-from millrace_broker.security.rights import NOBODY
+from millrace_broker.security.rights import UNAUTHENTICATED
 from millrace_broker.server import loop
 from millrace_broker.server.admission import MAX_WORKING, Admission
 from millrace_broker.server.connection import ClientConnection
@@ -309,7 +309,7 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 def holder() -> ClientConnection:
     nothing: Any = SimpleNamespace(errors=Counter(), login=lambda: None)
     return ClientConnection(
-        nothing, nothing, nothing, "127.0.0.1", "127.0.0.1:1", NOBODY, nothing, served_at=-1.0
+        nothing, nothing, nothing, "127.0.0.1", "127.0.0.1:1", UNAUTHENTICATED, nothing, served_at=-1.0
     )
 
 

@@ -267,7 +267,7 @@ def test_a_cut_that_a_crash_stops_anywhere_loses_nothing_committed(
             for owner, name in names:
                 patched.setattr(owner, name, counted(getattr(owner, name)))
             try:
-                log.cut(committed) if begin is None else log.begin_anew(begin)
+                log.cut(committed) if begin is None else log.start_over_at(begin)
                 done = True
             except PowerCut:
                 done = False
@@ -302,7 +302,7 @@ def test_a_cut_for_which_the_disk_has_no_room_has_changed_nothing_and_is_tried_a
     log.flush()
     log._write_checkpoint(log._flushed, log._files)
     before = known(log), content(log)
-    change = partial(log.cut, log.committed) if how == "cut" else partial(log.begin_anew, log.committed)
+    change = partial(log.cut, log.committed) if how == "cut" else partial(log.start_over_at, log.committed)
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoint, "write", full_disk)
         with pytest.raises(StorageError, match="its checkpoint could not be written"):
@@ -373,7 +373,7 @@ def test_a_copy_that_is_too_far_behind_begins_anew_where_the_leader_does(tmp_pat
     leader.apply_retention()
     assert leader.start > follower.end
     appended(leader, batch())
-    follower.begin_anew(leader.start)
+    follower.start_over_at(leader.start)
     copy(leader, follower)
     assert content(follower) == content(leader)
     for again in (follower, replica(crash(follower))):

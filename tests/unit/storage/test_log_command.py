@@ -17,7 +17,7 @@ from millrace.config import LogConfig
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import split_batches
 from millrace_broker.storage import inspection
-from millrace_broker.storage.inspection import Damage, Entry, inspect_partition
+from millrace_broker.storage.inspection import Damage, InspectedBatch, inspect_partition
 from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_commands.log import log as command
@@ -187,7 +187,7 @@ def test_what_retention_or_a_deletion_takes_during_an_inspection_is_no_damage(
     for path in files[:deleted]:
         path.unlink()
     entries += found
-    assert all(isinstance(entry, Entry) for entry in entries)
+    assert all(isinstance(entry, InspectedBatch) for entry in entries)
     read = {entry.path for entry in entries}
     assert read == {files[0], *(files[deleted:] if deleted else ())}, "the open file is read to its end"
 
@@ -320,7 +320,9 @@ def test_a_mirrored_partition_never_gives_up_a_position(tmp_path: Path) -> None:
     tiny = bytes(batch(1, b""))
     mirrored.append_mirrored(ORIGIN, None, [tiny], position(1, batches=1, records=1))
     opened.close()
-    (damaged,) = [f for f in inspect_partition(logs.partition) if isinstance(f, Entry) and f.kind == "data"]
+    (damaged,) = [
+        f for f in inspect_partition(logs.partition) if isinstance(f, InspectedBatch) and f.kind == "data"
+    ]
     logs.damage(damaged.position + 30)
     result = run("repair", logs.path, "--give-up-neighbours")
     assert isinstance(result.exception, MillraceError)
@@ -341,7 +343,7 @@ def test_retention_still_counts_from_the_last_append_after_a_repair(logs: Logs) 
     assert path.stat().st_mtime == 1000
 
 
-def entries(directory: Path) -> Iterator[Entry]:
+def entries(directory: Path) -> Iterator[InspectedBatch]:
     for finding in inspect_partition(directory):
         assert not isinstance(finding, Damage)
         yield finding

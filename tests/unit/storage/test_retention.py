@@ -571,7 +571,7 @@ def test_segments_of_a_wrong_clock_are_as_young_as_the_look_at_them_also_after_a
     clock.now = right + 5
     log.expires_by_time = False
     assert log.apply_retention() == []
-    log.count_anew([(right - 1_001, right - 999)])
+    log.recount([(right - 1_001, right - 999)])
     log.expires_by_time = True
     assert log.apply_retention() == []
     log.close()

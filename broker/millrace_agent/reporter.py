@@ -16,7 +16,7 @@ from millrace_audit.reports.outcome import closable, portion, reported
 from millrace_audit.reports.seals import new_key, seal_of
 
 
-class Voice:
+class Reporter:
     """Publisher of an instance; `publish` returns once a message is acknowledged, or raises MillraceError."""
 
     def __init__(
@@ -28,12 +28,12 @@ class Voice:
     ) -> None:
         self.spooled = spooled
         self._spool, self._encode, self._publish = spool, encode, publish
-        self._unsaid: list[bytes | str] = []  # reports, and topics to announce
+        self._unsent: list[bytes | str] = []  # reports, and topics to announce
         self._closed_through = NOTHING
         if spooled.report is not None:
-            self._unsaid.append(spooled.report)
+            self._unsent.append(spooled.report)
         # Hellos before an earlier report were acknowledged before that report was written.
-        self._unsaid += [topic for topic, number in spooled.hellos.items() if number == spooled.number]
+        self._unsent += [topic for topic, number in spooled.hellos.items() if number == spooled.number]
 
     @property
     def closed_through(self) -> int:
@@ -47,13 +47,13 @@ class Voice:
             if not self.spooled.hellos:
                 self._closed_through = closed_through
             self._spool.greet(self.spooled, topic)
-            self._unsaid.append(topic)
+            self._unsent.append(topic)
         self.say()
 
     def report(self, closed_through: int) -> None:
         """Report new outcomes and the closed time; nothing when both are reported already."""
         self.say()
-        while self.spooled.hellos and (self.spooled.untold or closed_through != self._closed_through):
+        while self.spooled.hellos and (self.spooled.unreported or closed_through != self._closed_through):
             self._write_report(closed_through)
             self.say()
 
@@ -67,10 +67,10 @@ class Voice:
 
     def say(self) -> None:
         """Publish the hellos and reports in the spool that are not acknowledged."""
-        while self._unsaid:
-            word = self._unsaid[0]
+        while self._unsent:
+            word = self._unsent[0]
             self._publish(self._hello(word) if isinstance(word, str) else word)
-            del self._unsaid[0]
+            del self._unsent[0]
 
     def _hello(self, topic: str) -> bytes:
         hello = Hello(
@@ -83,7 +83,7 @@ class Voice:
         return self._encode(hello)
 
     def _write_report(self, closed_through: int) -> None:
-        told, left = portion(self.spooled.untold)
+        reported_now, left = portion(self.spooled.unreported)
         closed_through = closable(closed_through, left)
         next_key = new_key()
         report = Report(
@@ -92,15 +92,15 @@ class Voice:
             key=self.spooled.key,
             seal=seal_of(next_key),
             closed_through=closed_through,
-            windows=reported(told),
+            windows=reported(reported_now),
             **self._names,
         )
         message = self._encode(report)
         is_last = closed_through == FOR_EVER
-        rest = {key: left[key] for key in told if key in left}
-        self._spool.report(self.spooled, message, list(told), next_key, rest=rest, ended=is_last)
+        rest = {key: left[key] for key in reported_now if key in left}
+        self._spool.report(self.spooled, message, list(reported_now), next_key, rest=rest, ended=is_last)
         self._closed_through = closed_through
-        self._unsaid.append(message)
+        self._unsent.append(message)
 
     @property
     def _names(self) -> dict[str, Any]:

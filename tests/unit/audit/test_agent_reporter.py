@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from millrace_agent.reporter import Reporter
 from millrace_agent.spool import Spool, SpooledInstance
-from millrace_agent.voice import Voice
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
 from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome
@@ -30,9 +30,9 @@ def test_a_window_of_more_ranges_than_a_report_takes_is_told_in_several_and_clos
     one = SpooledInstance(1, "dc1", "web", "shop")
     spool.greet(one, "t")
     spool.settle(one, "t", {}, {("t", WINDOW): outcome(), ("t", WINDOW + WINDOW_MS): Outcome(fingerprint=3)})
-    voice = Voice(one, spool, codec.encode, said.append)
-    voice.report(FOR_EVER)
-    assert spool.left_instances()[0].untold == {} == one.untold
+    reporter = Reporter(one, spool, codec.encode, said.append)
+    reporter.report(FOR_EVER)
+    assert spool.left_instances()[0].unreported == {} == one.unreported
     spool.close()
     reports = [record for record in map(codec.decode, said) if isinstance(record, Report)]
     told = [each for report in reports for each in report.windows if each.window == WINDOW]
