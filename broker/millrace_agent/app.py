@@ -126,12 +126,12 @@ def build_app(
     def metrics() -> Response:
         return Response(numbers.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    _say_errors_in_one_line(app, taken)
+    _log_errors_in_one_line(app, taken)
     admit(app, lambda method, path: ROLES.get((method, path)), access, limited_by="topic")
     return app
 
 
-def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
+def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
     def answer(status: int, text: str) -> JsonAnswer:
         if status == 503:
             taken.put_off += 1

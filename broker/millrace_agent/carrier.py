@@ -120,14 +120,14 @@ class Carrier:
         caught_up: Callable[[], float] = time.time,
     ) -> None:
         self._spool, self._lateness_ms, self._interval_s = spool, lateness_ms, report_interval_s
-        self._where = f"cluster {cluster} at {bootstrap}"
+        self._cluster_name = f"cluster {cluster} at {bootstrap}"
         self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
         self._caught_up = caught_up
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
         self._producer = connected(Producer, self._settings)
         spooled = SpooledInstance(spool.next_instance, cluster, server, service)
-        self._who = instance_bytes(server, service, spooled.instance)
+        self._instance_bytes = instance_bytes(server, service, spooled.instance)
         self._recover()
         left = spool.left_instances()
         self._claim = Claim(bootstrap, self._codec, spool, spooled, left)
@@ -156,7 +156,9 @@ class Carrier:
                 found.append(f"topic {lane.topic}: {lane.trouble}")
             elif sent is not None and now - sent.since > STALLED_S:
                 waited = f"{now - sent.since:.0f} s"
-                found.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
+                found.append(
+                    f"topic {lane.topic}: {self._cluster_name} has acknowledged nothing for {waited}"
+                )
         return found
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
@@ -256,7 +258,7 @@ class Carrier:
         # Announce first: otherwise the windows of waiting events would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:
-            self._mine.greet(topic, self._promise())
+            self._mine.announce(topic, self._promise())
         self._claim.check()
         self._end_dead()
         self._claim.check()
@@ -329,14 +331,17 @@ class Carrier:
         if not events:
             return
         mine = self._mine
-        mine.greet(lane.topic, self._promise())
+        mine.announce(lane.topic, self._promise())
         if min(event.time for _, event in events) < mine.closed_through:
             mine.report(self._promise())  # takes back the promise that no event of that time will follow
         self._open.update((lane.topic, window_start(event.time)) for _, event in events)
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
         lane.behind = max(lane.behind, ids[-1])
-        messages = [_message(event, self._who, lane.next_sequence + n) for n, (_, event) in enumerate(events)]
+        messages = [
+            _message(event, self._instance_bytes, lane.next_sequence + n)
+            for n, (_, event) in enumerate(events)
+        ]
         sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
         for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
@@ -385,7 +390,7 @@ class Carrier:
             lane.again[number] = self._retry(lane.again.get(number), is_alone=len(sent.events) == 1)
         if refused:
             why = next(iter(sent.failed.values()))
-            lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
+            lane.trouble = f"{self._cluster_name} refuses {len(lane.again)} events, which are kept: {why}"
             logger.warning("topic %s: %s", lane.topic, lane.trouble)
         elif not lane.again:
             lane.trouble = None

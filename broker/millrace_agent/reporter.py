@@ -40,13 +40,13 @@ class Reporter:
         """The time of the last promise: no event before it will follow."""
         return self._closed_through
 
-    def greet(self, topic: str, closed_through: int) -> None:
+    def announce(self, topic: str, closed_through: int) -> None:
         """Announce a topic unless it is; on return the hello is acknowledged."""
         if topic not in self.spooled.hellos:
             self.say()
             if not self.spooled.hellos:
                 self._closed_through = closed_through
-            self._spool.greet(self.spooled, topic)
+            self._spool.announce(self.spooled, topic)
             self._unsent.append(topic)
         self.say()
 

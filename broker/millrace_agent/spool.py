@@ -384,7 +384,7 @@ class Spool:
                 found.append((number, event))
         return found
 
-    def greet(self, instance: SpooledInstance, topic: str) -> None:
+    def announce(self, instance: SpooledInstance, topic: str) -> None:
         """Note that an instance is about to announce a topic. Its first topic uses up `next_instance`."""
         hello = {"instance": instance.instance, "topic": topic, "number": instance.number}
         columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")

@@ -304,10 +304,10 @@ def by_hour(windows: Iterable[Window]) -> list[Window]:
     hours: dict[datetime, list[Window]] = {}
     for window in windows:
         hours.setdefault(window.start.replace(minute=0), []).append(window)
-    return [_as_one(start, parts) for start, parts in hours.items()]
+    return [_merged(start, parts) for start, parts in hours.items()]
 
 
-def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
+def _merged(start: datetime, windows: Sequence[Window]) -> Window:
     tiers: Counter[str] = Counter()
     foreign: Counter[str] = Counter()
     for window in windows:

@@ -163,7 +163,7 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
         with interruptible():
             outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
     except (MillraceError, KeyboardInterrupt) as error:
-        _echo(*f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}".splitlines())
+        _echo(*f"DEMO FAILED: {str(error) or 'interrupted'}{_logs_hint(scratch)}".splitlines())
         raise SystemExit(1) from error
     if outcome.failures:
         _echo(*outcome.failures, f"logs and data are in {scratch}")
@@ -197,7 +197,7 @@ def _new_folder(keep: Path | None) -> Path:
     return keep
 
 
-def _where_logs_are(scratch: Path) -> str:
+def _logs_hint(scratch: Path) -> str:
     """The words that name the folder of the logs, if there are any; empty folders are removed."""
     logs = scratch / "logs"
     for folder in (logs, scratch):

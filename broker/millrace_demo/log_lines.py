@@ -174,8 +174,8 @@ class Follower:
         try:
             file, start = None, self._start
             if start is not None:
-                is_it = partial(_begins_as, position=start)
-                file = open_again(self._path, start.device, start.inode, start.offset, is_it)
+                is_same_file = partial(_begins_as, position=start)
+                file = open_again(self._path, start.device, start.inode, start.offset, is_same_file)
             if file is None and start is not None:
                 logger.warning(
                     "the file of the position is no longer beside %s: this file is read from its beginning,"

@@ -102,13 +102,13 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
     print_step("starting everything")
-    with _everything_up(options) as (endpoints, supervisor):
+    with _running_deployment(options) as (endpoints, supervisor):
         print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
 
         def halfway() -> None:
             if options.replicas > 1:
-                lost = _lose_brokers(options, endpoints, supervisor)
+                lost = _destroy_brokers(options, endpoints, supervisor)
                 print_step(f"killed for good, with their disks: the brokers {', '.join(lost)}")
 
         published, span = _publish(options, endpoints, console, halfway)
@@ -152,7 +152,7 @@ def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float)
         time.sleep(0.2)
 
 
-def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
+def _destroy_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
     """Kill the first broker of each cluster started here and delete its log; returns the brokers' names."""
     lost = [f"{name}-1" for name in endpoints.bootstraps if name not in options.kafka]
     for broker in lost:
@@ -209,7 +209,7 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 
 
 @contextmanager
-def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
+def _running_deployment(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
     """Run the deployment on free ports in the scratch folder; it is stopped in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
     if options.replicas > 1:

@@ -46,7 +46,7 @@ def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | N
     Example: python -m millrace_demo.run_once warehouse_load --dags-folder dags
     --start 2015-05-17T10:00:00Z --end 2015-05-20T22:00:00Z
     """
-    report = _keep_standard_output_for_us()
+    report = _reserve_standard_output()
     folder = Path(dags_folder).resolve()
     run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
     with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
@@ -124,7 +124,7 @@ def _parse(dag_id: str, dags_folder: Path) -> DAG | str:
     return f"no DAG {dag_id} in {dags_folder}; there are: {', '.join(sorted(bag.dags)) or 'none'}"
 
 
-def _keep_standard_output_for_us() -> IO[str]:
+def _reserve_standard_output() -> IO[str]:
     """Return standard output for our own lines; everything else that is printed goes to standard error."""
     sys.stdout.flush()
     report = os.fdopen(os.dup(1), "w", buffering=1)

@@ -61,15 +61,15 @@ FETCH_WAIT_MS = 500
 MAX_PAUSE_SECONDS = 5.0
 APPEND_TIMEOUT_SECONDS = 60.0
 STOP_CHECK_SECONDS = 0.2
-MUCH_BYTES = ANSWER_BYTES // 8
+LARGE_ANSWER_BYTES = ANSWER_BYTES // 8
 """Size of an answer from which the next request is sent at once."""
-NEWS_AT_ONCE = MIN_ITEM_LIMIT // 2
+MAX_NEWS = MIN_ITEM_LIMIT // 2
 """Most changed partitions taken from one answer. The following request for their topic ids has a limit."""
 PACE_SECONDS = 50e-6
 """Shortest time between requests, multiplied by the partitions, unless there is much to copy. Requests for
 thousands of partitions must not use a whole core."""
 
-_NOT_HERE = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
+_LEADER_MOVED = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
 
 
 class MirrorTarget(Protocol):
@@ -215,7 +215,7 @@ class BrokerPuller(Puller):
                 fetch.take(answer)
                 self._note(fetch)
         if news:
-            self._take(broker, news[:NEWS_AT_ONCE])  # the rest is asked for again, first
+            self._take(broker, news[:MAX_NEWS])  # the rest is asked for again, first
 
     def _next_buffer(self) -> bytearray | None:
         """The buffer for the next answer: its old content was appended before the last answer came."""
@@ -232,7 +232,7 @@ class BrokerPuller(Puller):
         fetches = [fetch for fetch, _ in news]
         ahead = {fetch.pull.topic_partition: fetch.runs[-1].position for fetch in fetches if fetch.runs}
         self.serve_last(ahead)
-        if self._last_bytes >= MUCH_BYTES and not any(fetch.error for fetch in fetches):
+        if self._last_bytes >= LARGE_ANSWER_BYTES and not any(fetch.error for fetch in fetches):
             self._request(broker, ahead=ahead)
         ids = broker.receive_topic_ids()
         same: list[_Fetch] = []
@@ -281,7 +281,7 @@ class BrokerPuller(Puller):
         return True
 
     def _keep_pace(self, wait: float) -> None:
-        if self._last_bytes < MUCH_BYTES:
+        if self._last_bytes < LARGE_ANSWER_BYTES:
             due = self._requested_at + PACE_SECONDS * len(self._assignment[1])
             wait = max(wait, due - time.monotonic())
         while wait > 0 and not self.stopping.is_set():
@@ -302,7 +302,7 @@ class BrokerPuller(Puller):
             if recorded is None:
                 try:
                     recorded = self._target.mirror_position(pull.origin.topic, pull.target)
-                except _NOT_HERE:
+                except _LEADER_MOVED:
                     continue  # the log is not open yet, or no longer
                 except StorageError as problem:  # it could not be opened: other partitions continue
                     self._waits(pull, f"cannot append: {problem}")
@@ -338,7 +338,7 @@ class BrokerPuller(Puller):
             pull.high_watermark = fetch.high_watermark
             try:
                 recorded = self._target.mirror_position(pull.origin.topic, pull.target)
-            except _NOT_HERE:
+            except _LEADER_MOVED:
                 continue
             except StorageError as problem:
                 self._waits(pull, f"cannot append: {problem}")
@@ -372,7 +372,7 @@ class BrokerPuller(Puller):
         if error is None:
             pull.skip_to = -1
             self._is_running(pull)
-        elif isinstance(error, (PositionMismatch, *_NOT_HERE)):
+        elif isinstance(error, (PositionMismatch, *_LEADER_MOVED)):
             pass  # another process was faster, or leads now: the next round begins at the new position
         elif isinstance(error, MillraceError):
             self._waits(pull, f"cannot append: {error}")

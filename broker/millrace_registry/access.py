@@ -13,7 +13,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.requests import subject_or_global
 
@@ -44,7 +44,7 @@ def admit(request: Request, role: Role, subject: str) -> None:
         return
     try:
         name = access.name_of(request.headers.get("authorization"))
-    except NotKnown as error:
+    except Unauthenticated as error:
         raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
     request.state.is_proven, request.state.who = True, name
     if not access.allows(name, role, subject):

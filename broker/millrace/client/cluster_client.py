@@ -303,7 +303,7 @@ class ClusterClient:
 
     def _connect(self, address: tuple[str, int], deadline: float) -> Connection:
         connection = self._connections.get(address)
-        if connection is not None and connection.idle and not connection.worn:
+        if connection is not None and connection.idle and not connection.needs_renewal:
             return connection
         if connection is not None:
             # An abandoned attempt's response must never be taken for this one's. Or the login ends.

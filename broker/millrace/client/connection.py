@@ -111,7 +111,7 @@ class Connection:
         return not self._failed and not self._expected
 
     @property
-    def worn(self) -> bool:
+    def needs_renewal(self) -> bool:
         """True when the login will soon expire: reconnect."""
         return self._renew_at is not None and time.monotonic() > self._renew_at
 

@@ -16,7 +16,7 @@ LEADER_MOVED = frozenset(
 )
 MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # for a broker that reads all the time
 # A new leader does not know the high watermark yet; Apache Kafka's controller has moved (41).
-_NOT_YET = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}
+_RETRIABLE = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}
 
 
 class TryAgain(MillraceError):
@@ -27,7 +27,7 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
     """Raise the exception of an error code: none for 0, TryAgain when the leader has moved."""
     if not code:
         return
-    if code in _NOT_YET:
+    if code in _RETRIABLE:
         raise TryAgain(f"{what}: {message or in_words(code)}")
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
@@ -36,6 +36,6 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
 
 def in_words(code: int) -> str:
     """Describe a partition's error code in words, and name the log to read unless its leader is changing."""
-    if code in _NOT_YET:
+    if code in _RETRIABLE:
         return "no broker leads it at the moment"
     return f"its broker answers {error_name(code)}: see the broker's log"

@@ -83,7 +83,7 @@ class BrokerFetcher:
     @property
     def unused(self) -> bool:
         """True when the broker may close the connection: it was unused too long, or its login ends."""
-        return self._connection.worn or time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
+        return self._connection.needs_renewal or time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
 
     def close(self) -> None:
         self._connection.close()

@@ -26,7 +26,7 @@ _ROLE = re.compile(r"[a-z]+(:[^\s\"\\]{1,255})?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class NotKnown(Exception):
+class Unauthenticated(Exception):
     """A request has no valid token; the text is for its client."""
 
 
@@ -68,10 +68,12 @@ class AccessList:
         self._entries = self._read()
 
     def name_of(self, authorization: str | None) -> str:
-        """The name of the client whose token is in this header; NotKnown without a valid token."""
+        """The name of the client whose token is in this header; Unauthenticated without a valid token."""
         self._read_again()
         if not authorization:
-            raise NotKnown("this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN")
+            raise Unauthenticated(
+                "this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN"
+            )
         kind, _, shown = authorization.partition(" ")
         claimed, token = None, shown.strip()
         if kind.lower() == "basic":
@@ -84,7 +86,7 @@ class AccessList:
         # Looked up by its hash, so the time taken reveals nothing about a token.
         name, _ = self._entries.get(hashlib.sha256(token.encode()).hexdigest(), (None, None))
         if name is None or claimed not in (None, name):
-            raise NotKnown("no such token: ask an operator for one")
+            raise Unauthenticated("no such token: ask an operator for one")
         return name
 
     def allows(self, name: str, role: str, what: str = "") -> bool:

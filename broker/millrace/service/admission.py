@@ -13,14 +13,14 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace.service.json_answer import JsonAnswer
 
 RoleOf = Callable[[str, str], str | None]
 """(method, path) of a route -> the role that it requires; empty: open to all; None: refused to all."""
 _UNUSED_OUTSIDE = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 """FastAPI's own pages, which are served only without an access list."""
-_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_roles(app: FastAPI, role_of: RoleOf) -> None:
@@ -70,7 +70,7 @@ class _Admission:
         role, what = self._asked_for(scope)
         try:
             name = self._access.name_of(Headers(scope=scope).get("authorization"))
-        except NotKnown as error:
+        except Unauthenticated as error:
             if role == "":
                 return None
             challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # a browser then asks for them
@@ -120,7 +120,7 @@ def from_another_site(method: str, headers: Headers) -> bool:
     Browsers state that in Sec-Fetch-Site, except for addresses without TLS on another machine: then they name
     the page's site as Origin. A client that sends neither is no browser, so nobody else's token is sent.
     """
-    if method in _CHANGES_NOTHING:
+    if method in _SAFE_METHODS:
         return False
     site = headers.get("sec-fetch-site")
     if site is not None:

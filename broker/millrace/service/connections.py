@@ -83,7 +83,7 @@ class HttpConnection(H11Protocol):
             self.abort()
 
 
-class Door:
+class Acceptor:
     """Accepts the connections of a service, from `open` to `close`; only on the event loop."""
 
     def __init__(

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from millrace.config import parse_address
 from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
-from millrace.service.access import AccessList, NotKnown
+from millrace.service.access import AccessList, Unauthenticated
 from millrace.service.exposition import EscapingRegistry
 from millrace.service.unproven import Unproven
 
@@ -177,6 +177,6 @@ def _refusal(access: AccessList | None, authorization: str | None) -> str:
         return ""
     try:
         name = access.name_of(authorization)
-    except NotKnown as error:
+    except Unauthenticated as error:
         return str(error)
     return "" if access.allows(name, "metrics") else f"{name} lacks the role metrics"

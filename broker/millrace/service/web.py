@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.process import allow_open_files
 from millrace.security.certificates import ServerCertificates
-from millrace.service.connections import Door, HttpConnection
+from millrace.service.connections import Acceptor, HttpConnection
 from millrace.signals import end_soon, stop_on_signals
 
 logger = logging.getLogger(__name__)
@@ -99,11 +99,11 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept by `Door`, not uvicorn, which has no limits and lets handshakes take a minute."""
+        """Accept by `Acceptor`, not uvicorn, which has no limits and lets handshakes take a minute."""
         await super().startup(sockets)
-        door = Door(self._listener, self._tls, self._new_connection)
-        self.servers.append(door)  # type: ignore[arg-type]
-        door.open()
+        acceptor = Acceptor(self._listener, self._tls, self._new_connection)
+        self.servers.append(acceptor)  # type: ignore[arg-type]
+        acceptor.open()
         click.echo(self._ready)
         sys.stdout.flush()
 

@@ -111,7 +111,7 @@ class ZooKeeper:
             os.close(lock)
         server = cls(port, process)
         try:
-            server._wait_until_it_answers(data_dir / "zookeeper.err")
+            server._wait_until_ready(data_dir / "zookeeper.err")
         except BaseException:
             server.stop()
             raise
@@ -135,7 +135,7 @@ class ZooKeeper:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _wait_until_it_answers(self, errors: Path) -> None:
+    def _wait_until_ready(self, errors: Path) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not answers("127.0.0.1", self.port):
             if self._process.poll() is not None:

@@ -110,7 +110,7 @@ class Session:
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""
-        return self._ask_all(partial(self.client.get_async, watch=watch), paths)
+        return self._call_all(partial(self.client.get_async, watch=watch), paths)
 
     def stats(self, paths: Iterable[str]) -> dict[str, Any]:
         """The stat of each node that is there now; a lagging server catches up first."""
@@ -118,10 +118,10 @@ class Session:
         def ask(path: str) -> Any:
             return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
 
-        answers = self._ask_all(ask, ["/", *paths])
+        answers = self._call_all(ask, ["/", *paths])
         return {path: stat for path, stat in answers.items() if path != "/" and stat is not None}
 
-    def _ask_all(self, operation: Callable[[str], Any], paths: Iterable[str]) -> dict[str, Any]:
+    def _call_all(self, operation: Callable[[str], Any], paths: Iterable[str]) -> dict[str, Any]:
         names = list(paths)
         started = {path: operation(path) for path in names if self.client.connected}
 
@@ -150,12 +150,12 @@ class Session:
 
     def children_of(self, paths: Iterable[str]) -> dict[str, list[str]]:
         """The sorted names of the children of each node that is there, asked for all at once."""
-        found = self._ask_all(self.client.get_children_async, paths)
+        found = self._call_all(self.client.get_children_async, paths)
         return {path: sorted(names) for path, names in found.items()}
 
     def touch_all(self, paths: Iterable[str]) -> None:
         """Write empty data to each node that is there, so that ZooKeeper updates the node's time."""
-        self._ask_all(partial(self.client.set_async, value=b""), paths)
+        self._call_all(partial(self.client.set_async, value=b""), paths)
 
     def tree(self, path: str) -> Iterator[str]:
         """The paths of an existing node and of all nodes below it."""

@@ -42,7 +42,7 @@ _Names = tuple[str, str, int]
 
 
 class _Found(NamedTuple):
-    who: _Names
+    names: _Names
     size: int
     """Bytes that the names and the instance take in a header."""
 
@@ -174,10 +174,10 @@ class _Headers:
             starts = _run_starts(group, window, sequence)
         totals = np.add.reduceat(hashes, starts).tolist()
         firsts, lasts = sequence[starts].tolist(), sequence[[*(starts[1:] - 1), -1]].tolist()
-        whose, when = group[starts].tolist(), window[starts].tolist()
+        groups, windows = group[starts].tolist(), window[starts].tolist()
         for index, total in enumerate(totals):
-            server, service, instance = self.names[whose[index]]
-            tally.counts.add(server, service, instance, when[index], firsts[index], lasts[index], total)
+            server, service, instance = self.names[groups[index]]
+            tally.counts.add(server, service, instance, windows[index], firsts[index], lasts[index], total)
 
 
 def _run_starts(group: Longs, window: Longs, sequence: Longs) -> Longs:
@@ -204,7 +204,7 @@ def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
         if 8 * count < len(left):
             break
         mine = left if count == len(left) else left[same]
-        names.append(found.who)
+        names.append(found.names)
         group[mine] = len(names) - 1
         rows.pos[mine] += found.size
         left = left[:0] if count == len(left) else left[~same]
@@ -226,7 +226,7 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
 
     def number(row: int) -> int:
         found = _names_at(rows.buffer, int(start[row]), int(end[row]))
-        names.extend([found.who] if found else [])
+        names.extend([found.names] if found else [])
         return len(names) - 1 if found else -1
 
     left = np.flatnonzero((rows.pos < end) & (size <= _MOST_BYTES))

@@ -128,8 +128,8 @@ class EventSchema:
         self._body: Any = None
         if self._is_flat and len(schema["fields"][0]["type"]["fields"]) == len(_HEADER_FIELDS):
             self._body = fastavro.parse_schema({**schema, "fields": fields})
-        self._who: tuple[Any, Any, Any] | None = None
-        self._who_bytes = b""
+        self._instance: tuple[Any, Any, Any] | None = None
+        self._instance_bytes = b""
 
     def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
         """The message of an event; MillraceError names the field when the event does not fit the schema."""
@@ -152,11 +152,11 @@ class EventSchema:
 
     def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
         who = (header["server"], header["service"], header["instance"])
-        if who != self._who:
-            self._who, self._who_bytes = who, instance_bytes(*who)
+        if who != self._instance:
+            self._instance, self._instance_bytes = who, instance_bytes(*who)
         out = bytearray(self._prefix)
         write_varint(out, header["time"])
-        out += self._who_bytes
+        out += self._instance_bytes
         write_varint(out, header["sequence"])
         return out
 

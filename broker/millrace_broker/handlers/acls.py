@@ -15,7 +15,7 @@ from typing import TypeVar
 from millrace.errors import BrokerError, ErrorCode, InvalidRequest, SecurityDisabled
 from millrace.wire import security_messages as messages
 from millrace_broker.coordination.acls import AclStore
-from millrace_broker.handlers.table import Call, asker, in_thread, serves
+from millrace_broker.handlers.table import Call, in_thread, requester, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security.acls import Pattern, Rule, RuleFilter, check_rule
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
@@ -89,7 +89,7 @@ def create_acls(call: Call[messages.CreateAclsRequest]) -> messages.CreateAclsRe
         except BrokerError as failure:
             outcomes = [error or failure for error in outcomes]
         else:
-            _record(call, "created", rules)
+            _log_changes(call, "created", rules)
     results = tuple(
         messages.CreateAclsResponse.Result(
             error_code=_code(error), error_message=str(error) if error else None
@@ -121,7 +121,7 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
     if filters:
         try:
             found = _delete(_store(call), filters)
-            _record(call, "deleted", found)
+            _log_changes(call, "deleted", found)
         except BrokerError as failure:
             outcomes = [failure if isinstance(wanted, RuleFilter) else wanted for wanted in outcomes]
 
@@ -159,12 +159,12 @@ def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
     return list(found)
 
 
-def _record(call: Call[M], verb: str, rules: Iterable[Rule]) -> None:
+def _log_changes(call: Call[M], verb: str, rules: Iterable[Rule]) -> None:
     journal = call.received.client.access.journal
     if journal is None:
         return
     for rule in rules:
-        journal.changed(asker(call.received), f"{verb}: {rule}")
+        journal.changed(requester(call.received), f"{verb}: {rule}")
 
 
 def _code(error: BrokerError | None) -> ErrorCode:

@@ -21,7 +21,7 @@ from millrace_broker.security import rights
 from millrace_broker.security.acls import authorized_operations
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
 
-_SAYS_NOT_FOUND = 6
+_NOT_FOUND_SINCE = 6
 
 
 @serves(
@@ -41,7 +41,7 @@ def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
             DescribedGroup(error_code=group, group_id=name) if isinstance(group, ErrorCode) else group
             for name, group in ((name, described[name]) for name in names)
         ]
-        if call.received.api_version >= _SAYS_NOT_FOUND:
+        if call.received.api_version >= _NOT_FOUND_SINCE:
             groups = [_or_not_found(group) for group in groups]
         if call.request.include_authorized_operations:
             groups = [_with_operations(call, group) for group in groups]

@@ -26,9 +26,9 @@ from millrace_broker.security import rights
 from millrace_broker.security.rights import Need, Operation, ResourceType
 
 _GROUP, _TRANSACTION = 0, 1
-_FINDS_MANY = 4
-_GIVES_ID_FIRST, _SKIPS_ASSIGNMENT = 4, 9
-_SEVERAL_LEAVE = 3
+_MANY_KEYS_SINCE = 4
+_MEMBER_ID_FIRST_SINCE, _SKIP_ASSIGNMENT_SINCE = 4, 9
+_MANY_MEMBERS_SINCE = 3
 _WHY = {
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactions are not supported",
     ErrorCode.INVALID_REQUEST: "coordinators are there for groups only",
@@ -61,7 +61,7 @@ def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
     by_item=(ResourceType.GROUP,),
 )
 def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.FindCoordinatorResponse | None:
-    request, many = call.request, call.received.api_version >= _FINDS_MANY
+    request, many = call.request, call.received.api_version >= _MANY_KEYS_SINCE
     keys = list(dict.fromkeys(request.coordinator_keys)) if many else [request.key]
 
     def response(found: Mapping[str, int | ErrorCode]) -> messages.FindCoordinatorResponse:
@@ -113,7 +113,7 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
             call.received.abandon = lambda: group.abandon(answer)
             name = ClientName(call.received.client_id, "/" + client.address.rpartition(":")[0])
             version = call.received.api_version
-            needs_id, may_skip = version >= _GIVES_ID_FIRST, version >= _SKIPS_ASSIGNMENT
+            needs_id, may_skip = version >= _MEMBER_ID_FIRST_SINCE, version >= _SKIP_ASSIGNMENT_SINCE
             group.join(request, name, answer, needs_id=needs_id, may_skip=may_skip)
 
     def failed(code: ErrorCode) -> None:
@@ -154,7 +154,7 @@ def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
 
     def leave(group: Group) -> None:
         code, members = ErrorCode.NONE, request.members
-        if call.received.api_version < _SEVERAL_LEAVE:
+        if call.received.api_version < _MANY_MEMBERS_SINCE:
             code, members = group.leave(messages.LeaveGroupRequest.Member(member_id=request.member_id)), ()
         left = tuple(
             messages.LeaveGroupResponse.Member(

@@ -97,8 +97,8 @@ class Metadata:
             self._answers.clear()
             if topics is not cluster.topics:
                 self._topics = {key: one for key, one in self._topics.items() if key[-1] in cluster.topics}
-        whose = ("", "") if access.everything else (access.principal, access.host)
-        key = (version, bytes(request.body), request.client.listener_name, *whose)
+        identity = ("", "") if access.everything else (access.principal, access.host)
+        key = (version, bytes(request.body), request.client.listener_name, *identity)
         answer = self._answers.get(key)
         if answer is None:
             response = self._describe(broker, asked, request, refused)

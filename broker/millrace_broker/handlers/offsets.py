@@ -51,7 +51,7 @@ from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
 from millrace_broker.storage.sides import BackgroundSide
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
-_MANY_GROUPS = 8
+_MANY_GROUPS_SINCE = 8
 _UNKNOWN_END = EpochEnd(NO_EPOCH, -1)
 _NOT_COMMITTED = CommittedOffset(offset=-1, time_ms=-1, topic_id=None)
 
@@ -252,7 +252,7 @@ def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
     lists=True,
 )
 def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
-    many = call.received.api_version >= _MANY_GROUPS
+    many = call.received.api_version >= _MANY_GROUPS_SINCE
     groups = call.request.groups if many else _groups(call.request)
     wanted = {group.group_id: _wanted(group) for group in groups}
     refused = {name for name in wanted if rights.group(name) in call.refused}

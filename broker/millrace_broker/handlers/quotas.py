@@ -14,7 +14,7 @@ from millrace.errors import ErrorCode, InvalidRequest, SecurityDisabled
 from millrace.wire.fields import Message, array, boolean, f64, i8, i16, i32, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.quotas import Quotas, QuotaStore
-from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
+from millrace_broker.handlers.table import Call, in_thread, outcome_of, requester, serves
 from millrace_broker.security.quotas import KEYS
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
 
@@ -148,7 +148,7 @@ def alter_quotas(call: Call[AlterClientQuotasRequest]) -> AlterClientQuotasRespo
             return
         store.change(partial(_changed, user=user, entry=entry))
         if journal is not None:
-            journal.changed(asker(call.received), f"quotas: {'everybody' if user is None else user}")
+            journal.changed(requester(call.received), f"quotas: {'everybody' if user is None else user}")
 
     for entry in request.entries:
         code, reason, _ = outcome_of(partial(alter, entry), "changing quotas")

@@ -37,7 +37,7 @@ from millrace_broker.groups import Groups
 from millrace_broker.handlers.item_bound import ItemBound
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
-from millrace_broker.security.journal import Asker
+from millrace_broker.security.journal import Requester
 from millrace_broker.security.login import LoginThread
 from millrace_broker.security.quotas import Kind
 from millrace_broker.security.rights import (
@@ -385,14 +385,14 @@ def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> Non
             kept.setdefault((no, need.operation), []).append(rights.text_of(need.resource))
     for (no, operation), resources in kept.items():
         write = journal.refused if no else journal.allowed
-        write(asker(request), operation.name, resources)
+        write(requester(request), operation.name, resources)
 
 
-def asker(request: Request) -> Asker:
+def requester(request: Request) -> Requester:
     client = request.client
     api = ApiKey(request.api_key).name
     name = request.client_id or client_id(request.frame)
-    return Asker(client.access.principal, client.address, client.listener_name, api, name)
+    return Requester(client.access.principal, client.address, client.listener_name, api, name)
 
 
 def named(request: Request) -> str:

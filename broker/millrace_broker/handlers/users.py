@@ -25,7 +25,7 @@ from millrace.errors import (
 from millrace.wire.fields import Message, array, data, i8, i16, i32, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.users import Users, check_user_name
-from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
+from millrace_broker.handlers.table import Call, in_thread, outcome_of, requester, serves
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace_broker.security.scram import MECHANISM_NUMBERS, check_iterations, credential_of_salted
@@ -158,7 +158,7 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
         for change in changes[name]:
             change(users)
         if journal is not None:
-            journal.changed(asker(call.received), f"users: {name}")
+            journal.changed(requester(call.received), f"users: {name}")
 
     Result, results = AlterUserScramCredentialsResponse.Result, []
     for name in changes:

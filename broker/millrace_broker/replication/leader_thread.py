@@ -192,7 +192,7 @@ class LeaderThread(threading.Thread):
             self._behind = dict.fromkeys([*reported, *self._behind])
             self._news = {partition: None for partition in self._wants if partition not in self._behind}
         starts_over, unanswered, answer_by = True, 0, 0.0
-        while self._wants and not (self._stopped or connection.worn):
+        while self._wants and not (self._stopped or connection.needs_renewal):
             self._send_acks(connection)
             with self._lock:
                 until_next = self._seconds_to_next_behind()

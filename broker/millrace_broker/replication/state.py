@@ -34,7 +34,7 @@ def may_lead(state: PartitionState, broker: int, directory: str, live: Directori
     in-sync replicas are unknown. Then all replicas report, and the log that goes furthest has everything.
     """
     if state.reports:
-        return _goes_furthest(state, broker, directory)
+        return _has_longest_log(state, broker, directory)
     if state.isr.get(broker) == directory:
         return True
     return state.eligible.get(broker) == directory and not _alive(state.isr, live)
@@ -225,7 +225,7 @@ def _leads(state: PartitionState, leader: int, epoch: int) -> bool:
     return (state.leader, state.leader_epoch) == (leader, epoch)
 
 
-def _goes_furthest(state: PartitionState, broker: int, directory: str) -> bool:
+def _has_longest_log(state: PartitionState, broker: int, directory: str) -> bool:
     """Return True once all replicas have reported, and no log goes further than this one."""
     own = state.reports.get(broker)
     if own is None or own.directory != directory or any(one not in state.reports for one in state.replicas):

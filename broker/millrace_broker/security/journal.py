@@ -25,7 +25,7 @@ MAX_CHARACTERS = 300
 """Most characters of a resource's name and of a `client.id`."""
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """The client that asks, with its API."""
 
     principal: str
@@ -46,11 +46,11 @@ class Journal:
         """Refusal -> when it is logged next, and how often it came since it was last logged."""
         self._lock = threading.Lock()
 
-    def refused(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
+    def refused(self, requester: Requester, operation: str, resources: Sequence[str]) -> None:
         first = resources[0][:MAX_CHARACTERS]  # names are as long as a client likes
-        now, kind = self._clock(), (asker.principal, asker.api, operation, first)
+        now, kind = self._clock(), (requester.principal, requester.api, operation, first)
         with self._lock:
-            self.refusals[asker.api] += 1
+            self.refusals[requester.api] += 1
             if len(self._refusals) >= MAX_KINDS:
                 self._refusals.clear()
             due, unlogged = self._refusals.get(kind, (now, 0))
@@ -59,20 +59,20 @@ class Journal:
                 return
             self._refusals[kind] = now + REPEAT_S, 0
         # The log's filter takes the text before the line as the kind of the message.
-        logger.warning("refused: %s", _line("refused", asker, operation, resources, repeated=unlogged))
+        logger.warning("refused: %s", _line("refused", requester, operation, resources, repeated=unlogged))
 
-    def allowed(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
+    def allowed(self, requester: Requester, operation: str, resources: Sequence[str]) -> None:
         """Log that a client with the right to it asks for a change; the change may still fail."""
-        line = _line("allowed", asker, operation, resources, named=len(resources))
+        line = _line("allowed", requester, operation, resources, named=len(resources))
         logger.info("allowed: %s", line, extra={"always": True})
 
-    def changed(self, asker: Asker, change: str) -> None:
-        logger.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
+    def changed(self, requester: Requester, change: str) -> None:
+        logger.info("changed: %s", _line("changed", requester, change, ()), extra={"always": True})
 
 
 def _line(
     what: str,
-    asker: Asker,
+    requester: Requester,
     operation: str,
     resources: Sequence[str],
     *,
@@ -80,7 +80,7 @@ def _line(
     repeated: int = 0,
 ) -> str:
     line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what}
-    line |= asker._asdict() | {"client_id": asker.client_id[:MAX_CHARACTERS], "operation": operation}
+    line |= requester._asdict() | {"client_id": requester.client_id[:MAX_CHARACTERS], "operation": operation}
     if resources:
         line["resources"] = [name[:MAX_CHARACTERS] for name in resources[:named]]
     if len(resources) > named:

@@ -35,7 +35,7 @@ Limits: TypeAlias = Mapping[str, float]
 """One user's quotas, by Kafka's names."""
 
 
-class Book(Protocol):
+class QuotaLimits(Protocol):
     """The quotas of all users."""
 
     @property
@@ -48,7 +48,7 @@ class Meter:
 
     def __init__(
         self,
-        book: Book,
+        book: QuotaLimits,
         user: str,
         clock: Callable[[], float] = time.monotonic,
         throttled_s: list[float] | None = None,
@@ -93,7 +93,7 @@ class Meter:
 class Meters:
     """The meters of a broker's users."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: QuotaLimits) -> None:
         self._book = book
         self.throttled_s = [0.0] * len(Kind)
         """Seconds of throttling that responses asked for, by kind; of all users."""

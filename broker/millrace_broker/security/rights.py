@@ -159,14 +159,14 @@ class Guard:
         )
 
 
-class _AllowsNothing:
+class _NoRights:
     version = 0
 
     def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
         return False
 
 
-UNAUTHENTICATED = Access(_AllowsNothing(), "", "")
+UNAUTHENTICATED = Access(_NoRights(), "", "")
 """The rights of a client that must prove first who it is: only APIs that are `open_to_all`."""
 
 

@@ -52,7 +52,7 @@ REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
 RETRIED_S = 120.0
 """Seconds for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
-SEEN_AGAIN_S = 1.0
+SEEN_INTERVAL_S = 1.0
 """Seconds within which a place notes only once that its id was seen, because noting costs each batch."""
 EXPIRY_S = 24 * 3600.0
 REFUSED_S = 300.0
@@ -62,7 +62,7 @@ MAX_SEQUENCE = (1 << 31) - 1
 FILE_NAME = "producers"
 VERSION = 1
 FEW_PRODUCERS = 100
-READ_AGAIN_BYTES = 64 << 20
+MAX_REPLAY_BYTES = 64 << 20
 """Most bytes of the log after the file's end. Recovery takes 0.3 s for their headers if each batch is one
 message of 200 bytes."""
 
@@ -238,7 +238,7 @@ class ProducerStates:
         producer_id, now = header.producer_id, self._clock()
         known = staged.get(producer_id) or self._states.get(producer_id)
         is_same = known is not None and known.principal == principal
-        if is_same and 0 <= now - self._places.seen_at(producer_id) < SEEN_AGAIN_S:
+        if is_same and 0 <= now - self._places.seen_at(producer_id) < SEEN_INTERVAL_S:
             return
         with self._limit.lock:
             if known is None:
@@ -264,7 +264,7 @@ class ProducerStates:
 
     def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
         # A time far ahead comes from a clock that was set back: it must not keep its place until then.
-        if abs(now - seen_at) >= RETRIED_S + SEEN_AGAIN_S:
+        if abs(now - seen_at) >= RETRIED_S + SEEN_INTERVAL_S:
             return
         error = TooManyProducers(
             f"{where} has no place for another producer id of {principal} before one was silent for"
@@ -376,7 +376,7 @@ class ProducerStates:
             return self._to_json(flushed)
         if self._file_end >= 0 and self._newest_end <= self._file_end:
             self._read_from = flushed
-        elif closing or self._file_end < rolled_at or flushed - self._file_end >= READ_AGAIN_BYTES:
+        elif closing or self._file_end < rolled_at or flushed - self._file_end >= MAX_REPLAY_BYTES:
             fields = {"version": VERSION, "end": flushed, "producers": self._to_json(flushed)}
             sealed.write(self._directory / FILE_NAME, fields)
             sync_directory(self._directory)  # before a checkpoint relies on it

@@ -31,8 +31,8 @@ MAX_REPORTED = 100
 """Most distinct failures and kinds of damage that are logged of one log. Later ones are not logged."""
 RECENT_POSITIONS = 32
 """Most readers of one log that can go on where they stopped."""
-LOOKED_INTO_BYTES = 16 << 20
-LOOKED_INTO_RECORDS = 10_000
+MAX_SEARCHED_BYTES = 16 << 20
+MAX_SEARCHED_RECORDS = 10_000
 """Limits of a batch whose records are read. A batch with more records, or more bytes uncompressed, is not:
 either takes 10 ms."""
 
@@ -314,12 +314,12 @@ def _intact(segment: Segment, position: int, header: BatchHeader) -> bytes:
 
 def _first_record(header: BatchHeader, batch: bytes, timestamp: int) -> tuple[int, int]:
     whole = header.base_offset, header.max_timestamp
-    if header.attributes & TIMESTAMP_TYPE_BIT or header.records_count > LOOKED_INTO_RECORDS:
+    if header.attributes & TIMESTAMP_TYPE_BIT or header.records_count > MAX_SEARCHED_RECORDS:
         return whole
     if header.base_timestamp >= timestamp:
         return header.base_offset, header.base_timestamp
     try:
-        data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], LOOKED_INTO_BYTES)
+        data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], MAX_SEARCHED_BYTES)
         position = 0
         for _ in range(header.records_count):
             # A record: its size, a byte of attributes, the differences of timestamp and offset, the rest.

@@ -28,7 +28,7 @@ def test_a_window_of_more_ranges_than_a_report_takes_is_told_in_several_and_clos
 ) -> None:
     codec, said, spool = AuditCodec(Ids()), list[bytes](), Spool(tmp_path / "spool", 1 << 30)
     one = SpooledInstance(1, "dc1", "web", "shop")
-    spool.greet(one, "t")
+    spool.announce(one, "t")
     spool.settle(one, "t", {}, {("t", WINDOW): outcome(), ("t", WINDOW + WINDOW_MS): Outcome(fingerprint=3)})
     reporter = Reporter(one, spool, codec.encode, said.append)
     reporter.report(FOR_EVER)

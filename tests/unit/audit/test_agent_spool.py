@@ -76,7 +76,7 @@ def test_requests_that_do_not_fit_are_refused_whole_and_fit_once_there_is_room(
     assert bodies(spool) == [b"0", b"1"]
     spool.take([event(4)]).result()
     one = SpooledInstance(1, "c", "s", "v")
-    spool.greet(one, "t")
+    spool.announce(one, "t")
     first, *rest = ids(spool)
     spool.hand_over(Chunk("t", 1, 0, [first, *rest]))
     spool.settle(one, "t", {first: event(0)}, {})
@@ -153,12 +153,12 @@ def test_a_spool_of_the_version_before_goes_on_with_what_waits(
 def test_every_first_hello_gives_the_next_process_another_instance(open_spool: Callable[..., Spool]) -> None:
     spool = open_spool()
     first = spool.next_instance
-    spool.greet(one := SpooledInstance(first, "c", "s", "v"), "t")
+    spool.announce(one := SpooledInstance(first, "c", "s", "v"), "t")
     spool.close()
     spool = open_spool()
     second = spool.next_instance
     assert second != first
-    spool.greet(one, "another topic")
+    spool.announce(one, "another topic")
     spool.close()
     assert open_spool().next_instance == second
 
@@ -167,7 +167,7 @@ def test_an_adopted_spool_keeps_what_waits_and_forgets_who_has_sent(open_spool: 
     spool = open_spool()
     spool.take([event(0)]).result()
     first = spool.next_instance
-    spool.greet(SpooledInstance(first, "c", "s", "v"), "t")
+    spool.announce(SpooledInstance(first, "c", "s", "v"), "t")
     spool.hand_over(Chunk("t", first, 0, ids(spool)))
     spool.adopt()
     spool.close()
@@ -197,7 +197,7 @@ def test_the_oldest_window_that_waits_is_open_from_before_the_event_is_on_the_di
     spool.take([event(0, time=START + WINDOW_MS), event(1, time=START + 5)]).result()
     assert spool.open_from == START
     one = SpooledInstance(1, "c", "s", "v")
-    spool.greet(one, "t")
+    spool.announce(one, "t")
     late, early = ids(spool)
     spool.hand_over(Chunk("t", 1, 0, [late, early]))
     spool.settle(one, "t", {early: event(1, time=START + 5)}, {})
@@ -253,7 +253,7 @@ class Story:
     def __init__(self, spool: Spool, note: Callable[[], None]) -> None:
         self.spool, self.note, self.sequence, self.events = spool, note, 0, 0
         self.one = SpooledInstance(7, "dc1", "web", "shop")
-        spool.greet(self.one, "t")
+        spool.announce(self.one, "t")
         note()
 
     def take(self, count: int) -> None:

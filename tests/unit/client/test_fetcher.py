@@ -26,7 +26,7 @@ LIMITS = FetchLimits(max_bytes=10, partition_max_bytes=5, max_wait_ms=100)
 class ScriptedConnection:
     """Answers each request with the next of some bodies."""
 
-    address, worn = "origin:1", False
+    address, needs_renewal = "origin:1", False
 
     def __init__(self, *answers: bytes) -> None:
         self.answers, self.timeouts = list(answers), list[float]()

@@ -247,7 +247,7 @@ def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> 
 def test_news_of_more_topics_than_a_broker_may_be_asked_about_is_copied_in_parts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(puller, "NEWS_AT_ONCE", 1)
+    monkeypatch.setattr(puller, "MAX_NEWS", 1)
     append, taken = world.target.append_mirrored, list[set[int]]()
 
     def noted(appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:

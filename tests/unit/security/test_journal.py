@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from millrace.repeated_lines import BURST, RepeatedLines
-from millrace_broker.security.journal import MAX_KINDS, REPEAT_S, Asker, Journal
+from millrace_broker.security.journal import MAX_KINDS, REPEAT_S, Journal, Requester
 
-ALICE = Asker("User:alice", "10.0.0.1:5", "outside", "PRODUCE", "web\n\x1b[31m")
+ALICE = Requester("User:alice", "10.0.0.1:5", "outside", "PRODUCE", "web\n\x1b[31m")
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:

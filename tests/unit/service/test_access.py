@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import ConfigError
-from millrace.service.access import AccessList, NotKnown, add_entry
+from millrace.service.access import AccessList, Unauthenticated, add_entry
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_token_is_shown_as_bearer_or_as_the_password_of_its_name(file: Path) -
 )
 def test_what_is_no_token_is_nobody(file: Path, shown: str | None) -> None:
     add_entry(file, "loads", ["read"])
-    with pytest.raises(NotKnown):
+    with pytest.raises(Unauthenticated):
         AccessList(str(file)).name_of(shown)
 
 
@@ -57,9 +57,9 @@ def test_a_token_counts_for_its_own_name_only(file: Path) -> None:
     token = add_entry(file, "loads", ["read"])
     known = AccessList(str(file))
     for name in ("web", "", "LOADS"):
-        with pytest.raises(NotKnown):
+        with pytest.raises(Unauthenticated):
             known.name_of(basic(name, token))
-    with pytest.raises(NotKnown):
+    with pytest.raises(Unauthenticated):
         known.name_of(f"Token {token}")
 
 
@@ -92,7 +92,7 @@ def test_the_file_is_read_again_and_stays_as_it_was_when_it_cannot_be(
     assert known.name_of(f"Bearer {first}") == "one"
     file.write_text(good.partition("[two]")[0])
     assert known.name_of(f"Bearer {first}") == "one"
-    with pytest.raises(NotKnown):
+    with pytest.raises(Unauthenticated):
         known.name_of(f"Bearer {second}")
 
 

@@ -226,7 +226,7 @@ def test_the_states_of_many_producers_are_not_written_with_each_checkpoint(
         flush(log)
     assert written == [FILE_NAME, "checkpoint", *["checkpoint"] * 9]
     assert (tmp_path / "checkpoint").stat().st_size < 1000
-    monkeypatch.setattr(producer_state, "READ_AGAIN_BYTES", 1000)
+    monkeypatch.setattr(producer_state, "MAX_REPLAY_BYTES", 1000)
     written.clear()
     for turn in range(10, 12):
         many(log, COUNT, turn)

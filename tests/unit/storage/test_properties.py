@@ -145,7 +145,7 @@ class LogMachine(RuleBasedStateMachine):
         for module, name, value in [
             (landmarks, "SPAN_BYTES", span),
             (producer_state, "FEW_PRODUCERS", few_producers),
-            (producer_state, "READ_AGAIN_BYTES", read_again),
+            (producer_state, "MAX_REPLAY_BYTES", read_again),
         ]:
             self.patches.enter_context(mock.patch.object(module, name, value))
         self.open()
