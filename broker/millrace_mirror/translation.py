@@ -18,7 +18,7 @@ from millrace.client.group_client import GroupClient
 from millrace.config import OriginConfig
 from millrace.errors import ErrorCode, InvalidRequest, MillraceError, UnknownGroup
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string
+from millrace.wire.fields import ApiMessage, array, boolean, i8, i16, i32, i64, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.cluster import Cluster
 from millrace_mirror.offset_search import Outcome, Translated
@@ -36,7 +36,7 @@ EXPLAINED = {
 _API, _V0 = ApiKey.TRANSLATE_OFFSETS, 0
 
 
-class TranslateOffsetsRequest(Message, request_of=ApiKey.TRANSLATE_OFFSETS):
+class TranslateOffsetsRequest(ApiMessage, request_of=ApiKey.TRANSLATE_OFFSETS):
     """Request to translate `offsets` of a mirrored partition from its origin, or to it."""
 
     to_origin: bool = boolean()
@@ -45,14 +45,14 @@ class TranslateOffsetsRequest(Message, request_of=ApiKey.TRANSLATE_OFFSETS):
     offsets: tuple[int, ...] = array(i64())
 
 
-class TranslateOffsetsResult(Message):
+class TranslateOffsetsResult(ApiMessage):
     """`outcome` is an `Outcome`; `offset` is -1 unless it was translated."""
 
     outcome: int = i8()
     offset: int = i64()
 
 
-class TranslateOffsetsResponse(Message, response_of=ApiKey.TRANSLATE_OFFSETS):
+class TranslateOffsetsResponse(ApiMessage, response_of=ApiKey.TRANSLATE_OFFSETS):
     """A result for each offset, or an error and no results."""
 
     error_code: int = i16()

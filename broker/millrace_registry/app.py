@@ -96,7 +96,7 @@ Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
 Properties: TypeAlias = Annotated[dict[str, str], Depends(requests.properties_in)]
 Guid: TypeAlias = Annotated[UUID, Depends(requests.schema_guid)]
-Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
+VersionNumber: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 SchemasBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schemas)]
 QuestionBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schema)]
@@ -202,7 +202,7 @@ def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str
 
 @_routes.get("/subjects/{subject}/versions/{version}", dependencies=READ)
 def version(
-    store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
+    store: Database, subject: Subject, version: VersionNumber, deleted: bool = False, format: str = ""
 ) -> dict[str, Any]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=deleted)
@@ -215,14 +215,14 @@ async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> 
 
 
 @_routes.get("/subjects/{subject}/versions/{version}/referencedby", dependencies=READ)
-def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
+def referenced_by(store: Database, subject: Subject, version: VersionNumber, page: Page) -> list[int]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=True)
         return rows.referenced_by(subject, stored.version, page=page)
 
 
 @_routes.delete("/subjects/{subject}/versions/{version}", dependencies=ADMIN)
-def delete_version(store: Database, subject: Subject, version: Version, permanent: bool = False) -> int:
+def delete_version(store: Database, subject: Subject, version: VersionNumber, permanent: bool = False) -> int:
     with store.write() as rows:
         return service.delete(rows, subject, version, permanent=permanent)[0]
 

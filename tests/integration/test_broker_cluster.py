@@ -10,7 +10,7 @@ import pytest
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import ErrorCode, MillraceError
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CLIENTS, CONFLUENT, KafkaClient, assert_reads_exactly
@@ -66,7 +66,7 @@ def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroke
     topic = create_topic(brokers, "elsewhere", 2)
     with brokers[0].client() as cluster:
         wanted = tuple(ListOffsetsRequest.Partition(partition_index=p, timestamp=LATEST) for p in (0, 1))
-        request = ListOffsetsRequest(topics=(Topic(name=topic, partitions=wanted),))
+        request = ListOffsetsRequest(topics=(TopicItems(name=topic, partitions=wanted),))
         body = encode(request, ApiKey.LIST_OFFSETS, 5)
         leaders = cluster.topic(topic).partitions
         for broker_id in (1, 2):

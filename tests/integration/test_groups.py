@@ -20,7 +20,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.group_messages import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
@@ -116,7 +116,7 @@ class Asking:
         )
         request = gm.OffsetCommitRequest(
             group_id=group,
-            topics=(Topic(name=topic, partitions=(partition,)),),
+            topics=(TopicItems(name=topic, partitions=(partition,)),),
             member_id=joined.member_id if joined else "",
             generation_id_or_member_epoch=joined.generation_id if joined else -1,
         )
@@ -157,7 +157,7 @@ class Asking:
     def delete_offset(self, group: str) -> ErrorCode:
         """Of partition 0 of topic t."""
         partitions = (gm.OffsetDeleteRequest.Partition(partition_index=0),)
-        topics = (Topic(name="t", partitions=partitions),)
+        topics = (TopicItems(name="t", partitions=partitions),)
         answer = self.ask(ApiKey.OFFSET_DELETE, gm.OffsetDeleteRequest(group_id=group, topics=topics))
         return ErrorCode(answer.error_code or answer.topics[0].partitions[0].error_code)
 
@@ -211,7 +211,7 @@ def test_a_look_up_behind_a_commit_on_one_connection_sees_the_commit(
     with Wire(cluster.brokers[1].address) as wire:
         for offset in range(10):
             partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
-            topic = Topic(name="t", partitions=(partition,))
+            topic = TopicItems(name="t", partitions=(partition,))
             commit = encode(gm.OffsetCommitRequest(group_id=group, topics=(topic,)), ApiKey.OFFSET_COMMIT, 2)
             both = frame(ApiKey.OFFSET_COMMIT, 2, commit) + frame(ApiKey.OFFSET_FETCH, 1, look_up)
             wire.socket.sendall(both)

@@ -14,7 +14,7 @@ from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse, TopicPartitions
 from tests.committed_groups import write_groups
 from tests.compat.brokers import RunningBroker, start_broker
@@ -69,14 +69,14 @@ def list_offsets(wire: Wire, topics: tuple[str, ...], partitions: range) -> List
     """Ask for the latest offsets."""
     Partition = ListOffsetsRequest.Partition
     wanted = tuple(Partition(partition_index=number, timestamp=LATEST) for number in partitions)
-    request = ListOffsetsRequest(topics=tuple(Topic(name=name, partitions=wanted) for name in topics))
+    request = ListOffsetsRequest(topics=tuple(TopicItems(name=name, partitions=wanted) for name in topics))
     answer: ListOffsetsResponse = ask(wire, ApiKey.LIST_OFFSETS, 5, request, ListOffsetsResponse)
     assert [topic.name for topic in answer.topics] == [*topics]
     assert all([p.partition_index for p in topic.partitions] == [*partitions] for topic in answer.topics)
     return answer
 
 
-def codes(topics: tuple[Topic[Any], ...]) -> set[int]:
+def codes(topics: tuple[TopicItems[Any], ...]) -> set[int]:
     """The error codes of all partitions."""
     return {partition.error_code for topic in topics for partition in topic.partitions}
 
@@ -89,7 +89,7 @@ def test_one_group_commits_and_reads_back_offsets_of_every_partition(wire: Wire)
     Partition = gm.OffsetCommitRequest.Partition
     offsets = tuple(Partition(partition_index=n, committed_offset=n) for n in PARTITIONS)
     commit = gm.OffsetCommitRequest(
-        group_id="everything", topics=tuple(Topic(name=name, partitions=offsets) for name in TOPICS)
+        group_id="everything", topics=tuple(TopicItems(name=name, partitions=offsets) for name in TOPICS)
     )
     committed = ask(wire, ApiKey.OFFSET_COMMIT, 7, commit, gm.OffsetCommitResponse)
     assert codes(committed.topics) == OF_EACH

@@ -9,8 +9,8 @@ from enum import IntEnum
 from uuid import UUID
 
 from millrace.wire.fields import (
-    Message,
-    Topic,
+    ApiMessage,
+    TopicItems,
     array,
     boolean,
     by_topic,
@@ -58,8 +58,8 @@ class ConfigOperation(IntEnum):  # the last two are for settings that are lists
     SUBTRACT = 3
 
 
-class DescribeConfigsRequest(Message, request_of=ApiKey.DESCRIBE_CONFIGS):
-    class Resource(Message):
+class DescribeConfigsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_CONFIGS):
+    class Resource(ApiMessage):
         resource_type: int = i8()
         resource_name: str = string()
         configuration_keys: tuple[str, ...] | None = array(string(), null_since=0)  # none: every setting
@@ -69,8 +69,8 @@ class DescribeConfigsRequest(Message, request_of=ApiKey.DESCRIBE_CONFIGS):
     include_documentation: bool = boolean(since=3, default=False)
 
 
-class DescribedConfig(Message):
-    class Synonym(Message):  # a place that may set the value; the first that does so counts
+class DescribedConfig(ApiMessage):
+    class Synonym(ApiMessage):  # a place that may set the value; the first that does so counts
         name: str = string()
         value: str | None = string(null_since=0)
         source: int = i8()
@@ -85,8 +85,8 @@ class DescribedConfig(Message):
     documentation: str | None = string(since=3, null_since=3, default=None)
 
 
-class DescribeConfigsResponse(Message, response_of=ApiKey.DESCRIBE_CONFIGS):
-    class Result(Message):
+class DescribeConfigsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_CONFIGS):
+    class Result(ApiMessage):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
         resource_type: int = i8()
@@ -97,10 +97,10 @@ class DescribeConfigsResponse(Message, response_of=ApiKey.DESCRIBE_CONFIGS):
     results: tuple[Result, ...] = array(Result)
 
 
-class AlterConfigsRequest(Message, request_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
+class AlterConfigsRequest(ApiMessage, request_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
     # IncrementalAlterConfigs keeps all other settings.
-    class Resource(Message):
-        class Config(Message):
+    class Resource(ApiMessage):
+        class Config(ApiMessage):
             name: str = string()
             config_operation: int = i8(api=ApiKey.INCREMENTAL_ALTER_CONFIGS, default=ConfigOperation.SET)
             value: str | None = string(null_since=0)
@@ -113,8 +113,8 @@ class AlterConfigsRequest(Message, request_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCR
     validate_only: bool = boolean(default=False)
 
 
-class AlterConfigsResponse(Message, response_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
-    class Resource(Message):
+class AlterConfigsResponse(ApiMessage, response_of=(ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)):
+    class Resource(ApiMessage):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
         resource_type: int = i8()
@@ -124,9 +124,9 @@ class AlterConfigsResponse(Message, response_of=(ApiKey.ALTER_CONFIGS, ApiKey.IN
     responses: tuple[Resource, ...] = array(Resource)
 
 
-class CreatePartitionsRequest(Message, request_of=ApiKey.CREATE_PARTITIONS):
-    class Topic(Message):
-        class Assignment(Message):  # replicas of a new partition, picked by the client
+class CreatePartitionsRequest(ApiMessage, request_of=ApiKey.CREATE_PARTITIONS):
+    class Topic(ApiMessage):
+        class Assignment(ApiMessage):  # replicas of a new partition, picked by the client
             broker_ids: tuple[int, ...] = array(i32())
 
         name: str = string()
@@ -138,8 +138,8 @@ class CreatePartitionsRequest(Message, request_of=ApiKey.CREATE_PARTITIONS):
     validate_only: bool = boolean(default=False)
 
 
-class CreatePartitionsResponse(Message, response_of=ApiKey.CREATE_PARTITIONS):
-    class Topic(Message):
+class CreatePartitionsResponse(ApiMessage, response_of=ApiKey.CREATE_PARTITIONS):
+    class Topic(ApiMessage):
         name: str = string()
         error_code: int = i16()
         error_message: str | None = string(null_since=0, default=None)
@@ -148,17 +148,17 @@ class CreatePartitionsResponse(Message, response_of=ApiKey.CREATE_PARTITIONS):
     results: tuple[Topic, ...] = array(Topic)
 
 
-class DescribeLogDirsRequest(Message, request_of=ApiKey.DESCRIBE_LOG_DIRS):
-    class Topic(Message):
+class DescribeLogDirsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_LOG_DIRS):
+    class Topic(ApiMessage):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
 
     topics: tuple[Topic, ...] | None = array(Topic, null_since=0)  # None: all
 
 
-class DescribeLogDirsResponse(Message, response_of=ApiKey.DESCRIBE_LOG_DIRS):
-    class Result(Message):  # of one log directory
-        class Partition(Message):
+class DescribeLogDirsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_LOG_DIRS):
+    class Result(ApiMessage):  # of one log directory
+        class Partition(ApiMessage):
             partition_index: int = i32()
             partition_size: int = i64()  # bytes
             offset_lag: int = i64(default=0)
@@ -166,7 +166,7 @@ class DescribeLogDirsResponse(Message, response_of=ApiKey.DESCRIBE_LOG_DIRS):
 
         error_code: int = i16()
         log_dir: str = string()
-        topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+        topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
         total_bytes: int = i64(since=4, default=-1)  # KIP-827, of the volume that the directory is on
         usable_bytes: int = i64(since=4, default=-1)
 
@@ -175,14 +175,14 @@ class DescribeLogDirsResponse(Message, response_of=ApiKey.DESCRIBE_LOG_DIRS):
     results: tuple[Result, ...] = array(Result)
 
 
-class DescribeClusterRequest(Message, request_of=ApiKey.DESCRIBE_CLUSTER):  # KIP-700
+class DescribeClusterRequest(ApiMessage, request_of=ApiKey.DESCRIBE_CLUSTER):  # KIP-700
     include_cluster_authorized_operations: bool = boolean(default=False)
     endpoint_type: int = i8(since=1, default=1)  # KIP-919: 1 brokers, 2 controllers
     include_fenced_brokers: bool = boolean(since=2, default=False)  # KIP-1073
 
 
-class DescribeClusterResponse(Message, response_of=ApiKey.DESCRIBE_CLUSTER):
-    class Broker(Message):
+class DescribeClusterResponse(ApiMessage, response_of=ApiKey.DESCRIBE_CLUSTER):
+    class Broker(ApiMessage):
         broker_id: int = i32()
         host: str = string()
         port: int = i32()
@@ -199,11 +199,11 @@ class DescribeClusterResponse(Message, response_of=ApiKey.DESCRIBE_CLUSTER):
     cluster_authorized_operations: int = i32(default=NO_OPERATIONS)
 
 
-class DescribeTopicPartitionsRequest(Message, request_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):  # KIP-966
-    class Topic(Message):
+class DescribeTopicPartitionsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):  # KIP-966
+    class Topic(ApiMessage):
         name: str = string()
 
-    class Cursor(Message):  # the partition to continue with
+    class Cursor(ApiMessage):  # the partition to continue with
         topic_name: str = string()
         partition_index: int = i32()
 
@@ -212,9 +212,9 @@ class DescribeTopicPartitionsRequest(Message, request_of=ApiKey.DESCRIBE_TOPIC_P
     cursor: Cursor | None = optional(Cursor)
 
 
-class DescribeTopicPartitionsResponse(Message, response_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):
-    class Topic(Message):
-        class Partition(Message):
+class DescribeTopicPartitionsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_TOPIC_PARTITIONS):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             error_code: int = i16()
             partition_index: int = i32()
             leader_id: int = i32()
@@ -232,7 +232,7 @@ class DescribeTopicPartitionsResponse(Message, response_of=ApiKey.DESCRIBE_TOPIC
         partitions: tuple[Partition, ...] = array(Partition, default=())
         topic_authorized_operations: int = i32(default=NO_OPERATIONS)
 
-    class Cursor(Message):
+    class Cursor(ApiMessage):
         topic_name: str = string()
         partition_index: int = i32()
 
@@ -241,9 +241,11 @@ class DescribeTopicPartitionsResponse(Message, response_of=ApiKey.DESCRIBE_TOPIC
     next_cursor: Cursor | None = optional(Cursor)
 
 
-class AlterPartitionReassignmentsRequest(Message, request_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS):  # KIP-455
-    class Topic(Message):
-        class Partition(Message):
+class AlterPartitionReassignmentsRequest(
+    ApiMessage, request_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS
+):  # KIP-455
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition_index: int = i32()
             replicas: tuple[int, ...] | None = array(i32(), null_since=0, default=None)  # None: cancel
 
@@ -255,9 +257,9 @@ class AlterPartitionReassignmentsRequest(Message, request_of=ApiKey.ALTER_PARTIT
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class AlterPartitionReassignmentsResponse(Message, response_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS):
-    class Topic(Message):
-        class Partition(Message):
+class AlterPartitionReassignmentsResponse(ApiMessage, response_of=ApiKey.ALTER_PARTITION_REASSIGNMENTS):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition_index: int = i32()
             error_code: int = i16()
             error_message: str | None = string(null_since=0)
@@ -272,15 +274,15 @@ class AlterPartitionReassignmentsResponse(Message, response_of=ApiKey.ALTER_PART
     responses: tuple[Topic, ...] = array(Topic, default=())
 
 
-class ListPartitionReassignmentsRequest(Message, request_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
+class ListPartitionReassignmentsRequest(ApiMessage, request_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
     timeout: int = i32(default=60_000)
     # None: all
     topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, null_since=0, default=None)
 
 
-class ListPartitionReassignmentsResponse(Message, response_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
-    class Topic(Message):
-        class Partition(Message):
+class ListPartitionReassignmentsResponse(ApiMessage, response_of=ApiKey.LIST_PARTITION_REASSIGNMENTS):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition_index: int = i32()
             replicas: tuple[int, ...] = array(i32())
             adding_replicas: tuple[int, ...] = array(i32())
@@ -295,8 +297,8 @@ class ListPartitionReassignmentsResponse(Message, response_of=ApiKey.LIST_PARTIT
     topics: tuple[Topic, ...] = array(Topic, default=())
 
 
-class ElectLeadersRequest(Message, request_of=ApiKey.ELECT_LEADERS):
-    class Topic(Message):
+class ElectLeadersRequest(ApiMessage, request_of=ApiKey.ELECT_LEADERS):
+    class Topic(ApiMessage):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
 
@@ -305,9 +307,9 @@ class ElectLeadersRequest(Message, request_of=ApiKey.ELECT_LEADERS):
     timeout: int = i32(default=60_000)
 
 
-class ElectLeadersResponse(Message, response_of=ApiKey.ELECT_LEADERS):
-    class Topic(Message):
-        class Partition(Message):
+class ElectLeadersResponse(ApiMessage, response_of=ApiKey.ELECT_LEADERS):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition_id: int = i32()
             error_code: int = i16()
             error_message: str | None = string(null_since=0)

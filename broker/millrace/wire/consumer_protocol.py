@@ -12,7 +12,7 @@ from operator import itemgetter
 from millrace.errors import InvalidRequest
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import Message, array, data, i16, i32, string
+from millrace.wire.fields import ApiMessage, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
 
 STREAMS_PROTOCOL = "millrace-streams"
@@ -25,13 +25,13 @@ MAX_SUBSCRIPTIONS = 10
 that they support."""
 
 
-class _Subscription(Message):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
+class _Subscription(ApiMessage):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
     version: int = i16()
     topics: tuple[str, ...] = array(string())
 
 
-class _Assignment(Message):  # in SyncGroup
-    class Topic(Message):
+class _Assignment(ApiMessage):  # in SyncGroup
+    class Topic(ApiMessage):
         topic: str = string()
         partitions: tuple[int, ...] = array(i32())
 

@@ -1,7 +1,7 @@
 """Declarations of a message's fields, in the order of its bytes: type, versions, default.
 
-    class MetadataResponse(Message, response_of=ApiKey.METADATA):
-        class Topic(Message):
+    class MetadataResponse(ApiMessage, response_of=ApiKey.METADATA):
+        class Topic(ApiMessage):
             error_code: int = i16()
             name: str | None = string(null_since=12)
             topic_id: UUID | None = uuid(since=10, default=None)
@@ -74,9 +74,9 @@ def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
 
 
 def by_topic(partition: Any, **options: Any) -> Any:
-    """A tuple of `Topic`s, each with a tuple of `partition` messages."""
+    """A tuple of `TopicItems`, each with a tuple of `partition` messages."""
     fields = {"name": string(), "partitions": array(partition)}
-    return array(_MessageType("Topic", (Message,), fields), **options)
+    return array(_MessageType("Topic", (ApiMessage,), fields), **options)
 
 
 @dataclass_transform(
@@ -124,23 +124,23 @@ def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
     return cast(Callable[..., Any], scope["__new__"])
 
 
-class Message(metaclass=_MessageType):
+class ApiMessage(metaclass=_MessageType):
     """Base of the messages' classes: immutable, created with the fields as keywords."""
 
 
-class Topic(Message, Generic[P]):
+class TopicItems(ApiMessage, Generic[P]):
     """A topic and the items of a request or a response about its partitions."""
 
     name: str = string()
     partitions: tuple[P, ...] = array(None)
 
 
-def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[Topic[P], ...]:
-    """Group pairs of a topic's name and an item about one of its partitions into `Topic`s."""
+def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[TopicItems[P], ...]:
+    """Group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
     topics: dict[str, list[P]] = {}
     for name, partition in partitions:
         topics.setdefault(name, []).append(partition)
-    return tuple(Topic(name=name, partitions=tuple(partitions)) for name, partitions in topics.items())
+    return tuple(TopicItems(name=name, partitions=tuple(partitions)) for name, partitions in topics.items())
 
 
 def fields_of(message: type) -> dict[str, Field]:

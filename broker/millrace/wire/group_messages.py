@@ -5,18 +5,30 @@ Member metadata and assignments are opaque: clients write and read them, a broke
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, Topic, array, boolean, by_topic, data, i8, i16, i32, i64, string
+from millrace.wire.fields import (
+    ApiMessage,
+    TopicItems,
+    array,
+    boolean,
+    by_topic,
+    data,
+    i8,
+    i16,
+    i32,
+    i64,
+    string,
+)
 from millrace.wire.messages import NO_OPERATIONS, ApiKey, TopicPartitions
 
 
-class FindCoordinatorRequest(Message, request_of=ApiKey.FIND_COORDINATOR):
+class FindCoordinatorRequest(ApiMessage, request_of=ApiKey.FIND_COORDINATOR):
     key: str = string(until=3, default="")
     key_type: int = i8(since=1, default=0)  # a key names a group (0), a transactional id (1), shares (2)
     coordinator_keys: tuple[str, ...] = array(string(), since=4, default=())  # KIP-699
 
 
-class FindCoordinatorResponse(Message, response_of=ApiKey.FIND_COORDINATOR):
-    class Coordinator(Message):
+class FindCoordinatorResponse(ApiMessage, response_of=ApiKey.FIND_COORDINATOR):
+    class Coordinator(ApiMessage):
         key: str = string()
         node_id: int = i32(default=-1)
         host: str = string(default="")
@@ -33,8 +45,8 @@ class FindCoordinatorResponse(Message, response_of=ApiKey.FIND_COORDINATOR):
     coordinators: tuple[Coordinator, ...] = array(Coordinator, since=4, default=())
 
 
-class JoinGroupRequest(Message, request_of=ApiKey.JOIN_GROUP):
-    class Protocol(Message):  # a way of assigning partitions, and the member's data for the group's leader
+class JoinGroupRequest(ApiMessage, request_of=ApiKey.JOIN_GROUP):
+    class Protocol(ApiMessage):  # a way of assigning partitions, and the member's data for the group's leader
         name: str = string()
         metadata: bytes = data()
 
@@ -48,8 +60,8 @@ class JoinGroupRequest(Message, request_of=ApiKey.JOIN_GROUP):
     reason: str | None = string(since=8, null_since=8, default=None)  # KIP-800
 
 
-class JoinGroupResponse(Message, response_of=ApiKey.JOIN_GROUP):
-    class Member(Message):
+class JoinGroupResponse(ApiMessage, response_of=ApiKey.JOIN_GROUP):
+    class Member(ApiMessage):
         member_id: str = string()
         group_instance_id: str | None = string(since=5, null_since=5, default=None)
         metadata: bytes = data(default=b"")
@@ -65,8 +77,8 @@ class JoinGroupResponse(Message, response_of=ApiKey.JOIN_GROUP):
     members: tuple[Member, ...] = array(Member, default=())  # for the leader only
 
 
-class SyncGroupRequest(Message, request_of=ApiKey.SYNC_GROUP):
-    class Assignment(Message):
+class SyncGroupRequest(ApiMessage, request_of=ApiKey.SYNC_GROUP):
+    class Assignment(ApiMessage):
         member_id: str = string()
         assignment: bytes = data()
 
@@ -79,7 +91,7 @@ class SyncGroupRequest(Message, request_of=ApiKey.SYNC_GROUP):
     assignments: tuple[Assignment, ...] = array(Assignment, default=())  # from the leader only
 
 
-class SyncGroupResponse(Message, response_of=ApiKey.SYNC_GROUP):
+class SyncGroupResponse(ApiMessage, response_of=ApiKey.SYNC_GROUP):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     protocol_type: str | None = string(since=5, null_since=5, default=None)
@@ -87,20 +99,20 @@ class SyncGroupResponse(Message, response_of=ApiKey.SYNC_GROUP):
     assignment: bytes = data(default=b"")
 
 
-class HeartbeatRequest(Message, request_of=ApiKey.HEARTBEAT):
+class HeartbeatRequest(ApiMessage, request_of=ApiKey.HEARTBEAT):
     group_id: str = string()
     generation_id: int = i32()
     member_id: str = string()
     group_instance_id: str | None = string(since=3, null_since=3, default=None)
 
 
-class HeartbeatResponse(Message, response_of=ApiKey.HEARTBEAT):
+class HeartbeatResponse(ApiMessage, response_of=ApiKey.HEARTBEAT):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
 
 
-class LeaveGroupRequest(Message, request_of=ApiKey.LEAVE_GROUP):
-    class Member(Message):  # by its id, its instance id or both
+class LeaveGroupRequest(ApiMessage, request_of=ApiKey.LEAVE_GROUP):
+    class Member(ApiMessage):  # by its id, its instance id or both
         member_id: str = string()
         group_instance_id: str | None = string(null_since=3, default=None)
         reason: str | None = string(since=5, null_since=5, default=None)  # KIP-800
@@ -110,8 +122,8 @@ class LeaveGroupRequest(Message, request_of=ApiKey.LEAVE_GROUP):
     members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
-class LeaveGroupResponse(Message, response_of=ApiKey.LEAVE_GROUP):
-    class Member(Message):
+class LeaveGroupResponse(ApiMessage, response_of=ApiKey.LEAVE_GROUP):
+    class Member(ApiMessage):
         member_id: str = string()
         group_instance_id: str | None = string(null_since=3)
         error_code: int = i16()
@@ -121,8 +133,8 @@ class LeaveGroupResponse(Message, response_of=ApiKey.LEAVE_GROUP):
     members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
-class OffsetCommitRequest(Message, request_of=ApiKey.OFFSET_COMMIT):
-    class Partition(Message):
+class OffsetCommitRequest(ApiMessage, request_of=ApiKey.OFFSET_COMMIT):
+    class Partition(ApiMessage):
         partition_index: int = i32()
         committed_offset: int = i64()  # the next to read
         committed_leader_epoch: int = i32(since=6, default=-1)
@@ -133,21 +145,21 @@ class OffsetCommitRequest(Message, request_of=ApiKey.OFFSET_COMMIT):
     member_id: str = string(since=1, default="")
     group_instance_id: str | None = string(since=7, null_since=7, default=None)
     retention_time: int = i64(since=2, until=4, default=-1)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
 
 
-class PartitionOutcome(Message):
+class PartitionOutcome(ApiMessage):
     partition_index: int = i32()
     error_code: int = i16()
 
 
-class OffsetCommitResponse(Message, response_of=ApiKey.OFFSET_COMMIT):
+class OffsetCommitResponse(ApiMessage, response_of=ApiKey.OFFSET_COMMIT):
     throttle_time: int = i32(since=3, default=0)
-    topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome)
+    topics: tuple[TopicItems[PartitionOutcome], ...] = by_topic(PartitionOutcome)
 
 
-class OffsetFetchRequest(Message, request_of=ApiKey.OFFSET_FETCH):
-    class Group(Message):  # KIP-709
+class OffsetFetchRequest(ApiMessage, request_of=ApiKey.OFFSET_FETCH):
+    class Group(ApiMessage):  # KIP-709
         group_id: str = string()
         member_id: str | None = string(since=9, null_since=9, default=None)  # KIP-848
         member_epoch: int = i32(since=9, default=-1)
@@ -160,7 +172,7 @@ class OffsetFetchRequest(Message, request_of=ApiKey.OFFSET_FETCH):
     require_stable: bool = boolean(since=7, default=False)  # KIP-447, of transactions
 
 
-class FetchedOffset(Message):
+class FetchedOffset(ApiMessage):
     partition_index: int = i32()
     committed_offset: int = i64(default=-1)  # -1: none
     committed_leader_epoch: int = i32(since=5, default=-1)
@@ -168,39 +180,39 @@ class FetchedOffset(Message):
     error_code: int = i16(default=0)
 
 
-class OffsetFetchResponse(Message, response_of=ApiKey.OFFSET_FETCH):
-    class Group(Message):
+class OffsetFetchResponse(ApiMessage, response_of=ApiKey.OFFSET_FETCH):
+    class Group(ApiMessage):
         group_id: str = string()
-        topics: tuple[Topic[FetchedOffset], ...] = by_topic(FetchedOffset)
+        topics: tuple[TopicItems[FetchedOffset], ...] = by_topic(FetchedOffset)
         error_code: int = i16(default=0)
 
     throttle_time: int = i32(since=3, default=0)
-    topics: tuple[Topic[FetchedOffset], ...] = by_topic(FetchedOffset, until=7, default=())
+    topics: tuple[TopicItems[FetchedOffset], ...] = by_topic(FetchedOffset, until=7, default=())
     error_code: int = i16(since=2, until=7, default=0)
     groups: tuple[Group, ...] = array(Group, since=8, default=())
 
 
-class OffsetDeleteRequest(Message, request_of=ApiKey.OFFSET_DELETE):
-    class Partition(Message):
+class OffsetDeleteRequest(ApiMessage, request_of=ApiKey.OFFSET_DELETE):
+    class Partition(ApiMessage):
         partition_index: int = i32()
 
     group_id: str = string()
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
 
 
-class OffsetDeleteResponse(Message, response_of=ApiKey.OFFSET_DELETE):
+class OffsetDeleteResponse(ApiMessage, response_of=ApiKey.OFFSET_DELETE):
     error_code: int = i16(default=0)
     throttle_time: int = i32(default=0)
-    topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome, default=())
+    topics: tuple[TopicItems[PartitionOutcome], ...] = by_topic(PartitionOutcome, default=())
 
 
-class DescribeGroupsRequest(Message, request_of=ApiKey.DESCRIBE_GROUPS):
+class DescribeGroupsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_GROUPS):
     groups: tuple[str, ...] = array(string())
     include_authorized_operations: bool = boolean(since=3, default=False)
 
 
-class DescribedGroup(Message):
-    class Member(Message):
+class DescribedGroup(ApiMessage):
+    class Member(ApiMessage):
         member_id: str = string()
         group_instance_id: str | None = string(since=4, null_since=4, default=None)
         client_id: str = string(default="")
@@ -218,35 +230,35 @@ class DescribedGroup(Message):
     authorized_operations: int = i32(since=3, default=NO_OPERATIONS)
 
 
-class DescribeGroupsResponse(Message, response_of=ApiKey.DESCRIBE_GROUPS):
+class DescribeGroupsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_GROUPS):
     throttle_time: int = i32(since=1, default=0)
     groups: tuple[DescribedGroup, ...] = array(DescribedGroup)
 
 
-class ListGroupsRequest(Message, request_of=ApiKey.LIST_GROUPS):
+class ListGroupsRequest(ApiMessage, request_of=ApiKey.LIST_GROUPS):
     states_filter: tuple[str, ...] = array(string(), since=4, default=())  # empty: groups of any state
     types_filter: tuple[str, ...] = array(string(), since=5, default=())  # KIP-848; empty: of any type
 
 
-class ListedGroup(Message):
+class ListedGroup(ApiMessage):
     group_id: str = string()
     protocol_type: str = string()
     group_state: str = string(since=4, default="")
     group_type: str = string(since=5, default="classic")
 
 
-class ListGroupsResponse(Message, response_of=ApiKey.LIST_GROUPS):
+class ListGroupsResponse(ApiMessage, response_of=ApiKey.LIST_GROUPS):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     groups: tuple[ListedGroup, ...] = array(ListedGroup, default=())
 
 
-class DeleteGroupsRequest(Message, request_of=ApiKey.DELETE_GROUPS):
+class DeleteGroupsRequest(ApiMessage, request_of=ApiKey.DELETE_GROUPS):
     groups_names: tuple[str, ...] = array(string())
 
 
-class DeleteGroupsResponse(Message, response_of=ApiKey.DELETE_GROUPS):
-    class Group(Message):
+class DeleteGroupsResponse(ApiMessage, response_of=ApiKey.DELETE_GROUPS):
+    class Group(ApiMessage):
         group_id: str = string()
         error_code: int = i16()
 

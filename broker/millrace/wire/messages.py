@@ -11,7 +11,19 @@ from __future__ import annotations
 from enum import IntEnum
 from uuid import UUID
 
-from millrace.wire.fields import Message, Topic, array, boolean, by_topic, i8, i16, i32, i64, string, uuid
+from millrace.wire.fields import (
+    ApiMessage,
+    TopicItems,
+    array,
+    boolean,
+    by_topic,
+    i8,
+    i16,
+    i32,
+    i64,
+    string,
+    uuid,
+)
 
 NO_OPERATIONS = -(1 << 31)
 """Kafka's value for a set of authorized operations that the request did not ask for."""
@@ -83,15 +95,15 @@ class ApiKey(IntEnum):
     ELECT_UNCLEAN = 10_004
 
 
-class TopicPartitions(Message):
+class TopicPartitions(ApiMessage):
     """A topic and some of its partitions, as a request names them."""
 
     name: str = string()
     partition_indexes: tuple[int, ...] = array(i32())
 
 
-class ApiVersionsResponse(Message, response_of=ApiKey.API_VERSIONS):
-    class ApiVersion(Message):
+class ApiVersionsResponse(ApiMessage, response_of=ApiKey.API_VERSIONS):
+    class ApiVersion(ApiMessage):
         api_key: int = i16()
         min_version: int = i16()
         max_version: int = i16()
@@ -101,8 +113,8 @@ class ApiVersionsResponse(Message, response_of=ApiKey.API_VERSIONS):
     throttle_time: int = i32(since=1, default=0)
 
 
-class MetadataRequest(Message, request_of=ApiKey.METADATA):
-    class Topic(Message):  # by name, or by id from version 10 on
+class MetadataRequest(ApiMessage, request_of=ApiKey.METADATA):
+    class Topic(ApiMessage):  # by name, or by id from version 10 on
         topic_id: UUID | None = uuid(since=10, default=None)
         name: str | None = string(null_since=10, default=None)
 
@@ -112,15 +124,15 @@ class MetadataRequest(Message, request_of=ApiKey.METADATA):
     include_topic_authorized_operations: bool = boolean(since=8, default=False)
 
 
-class MetadataResponse(Message, response_of=ApiKey.METADATA):
-    class Broker(Message):
+class MetadataResponse(ApiMessage, response_of=ApiKey.METADATA):
+    class Broker(ApiMessage):
         node_id: int = i32()
         host: str = string()
         port: int = i32()
         rack: str | None = string(since=1, null_since=1, default=None)
 
-    class Topic(Message):
-        class Partition(Message):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             error_code: int = i16()
             partition_index: int = i32()
             leader_id: int = i32()  # -1: no leader
@@ -145,20 +157,20 @@ class MetadataResponse(Message, response_of=ApiKey.METADATA):
     error_code: int = i16(since=13, default=0)  # KIP-1102: go back to the bootstrap servers
 
 
-class ListOffsetsRequest(Message, request_of=ApiKey.LIST_OFFSETS):
-    class Partition(Message):
+class ListOffsetsRequest(ApiMessage, request_of=ApiKey.LIST_OFFSETS):
+    class Partition(ApiMessage):
         partition_index: int = i32()
         current_leader_epoch: int = i32(since=4, default=-1)
         timestamp: int = i64()  # -1: the latest offset, -2: the earliest; Kafka defines others
 
     replica_id: int = i32(default=-1)
     isolation_level: int = i8(since=2, default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
     timeout: int = i32(since=10, default=0)  # KIP-1075, for records in remote storage
 
 
-class ListOffsetsResponse(Message, response_of=ApiKey.LIST_OFFSETS):
-    class Partition(Message):
+class ListOffsetsResponse(ApiMessage, response_of=ApiKey.LIST_OFFSETS):
+    class Partition(ApiMessage):
         partition_index: int = i32()
         error_code: int = i16()
         timestamp: int = i64(default=-1)
@@ -166,16 +178,16 @@ class ListOffsetsResponse(Message, response_of=ApiKey.LIST_OFFSETS):
         leader_epoch: int = i32(since=4, default=-1)
 
     throttle_time: int = i32(since=2, default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
 
 
-class CreateTopicsRequest(Message, request_of=ApiKey.CREATE_TOPICS):
-    class Topic(Message):
-        class Assignment(Message):  # replicas of a partition, picked by the client
+class CreateTopicsRequest(ApiMessage, request_of=ApiKey.CREATE_TOPICS):
+    class Topic(ApiMessage):
+        class Assignment(ApiMessage):  # replicas of a partition, picked by the client
             partition_index: int = i32()
             broker_ids: tuple[int, ...] = array(i32())
 
-        class Config(Message):
+        class Config(ApiMessage):
             name: str = string()
             value: str | None = string(null_since=0)
 
@@ -190,9 +202,9 @@ class CreateTopicsRequest(Message, request_of=ApiKey.CREATE_TOPICS):
     validate_only: bool = boolean(since=1, default=False)
 
 
-class CreateTopicsResponse(Message, response_of=ApiKey.CREATE_TOPICS):
-    class Topic(Message):
-        class Config(Message):  # KIP-525
+class CreateTopicsResponse(ApiMessage, response_of=ApiKey.CREATE_TOPICS):
+    class Topic(ApiMessage):
+        class Config(ApiMessage):  # KIP-525
             name: str = string()
             value: str | None = string(null_since=5)
             read_only: bool = boolean()
@@ -211,8 +223,8 @@ class CreateTopicsResponse(Message, response_of=ApiKey.CREATE_TOPICS):
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class DeleteTopicsRequest(Message, request_of=ApiKey.DELETE_TOPICS):
-    class Topic(Message):  # KIP-516: by name or by id
+class DeleteTopicsRequest(ApiMessage, request_of=ApiKey.DELETE_TOPICS):
+    class Topic(ApiMessage):  # KIP-516: by name or by id
         name: str | None = string(null_since=6, default=None)
         topic_id: UUID | None = uuid(default=None)
 
@@ -221,8 +233,8 @@ class DeleteTopicsRequest(Message, request_of=ApiKey.DELETE_TOPICS):
     timeout: int = i32()
 
 
-class DeleteTopicsResponse(Message, response_of=ApiKey.DELETE_TOPICS):
-    class Topic(Message):
+class DeleteTopicsResponse(ApiMessage, response_of=ApiKey.DELETE_TOPICS):
+    class Topic(ApiMessage):
         name: str | None = string(null_since=6)
         topic_id: UUID | None = uuid(since=6, default=None)
         error_code: int = i16()
@@ -232,14 +244,14 @@ class DeleteTopicsResponse(Message, response_of=ApiKey.DELETE_TOPICS):
     responses: tuple[Topic, ...] = array(Topic)
 
 
-class InitProducerIdRequest(Message, request_of=ApiKey.INIT_PRODUCER_ID):
+class InitProducerIdRequest(ApiMessage, request_of=ApiKey.INIT_PRODUCER_ID):
     transactional_id: str | None = string(null_since=0, default=None)
     transaction_timeout: int = i32(default=0)
     producer_id: int = i64(since=3, default=-1)  # KIP-360, of transactional producers
     producer_epoch: int = i16(since=3, default=-1)
 
 
-class InitProducerIdResponse(Message, response_of=ApiKey.INIT_PRODUCER_ID):
+class InitProducerIdResponse(ApiMessage, response_of=ApiKey.INIT_PRODUCER_ID):
     throttle_time: int = i32(default=0)
     error_code: int = i16()
     producer_id: int = i64(default=-1)

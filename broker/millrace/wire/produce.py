@@ -162,14 +162,14 @@ class Target(NamedTuple):
     """Bytes of the frame without its batch."""
 
 
-Run: TypeAlias = tuple[list[int], list[memoryview], int]
+ProduceRun: TypeAlias = tuple[list[int], list[memoryview], int]
 """Consecutive requests of one client, each with one batch for the same target: their correlation ids, their
 batches, and the position of the next request. Often a run is one request."""
 
 
 def run_at(
     data: memoryview, position: int, target: Target, max_batch_bytes: int, max_frame_bytes: int
-) -> Run:
+) -> ProduceRun:
     """Return the consecutive produce requests for `target` from `position` on, as one run.
 
     The run ends before a request that is not whole, or whose batch is too large or refused by

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, array, data, i8, i16, i32, i64, string
+from millrace.wire.fields import ApiMessage, array, data, i8, i16, i32, i64, string
 from millrace.wire.messages import ApiKey
 
 
-class SaslHandshakeRequest(Message, request_of=ApiKey.SASL_HANDSHAKE):
+class SaslHandshakeRequest(ApiMessage, request_of=ApiKey.SASL_HANDSHAKE):
     mechanism: str = string()
 
 
-class SaslHandshakeResponse(Message, response_of=ApiKey.SASL_HANDSHAKE):
+class SaslHandshakeResponse(ApiMessage, response_of=ApiKey.SASL_HANDSHAKE):
     error_code: int = i16()
     mechanisms: tuple[str, ...] = array(string())
 
 
-class SaslAuthenticateRequest(Message, request_of=ApiKey.SASL_AUTHENTICATE):
+class SaslAuthenticateRequest(ApiMessage, request_of=ApiKey.SASL_AUTHENTICATE):
     auth_bytes: bytes = data()
 
 
-class SaslAuthenticateResponse(Message, response_of=ApiKey.SASL_AUTHENTICATE):
+class SaslAuthenticateResponse(ApiMessage, response_of=ApiKey.SASL_AUTHENTICATE):
     error_code: int = i16()
     error_message: str | None = string(null_since=0, default=None)
     auth_bytes: bytes = data(default=b"")
     session_lifetime: int = i64(since=1, default=0)  # ms; 0: the login holds as long as the connection
 
 
-class DescribeAclsRequest(Message, request_of=ApiKey.DESCRIBE_ACLS):
+class DescribeAclsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_ACLS):
     resource_type_filter: int = i8()  # 1 here and below: any
     resource_name_filter: str | None = string(null_since=0)
     pattern_type_filter: int = i8()
@@ -36,9 +36,9 @@ class DescribeAclsRequest(Message, request_of=ApiKey.DESCRIBE_ACLS):
     permission_type: int = i8()
 
 
-class DescribeAclsResponse(Message, response_of=ApiKey.DESCRIBE_ACLS):
-    class Resource(Message):
-        class AclDescription(Message):
+class DescribeAclsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_ACLS):
+    class Resource(ApiMessage):
+        class AclDescription(ApiMessage):
             principal: str = string()
             host: str = string()
             operation: int = i8()
@@ -55,8 +55,8 @@ class DescribeAclsResponse(Message, response_of=ApiKey.DESCRIBE_ACLS):
     resources: tuple[Resource, ...] = array(Resource)
 
 
-class CreateAclsRequest(Message, request_of=ApiKey.CREATE_ACLS):
-    class Creation(Message):
+class CreateAclsRequest(ApiMessage, request_of=ApiKey.CREATE_ACLS):
+    class Creation(ApiMessage):
         resource_type: int = i8()
         resource_name: str = string()
         resource_pattern_type: int = i8()
@@ -68,8 +68,8 @@ class CreateAclsRequest(Message, request_of=ApiKey.CREATE_ACLS):
     creations: tuple[Creation, ...] = array(Creation)
 
 
-class CreateAclsResponse(Message, response_of=ApiKey.CREATE_ACLS):
-    class Result(Message):
+class CreateAclsResponse(ApiMessage, response_of=ApiKey.CREATE_ACLS):
+    class Result(ApiMessage):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
 
@@ -77,13 +77,13 @@ class CreateAclsResponse(Message, response_of=ApiKey.CREATE_ACLS):
     results: tuple[Result, ...] = array(Result)
 
 
-class DeleteAclsRequest(Message, request_of=ApiKey.DELETE_ACLS):
+class DeleteAclsRequest(ApiMessage, request_of=ApiKey.DELETE_ACLS):
     filters: tuple[DescribeAclsRequest, ...] = array(DescribeAclsRequest)
 
 
-class DeleteAclsResponse(Message, response_of=ApiKey.DELETE_ACLS):
-    class FilterResult(Message):
-        class Match(Message):
+class DeleteAclsResponse(ApiMessage, response_of=ApiKey.DELETE_ACLS):
+    class FilterResult(ApiMessage):
+        class Match(ApiMessage):
             error_code: int = i16(default=0)
             error_message: str | None = string(null_since=0, default=None)
             resource_type: int = i8()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, i16, i32, string
+from millrace.wire.fields import ApiMessage, i16, i32, string
 from millrace.wire.messages import ApiKey
 
 
-class ElectUncleanRequest(Message, request_of=ApiKey.ELECT_UNCLEAN):
+class ElectUncleanRequest(ApiMessage, request_of=ApiKey.ELECT_UNCLEAN):
     """The partition, the replica that shall lead it, and the operator's reason."""
 
     topic: str = string()
@@ -15,7 +15,7 @@ class ElectUncleanRequest(Message, request_of=ApiKey.ELECT_UNCLEAN):
     reason: str = string()  # from the operator, for the log
 
 
-class ElectUncleanResponse(Message, response_of=ApiKey.ELECT_UNCLEAN):
+class ElectUncleanResponse(ApiMessage, response_of=ApiKey.ELECT_UNCLEAN):
     """The result: no error, or the reason for the refusal."""
 
     error_code: int = i16()

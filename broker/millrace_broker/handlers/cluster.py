@@ -15,7 +15,7 @@ from itertools import islice
 
 from millrace.errors import BrokerNotRegistered, ErrorCode, InvalidRequest, UnsupportedVersion
 from millrace.wire import admin_messages as messages
-from millrace.wire.fields import Message, array, i8, i16, i32, i64, string
+from millrace.wire.fields import ApiMessage, array, i8, i16, i32, i64, string
 from millrace.wire.messages import NO_OPERATIONS, ApiKey
 from millrace.zookeeper.topic_state import TopicState
 from millrace_broker.handlers.metadata import live_brokers, partition_fields
@@ -54,13 +54,13 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
     )
 
 
-class ListConfigResourcesRequest(Message, request_of=ApiKey.LIST_CONFIG_RESOURCES):
+class ListConfigResourcesRequest(ApiMessage, request_of=ApiKey.LIST_CONFIG_RESOURCES):
     # Version 0 is KIP-714's, version 1 is KIP-1142's.
     resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
 
 
-class ListConfigResourcesResponse(Message, response_of=ApiKey.LIST_CONFIG_RESOURCES):
-    class Resource(Message):
+class ListConfigResourcesResponse(ApiMessage, response_of=ApiKey.LIST_CONFIG_RESOURCES):
+    class Resource(ApiMessage):
         resource_name: str = string()
         resource_type: int = i8(since=1, default=_KINDS.CLIENT_METRICS)
 
@@ -168,15 +168,15 @@ _TRANSACTION_STATES = frozenset(
 )
 
 
-class ListTransactionsRequest(Message, request_of=ApiKey.LIST_TRANSACTIONS):  # KIP-664
+class ListTransactionsRequest(ApiMessage, request_of=ApiKey.LIST_TRANSACTIONS):  # KIP-664
     state_filters: tuple[str, ...] = array(string(), default=())
     producer_id_filters: tuple[int, ...] = array(i64(), default=())
     duration_filter: int = i64(since=1, default=-1)
     transactional_id_pattern: str | None = string(since=2, null_since=2, default=None)
 
 
-class ListTransactionsResponse(Message, response_of=ApiKey.LIST_TRANSACTIONS):
-    class TransactionState(Message):
+class ListTransactionsResponse(ApiMessage, response_of=ApiKey.LIST_TRANSACTIONS):
+    class TransactionState(ApiMessage):
         transactional_id: str = string()
         producer_id: int = i64()
         transaction_state: str = string()
@@ -193,11 +193,11 @@ def list_transactions(call: Call[ListTransactionsRequest]) -> ListTransactionsRe
     return ListTransactionsResponse(unknown_state_filters=tuple(unknown))
 
 
-class UnregisterBrokerRequest(Message, request_of=ApiKey.UNREGISTER_BROKER):  # KIP-631
+class UnregisterBrokerRequest(ApiMessage, request_of=ApiKey.UNREGISTER_BROKER):  # KIP-631
     broker_id: int = i32()
 
 
-class UnregisterBrokerResponse(Message, response_of=ApiKey.UNREGISTER_BROKER):
+class UnregisterBrokerResponse(ApiMessage, response_of=ApiKey.UNREGISTER_BROKER):
     throttle_time: int = i32(default=0)
     error_code: int = i16(default=0)
     error_message: str | None = string(null_since=0, default=None)

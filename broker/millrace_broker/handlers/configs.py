@@ -29,7 +29,7 @@ Resource: TypeAlias = messages.AlterConfigsRequest.Resource
 Config: TypeAlias = messages.AlterConfigsRequest.Resource.Config
 R = TypeVar("R", messages.DescribeConfigsRequest.Resource, messages.AlterConfigsRequest.Resource)
 Settings: TypeAlias = Mapping[str, str]
-Change: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
+SettingsChange: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
 """Returns a topic's new settings, from its present ones and the requested changes."""
 
 
@@ -98,7 +98,7 @@ def _settings(
     return topic_settings.describe_broker(broker.config, broker.cluster.brokers.get(number))
 
 
-def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
+def _alter(change: SettingsChange, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
     """Apply `change` to the settings of each topic; each resource is answered for itself."""
     request = call.request
     resources = _by_name(request.resources)
@@ -171,7 +171,7 @@ def _value(config: Config) -> str:
     return config.value
 
 
-def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterConfigsRequest]:
+def _alters(key: ApiKey, versions: range, change: SettingsChange) -> Api[messages.AlterConfigsRequest]:
     declare = in_thread(
         versions,
         messages.AlterConfigsRequest,

@@ -37,7 +37,7 @@ from millrace.errors import (
 )
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
-from millrace.wire.fields import Message, Topic, array, group_by_topic, i16, i32, i64, replace, string
+from millrace.wire.fields import ApiMessage, TopicItems, array, group_by_topic, i16, i32, i64, replace, string
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT
 from millrace_broker.coordination.groups import CommittedOffset
@@ -98,7 +98,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
 
     return ListOffsetsResponse(
         topics=tuple(
-            Topic(name=topic.name, partitions=tuple(look_up(topic.name, p) for p in topic.partitions))
+            TopicItems(name=topic.name, partitions=tuple(look_up(topic.name, p) for p in topic.partitions))
             for topic in call.request.topics
         )
     )
@@ -124,9 +124,9 @@ def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
         raise StorageError(f"cannot look up an offset: {error}") from error
 
 
-class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
+class OffsetForLeaderEpochRequest(ApiMessage, request_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             partition: int = i32()
             current_leader_epoch: int = i32(since=2, default=-1)
             leader_epoch: int = i32()
@@ -138,9 +138,9 @@ class OffsetForLeaderEpochRequest(Message, request_of=ApiKey.OFFSET_FOR_LEADER_E
     topics: tuple[Topic, ...] = array(Topic)
 
 
-class OffsetForLeaderEpochResponse(Message, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
-    class Topic(Message):
-        class Partition(Message):
+class OffsetForLeaderEpochResponse(ApiMessage, response_of=ApiKey.OFFSET_FOR_LEADER_EPOCH):
+    class Topic(ApiMessage):
+        class Partition(ApiMessage):
             error_code: int = i16()
             partition: int = i32()
             leader_epoch: int = i32(since=1, default=-1)
@@ -228,12 +228,12 @@ def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
         call.groups.commit(replace(request, topics=allowed), answer)
 
 
-Group: TypeAlias = messages.OffsetFetchRequest.Group
+OffsetFetchGroup: TypeAlias = messages.OffsetFetchRequest.Group
 
 
-def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
+def _groups(asked: messages.OffsetFetchRequest) -> Sequence[OffsetFetchGroup]:
     """Return the requested groups: a list from v8 on, one group before."""
-    return asked.groups or (Group(group_id=asked.group_id, topics=asked.topics),)
+    return asked.groups or (OffsetFetchGroup(group_id=asked.group_id, topics=asked.topics),)
 
 
 @serves(
@@ -283,7 +283,7 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
     call.groups.offsets(asked, answer)
 
 
-def _wanted(group: Group) -> list[TopicPartition] | None:
+def _wanted(group: OffsetFetchGroup) -> list[TopicPartition] | None:
     """Return the requested partitions, once each; None for all that the group has committed."""
     if group.topics is None:
         return None
@@ -348,15 +348,15 @@ def _refused(partitions: Iterable[TopicPartition], refused: Refused) -> Codes:
 
 
 def _partitions(
-    topics: Sequence[Topic[messages.OffsetCommitRequest.Partition]]
-    | Sequence[Topic[messages.OffsetDeleteRequest.Partition]],
+    topics: Sequence[TopicItems[messages.OffsetCommitRequest.Partition]]
+    | Sequence[TopicItems[messages.OffsetDeleteRequest.Partition]],
 ) -> list[TopicPartition]:
     return [(topic.name, partition.partition_index) for topic in topics for partition in topic.partitions]
 
 
 def _outcomes(
     partitions: Iterable[TopicPartition], codes: Codes
-) -> tuple[Topic[messages.PartitionOutcome], ...]:
+) -> tuple[TopicItems[messages.PartitionOutcome], ...]:
     return group_by_topic(
         (topic, messages.PartitionOutcome(partition_index=number, error_code=codes[topic, number]))
         for topic, number in partitions

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest, SecurityDisabled
-from millrace.wire.fields import Message, array, boolean, f64, i8, i16, i32, string
+from millrace.wire.fields import ApiMessage, array, boolean, f64, i8, i16, i32, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.quotas import Quotas, QuotaStore
 from millrace_broker.handlers.table import Call, in_thread, outcome_of, requester, serves
@@ -31,13 +31,13 @@ def _store(call: Call[M]) -> QuotaStore:
     return call.quotas
 
 
-class QuotaEntity(Message):
+class QuotaEntity(ApiMessage):
     entity_type: str = string()
     entity_name: str | None = string(null_since=0)  # None: the type's default
 
 
-class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Component(Message):
+class DescribeClientQuotasRequest(ApiMessage, request_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Component(ApiMessage):
         entity_type: str = string()
         match_type: int = i8()
         match: str | None = string(null_since=0)
@@ -46,9 +46,9 @@ class DescribeClientQuotasRequest(Message, request_of=ApiKey.DESCRIBE_CLIENT_QUO
     strict: bool = boolean()
 
 
-class DescribeClientQuotasResponse(Message, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Value(Message):
+class DescribeClientQuotasResponse(ApiMessage, response_of=ApiKey.DESCRIBE_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
+        class Value(ApiMessage):
             key: str = string()
             value: float = f64()
 
@@ -100,9 +100,9 @@ def describe_quotas(call: Call[DescribeClientQuotasRequest]) -> DescribeClientQu
     return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, entries=entries)
 
 
-class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
-        class Op(Message):
+class AlterClientQuotasRequest(ApiMessage, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
+        class Op(ApiMessage):
             key: str = string()
             value: float = f64()
             remove: bool = boolean()
@@ -117,8 +117,8 @@ class AlterClientQuotasRequest(Message, request_of=ApiKey.ALTER_CLIENT_QUOTAS):
 _Entry = AlterClientQuotasRequest.Entry
 
 
-class AlterClientQuotasResponse(Message, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
-    class Entry(Message):
+class AlterClientQuotasResponse(ApiMessage, response_of=ApiKey.ALTER_CLIENT_QUOTAS):
+    class Entry(ApiMessage):
         error_code: int = i16()
         error_message: str | None = string(null_since=0)
         entity: tuple[QuotaEntity, ...] = array(QuotaEntity)

@@ -21,7 +21,7 @@ from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.reassignments import elect_preferred, elect_unclean, reassign
 from millrace_broker.security.rights import CLUSTER, Need, Operation
 
-Outcome = tuple[int, ErrorCode, str | None]
+PartitionResult = tuple[int, ErrorCode, str | None]
 """Number, error code and message of a partition."""
 _PREFERRED = 0
 
@@ -168,7 +168,7 @@ def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
 
 def _outcomes(
     name: str, numbers: Sequence[int], change: Callable[[str], dict[int, BrokerError]], what: str
-) -> list[Outcome]:
+) -> list[PartitionResult]:
     """Change the partitions of a topic together; return the outcome of each."""
     code, reason, refused = outcome_of(lambda: change(name), f"{what} {name}")
     if refused is None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeAlias
 
 from millrace.errors import InvalidRequest, PolicyViolation
-from millrace.wire.fields import Message, Topic, array, by_topic, i16, i32, i64, string
+from millrace.wire.fields import ApiMessage, TopicItems, array, by_topic, i16, i32, i64, string
 from millrace.wire.messages import ApiKey, TopicPartitions
 from millrace_broker.handlers.table import Call, outcome_of, serves
 from millrace_broker.partitions.broker import Broker
@@ -21,23 +21,23 @@ from millrace_broker.security.rights import Need, Operation, ResourceType
 _BY_TOPIC = (ResourceType.TOPIC,)
 
 
-class DeleteRecordsRequest(Message, request_of=ApiKey.DELETE_RECORDS):  # KIP-107
-    class Partition(Message):
+class DeleteRecordsRequest(ApiMessage, request_of=ApiKey.DELETE_RECORDS):  # KIP-107
+    class Partition(ApiMessage):
         partition_index: int = i32()
         offset: int = i64()  # the first that is kept; -1: none is
 
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
     timeout: int = i32(default=0)
 
 
-class DeleteRecordsResponse(Message, response_of=ApiKey.DELETE_RECORDS):
-    class Partition(Message):
+class DeleteRecordsResponse(ApiMessage, response_of=ApiKey.DELETE_RECORDS):
+    class Partition(ApiMessage):
         partition_index: int = i32()
         low_watermark: int = i64(default=-1)
         error_code: int = i16(default=0)
 
     throttle_time: int = i32(default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
 
 
 @serves(
@@ -70,19 +70,21 @@ def delete_records(call: Call[DeleteRecordsRequest]) -> DeleteRecordsResponse:
 
     return DeleteRecordsResponse(
         topics=tuple(
-            Topic(name=topic.name, partitions=tuple(outcome(topic.name, one) for one in topic.partitions))
+            TopicItems(
+                name=topic.name, partitions=tuple(outcome(topic.name, one) for one in topic.partitions)
+            )
             for topic in call.request.topics
         )
     )
 
 
-class DescribeProducersRequest(Message, request_of=ApiKey.DESCRIBE_PRODUCERS):  # KIP-664
+class DescribeProducersRequest(ApiMessage, request_of=ApiKey.DESCRIBE_PRODUCERS):  # KIP-664
     topics: tuple[TopicPartitions, ...] = array(TopicPartitions)
 
 
-class DescribeProducersResponse(Message, response_of=ApiKey.DESCRIBE_PRODUCERS):
-    class Partition(Message):
-        class Producer(Message):
+class DescribeProducersResponse(ApiMessage, response_of=ApiKey.DESCRIBE_PRODUCERS):
+    class Partition(ApiMessage):
+        class Producer(ApiMessage):
             producer_id: int = i64()
             producer_epoch: int = i32()
             last_sequence: int = i32(default=-1)
@@ -96,7 +98,7 @@ class DescribeProducersResponse(Message, response_of=ApiKey.DESCRIBE_PRODUCERS):
         active_producers: tuple[Producer, ...] = array(Producer, default=())
 
     throttle_time: int = i32(default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    topics: tuple[TopicItems[Partition], ...] = by_topic(Partition)
 
 
 Producer: TypeAlias = DescribeProducersResponse.Partition.Producer
@@ -138,7 +140,7 @@ def describe_producers(call: Call[DescribeProducersRequest]) -> DescribeProducer
         topics.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return DescribeProducersResponse(
         topics=tuple(
-            Topic(name=name, partitions=tuple(outcome(name, number) for number in numbers))
+            TopicItems(name=name, partitions=tuple(outcome(name, number) for number in numbers))
             for name, numbers in topics.items()
         )
     )

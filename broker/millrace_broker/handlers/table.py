@@ -61,9 +61,11 @@ T = TypeVar("T")
 A = TypeVar("A")
 Needs: TypeAlias = Callable[[M], Iterable[Need]]
 """Returns the rights that a decoded request needs; looks at nothing else."""
-Answer: TypeAlias = tuple[bytes, list[int]]
+EncodedResponse: TypeAlias = tuple[bytes, list[int]]
 """The body of a response, and the errors in it."""
-InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
+InThread: TypeAlias = Callable[
+    [Broker, Callable[[], EncodedResponse], Callable[[Future[EncodedResponse]], None]], None
+]
 """A method of the broker that runs the first function in a thread, then the second on the loop."""
 
 
@@ -197,14 +199,14 @@ class Call(Generic[M]):
         client, used_s = self.received.client, list[float]()
         client.working += 1
 
-        def timed() -> Answer:
+        def timed() -> EncodedResponse:
             began = time.thread_time()
             try:
                 return (b"", []) if client.closed else self._encode(work())
             finally:
                 used_s.append(time.thread_time() - began)
 
-        def done(future: Future[Answer]) -> None:
+        def done(future: Future[EncodedResponse]) -> None:
             client.working -= 1
             if client.closed:
                 return
@@ -220,7 +222,7 @@ class Call(Generic[M]):
     def refuse(self, code: ErrorCode) -> None:
         self._api.refuse(self.received, code)
 
-    def _encode(self, response: object) -> Answer:
+    def _encode(self, response: object) -> EncodedResponse:
         return encode(response, self.received.api_key, self.received.api_version), list(error_codes(response))
 
 

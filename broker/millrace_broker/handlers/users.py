@@ -22,7 +22,7 @@ from millrace.errors import (
     UnacceptableCredential,
     UnsupportedSaslMechanism,
 )
-from millrace.wire.fields import Message, array, data, i8, i16, i32, string
+from millrace.wire.fields import ApiMessage, array, data, i8, i16, i32, string
 from millrace.wire.messages import ApiKey
 from millrace_broker.coordination.users import Users, check_user_name
 from millrace_broker.handlers.table import Call, in_thread, outcome_of, requester, serves
@@ -42,16 +42,16 @@ def _users(call: Call[M]) -> Users:
     return call.users
 
 
-class DescribeUserScramCredentialsRequest(Message, request_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
-    class User(Message):
+class DescribeUserScramCredentialsRequest(ApiMessage, request_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
+    class User(ApiMessage):
         name: str = string()
 
     users: tuple[User, ...] | None = array(User, null_since=0)  # None: all
 
 
-class DescribeUserScramCredentialsResponse(Message, response_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
-    class Result(Message):
-        class CredentialInfo(Message):
+class DescribeUserScramCredentialsResponse(ApiMessage, response_of=ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS):
+    class Result(ApiMessage):
+        class CredentialInfo(ApiMessage):
             mechanism: int = i8()
             iterations: int = i32()
 
@@ -99,12 +99,12 @@ def describe_users(call: Call[DescribeUserScramCredentialsRequest]) -> DescribeU
     return DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, results=tuple(results))
 
 
-class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
-    class Deletion(Message):
+class AlterUserScramCredentialsRequest(ApiMessage, request_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
+    class Deletion(ApiMessage):
         name: str = string()
         mechanism: int = i8()
 
-    class Upsertion(Message):
+    class Upsertion(ApiMessage):
         name: str = string()
         mechanism: int = i8()
         iterations: int = i32()
@@ -115,11 +115,13 @@ class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCR
     upsertions: tuple[Upsertion, ...] = array(Upsertion)
 
 
-Change: TypeAlias = AlterUserScramCredentialsRequest.Deletion | AlterUserScramCredentialsRequest.Upsertion
+CredentialChange: TypeAlias = (
+    AlterUserScramCredentialsRequest.Deletion | AlterUserScramCredentialsRequest.Upsertion
+)
 
 
-class AlterUserScramCredentialsResponse(Message, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
-    class Result(Message):
+class AlterUserScramCredentialsResponse(ApiMessage, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
+    class Result(ApiMessage):
         user: str = string()
         error_code: int = i16()
         error_message: str | None = string(null_since=0, default=None)
@@ -139,7 +141,7 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
     request, journal = call.request, call.received.client.access.journal
     changes: dict[str, list[Callable[[Users], None]]] = {}
     wrong: dict[str, BrokerError] = {}
-    asked: list[Change] = [*request.deletions, *request.upsertions]
+    asked: list[CredentialChange] = [*request.deletions, *request.upsertions]
     times = Counter((one.name, one.mechanism) for one in asked)
     for one in asked:
         of_user = changes.setdefault(one.name, [])
@@ -167,7 +169,7 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
     return AlterUserScramCredentialsResponse(results=tuple(results))
 
 
-def _change(asked: Change) -> Callable[[Users], None]:
+def _change(asked: CredentialChange) -> Callable[[Users], None]:
     """Return the change of the users that is asked for; BrokerError when it is invalid for any of them."""
     name, mechanism = asked.name, _NAMES.get(asked.mechanism)
     if mechanism is None:

@@ -41,7 +41,7 @@ _TOKEN_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, Recursion
 """Errors that an invalid token or key can raise."""
 
 
-class Key(NamedTuple):
+class SigningKey(NamedTuple):
     """A public key of the issuer's."""
 
     key: Any
@@ -54,10 +54,10 @@ class KeySet:
 
     def __init__(self, config: OauthConfig, fetch: Callable[[], bytes] | None = None) -> None:
         self._config, self._fetch = config, fetch or self._fetch_from_issuer
-        self._keys: Mapping[str, Key] = {}
+        self._keys: Mapping[str, SigningKey] = {}
         self._wake, self._stopped = threading.Event(), threading.Event()
 
-    def key(self, key_id: str) -> Key | None:
+    def key(self, key_id: str) -> SigningKey | None:
         """Return the key; None when it is unknown, and then the set is fetched again soon."""
         key = self._keys.get(key_id)
         if key is None:
@@ -111,13 +111,13 @@ class KeySet:
         return data
 
 
-def parse_keys(data: bytes) -> Mapping[str, Key]:
+def parse_keys(data: bytes) -> Mapping[str, SigningKey]:
     """Return the keys of a key set (RFC 7517) that may sign tokens, by id; ValueError for no key set."""
     values = json.loads(data)
     entries = values.get("keys") if isinstance(values, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
         raise ValueError(f"it is no key set of at most {MAX_KEYS} keys")
-    keys: dict[str, Key] = {}
+    keys: dict[str, SigningKey] = {}
     for entry in entries:
         if not isinstance(entry, dict) or entry.get("use", "sig") != "sig" or entry.get("kty") == "oct":
             continue
@@ -129,7 +129,7 @@ def parse_keys(data: bytes) -> Mapping[str, Key]:
         weak = isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS
         public = not hasattr(key, "private_numbers") and not hasattr(key, "private_bytes")
         if isinstance(key_id, str) and public and not weak:
-            keys[key_id] = Key(key, entry.get("alg"))
+            keys[key_id] = SigningKey(key, entry.get("alg"))
     return keys
 
 

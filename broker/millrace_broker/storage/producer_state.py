@@ -102,7 +102,7 @@ class RefusedBatch(NamedTuple):
     principal: str
 
 
-Staged: TypeAlias = dict[int, ProducerState]
+StagedProducers: TypeAlias = dict[int, ProducerState]
 """Changes of one append, kept apart until its bytes are written."""
 
 
@@ -131,7 +131,7 @@ class ProducerStates:
         self._directory = directory
         self._clock = clock
         self._limit = limit
-        self._states: Staged = {}
+        self._states: StagedProducers = {}
         """All producers that are remembered, the longest silent first."""
         self._places = Places[int](limit.of_partition)
         self._refused: dict[int, RefusedBatch] = {}
@@ -152,11 +152,11 @@ class ProducerStates:
         with self._limit.lock:
             return list(self._states.items())
 
-    def _state(self, producer_id: int, staged: Staged) -> ProducerState | None:
+    def _state(self, producer_id: int, staged: StagedProducers) -> ProducerState | None:
         state = staged.get(producer_id) or self._states.get(producer_id)
         return None if state is None or state.seen_at + EXPIRY_S < self._clock() else state
 
-    def find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
+    def find_duplicate(self, header: BatchHeader, staged: StagedProducers) -> SentBatch | None:
         """Return the batch that `header` repeats, or None for a batch that must be appended.
 
         Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for a batch that must be refused. A
@@ -168,7 +168,7 @@ class ProducerStates:
             self._check_refused(header)
             raise
 
-    def _find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
+    def _find_duplicate(self, header: BatchHeader, staged: StagedProducers) -> SentBatch | None:
         sequence = header.base_sequence
         if sequence < 0 or header.producer_epoch < 0:
             raise InvalidRecord(f"producer {header.producer_id} sent a batch without epoch or sequence")
@@ -230,7 +230,7 @@ class ProducerStates:
     def _drop_refused(self, producer_id: int) -> None:
         self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
 
-    def admit(self, header: BatchHeader, principal: str, staged: Staged) -> None:
+    def admit(self, header: BatchHeader, principal: str, staged: StagedProducers) -> None:
         """Give the producer of a batch about to be staged a place, or keep its place; `abandon` undoes it.
 
         Raises TooManyProducers for a new producer while only producers that may still retry could make room.
@@ -275,7 +275,7 @@ class ProducerStates:
             logger.warning("%s: a new producer is refused: %s", self._directory.name, error)
         raise error
 
-    def abandon(self, staged: Staged) -> None:
+    def abandon(self, staged: StagedProducers) -> None:
         """Restore the places as they were: the staged batches are not written."""
         with self._limit.lock:
             for producer_id, state in staged.items():
@@ -286,7 +286,12 @@ class ProducerStates:
                         self._put(producer_id, before.principal, before.seen_at)
 
     def stage(
-        self, header: BatchHeader, base_offset: int, end: int, staged: Staged, principal: Principal = None
+        self,
+        header: BatchHeader,
+        base_offset: int,
+        end: int,
+        staged: StagedProducers,
+        principal: Principal = None,
     ) -> None:
         """Note a batch about to be written; `commit` makes it count."""
         state = self._state(header.producer_id, staged)
@@ -295,7 +300,7 @@ class ProducerStates:
         batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
         staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock(), principal)
 
-    def commit(self, staged: Staged) -> None:
+    def commit(self, staged: StagedProducers) -> None:
         """Make the staged changes of a written append count."""
         if not staged:
             return
@@ -328,7 +333,7 @@ class ProducerStates:
     def replay(self, header: BatchHeader, end: int) -> None:
         """Note a batch found in the log by recovery."""
         if header.producer_id >= 0 and not header.is_control:
-            staged: Staged = {}
+            staged: StagedProducers = {}
             self.stage(header, header.base_offset, end, staged)
             self._restore(header.producer_id, staged[header.producer_id])
 

@@ -17,7 +17,7 @@ from millrace.records.header import OFFSETS, STAGED, STAMP
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.records.runs import stamp
 from millrace_broker.storage import landmarks
-from millrace_broker.storage.producer_state import ProducerStates, Staged
+from millrace_broker.storage.producer_state import ProducerStates, StagedProducers
 from millrace_broker.storage.segment import Segment
 from millrace_broker.storage.state import LogState
 
@@ -43,7 +43,7 @@ class Staging:
         self.buffers: list[Buffer] = []
         self.size = 0
         self.end = state.end
-        self.producers: Staged = {}
+        self.producers: StagedProducers = {}
         self._earlier_producers = producers
         self._epoch = epoch
         self._segment = segment

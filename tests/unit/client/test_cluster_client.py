@@ -18,7 +18,7 @@ from millrace.client.connection import Connection, ConnectionFailed
 from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import decode_request, encode_response
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.messages import (
     ApiKey,
     CreateTopicsRequest,
@@ -121,7 +121,7 @@ def listed(offsets: dict[int, int], error: int = 0) -> bytes:
         ListOffsetsResponse.Partition(partition_index=p, error_code=error, offset=offset)
         for p, offset in offsets.items()
     )
-    topics = (Topic(name="t", partitions=partitions),)
+    topics = (TopicItems(name="t", partitions=partitions),)
     return encode(ListOffsetsResponse(topics=topics), ApiKey.LIST_OFFSETS, 5)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.config import BrokerConfig
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.group_messages import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -155,7 +155,7 @@ def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitReques
         committed_offset=offset,
         committed_metadata=changes.pop("metadata", "m"),
     )
-    topic = Topic(name=changes.pop("topic", "t"), partitions=(partition,))
+    topic = TopicItems(name=changes.pop("topic", "t"), partitions=(partition,))
     return OffsetCommitRequest(group_id=name, topics=(topic,), **changes)
 
 

@@ -23,7 +23,7 @@ from millrace_broker.storage.producer_state import (
     MAX_SEQUENCE,
     ProducerLimit,
     ProducerStates,
-    Staged,
+    StagedProducers,
 )
 from tests.unit.storage.logs import (
     PRINCIPAL,
@@ -332,7 +332,7 @@ def test_a_flush_in_the_middle_of_an_append_does_not_forget_its_producers(
     log = open_log(tmp_path)
     commit = ProducerStates.commit
 
-    def flushed_before(states: ProducerStates, staged: Staged) -> None:
+    def flushed_before(states: ProducerStates, staged: StagedProducers) -> None:
         log.flush()
         log._write_checkpoint(log._flushed, log._files)
         commit(states, staged)
@@ -422,7 +422,7 @@ def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say(tmp_pat
             for sequence in range(5):
                 end = 10**10 + 1000 * number + sequence
                 sent = BatchHeader(0, 100, -1, 2, 0, 0, 0, 0, 0, 10**15 + number, 0, sequence, 1)
-                staged: Staged = {}
+                staged: StagedProducers = {}
                 states.admit(sent, PRINCIPAL, staged)
                 states.stage(sent, end - 70, end, staged, PRINCIPAL)
                 states.commit(staged)

@@ -12,7 +12,7 @@ import pytest
 from millrace.errors import InvalidRequest
 from millrace.wire.admin_messages import DescribeConfigsRequest
 from millrace.wire.codec import decode, decode_request, encode, is_flexible
-from millrace.wire.fields import Topic
+from millrace.wire.fields import TopicItems
 from millrace.wire.group_messages import FindCoordinatorResponse, OffsetCommitRequest, OffsetFetchRequest
 from millrace.wire.messages import (
     ApiKey,
@@ -43,7 +43,7 @@ METADATA = MetadataResponse(
 )
 LIST_OFFSETS = ListOffsetsRequest(
     topics=(
-        Topic(
+        TopicItems(
             name="t",
             partitions=tuple(
                 ListOffsetsRequest.Partition(partition_index=i, timestamp=t)
@@ -54,7 +54,7 @@ LIST_OFFSETS = ListOffsetsRequest(
 )
 LISTED = ListOffsetsResponse(
     topics=(
-        Topic(
+        TopicItems(
             name="t",
             partitions=(
                 ListOffsetsResponse.Partition(partition_index=0, error_code=0, timestamp=7, offset=8),

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from millrace.wire.fields import Message, array, i16, i32, replace, string
+from millrace.wire.fields import ApiMessage, array, i16, i32, replace, string
 
 
-class Part(Message):
+class Part(ApiMessage):
     number: int = i32()
 
 
-class Whole(Message):
+class Whole(ApiMessage):
     error_code: int = i16(default=0)
     name: str | None = string(null_since=2)
     parts: tuple[Part, ...] = array(Part, default=())

@@ -16,7 +16,7 @@ from millrace.records.compression import Codec
 from millrace.records.runs import scan_in_python
 from millrace.wire import produce
 from millrace.wire.framing import parse_header, skip_tagged_fields
-from millrace.wire.produce import MAX_COMMON_BYTES, Run, Target, decode_request, run_at, target_at
+from millrace.wire.produce import MAX_COMMON_BYTES, ProduceRun, Target, decode_request, run_at, target_at
 
 MAX_FRAME_BYTES = 700
 MAX_BATCH_BYTES = 500
@@ -151,7 +151,7 @@ def general(data: memoryview, position: int) -> Single | None:
     return Single(topic, partition, version, asked.acks, correlation_id, bytes(batch), end)
 
 
-def next_run(data: memoryview, position: int) -> tuple[Target, Run] | None:
+def next_run(data: memoryview, position: int) -> tuple[Target, ProduceRun] | None:
     """What the broker serves as a run; None: it reads the request there in the general way."""
     target = target_at(data, position)
     if target is None:
