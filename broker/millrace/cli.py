@@ -58,7 +58,7 @@ class LazyGroup(CommandGroup):
         return command
 
     def summary(self, ctx: click.Context, name: str) -> str:
-        """The first sentence of a command's docstring, read from its source, without importing it."""
+        """Return the first sentence of a command's docstring, read from its source, without importing it."""
         module, _, function = _targets()[name].partition(":")
         spec = importlib.util.find_spec(module)
         assert spec is not None
@@ -70,7 +70,7 @@ class LazyGroup(CommandGroup):
 
 
 def _targets() -> dict[str, str]:
-    """Command name -> `module:function`, from the entry points; COMMANDS has precedence."""
+    """Return command name -> `module:function`, from the entry points; COMMANDS has precedence."""
     from importlib.metadata import entry_points  # imports email, which no command of the broker's needs
 
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
@@ -112,7 +112,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _unusable(error: OSError) -> MillraceError | None:
-    """The error to report for an unusable path or disk; None for any other error, such as a socket's."""
+    """Return the error to report for an unusable path or disk.
+
+    None for any other error, such as a socket's.
+    """
     if error.errno in _FULL:
         place = f"{error.filename}: " if error.filename else ""
         return MillraceError(f"{place}{error.strerror}: make room, then run it again")

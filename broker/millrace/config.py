@@ -519,7 +519,7 @@ def documentation_of(settings: type) -> Mapping[str, str]:
 
 @cache
 def _docstrings() -> Mapping[str, Mapping[str, str]]:
-    """Class -> field -> docstring, from the source: Python keeps no docstrings of fields."""
+    """Return class -> field -> docstring, from the source: Python keeps no docstrings of fields."""
     found: dict[str, dict[str, str]] = {}
     for statement in ast.parse(Path(__file__).read_bytes()).body:
         if isinstance(statement, ast.ClassDef):
@@ -534,7 +534,7 @@ def _docstrings() -> Mapping[str, Mapping[str, str]]:
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
-    """(host, port) of `HOST:PORT`; ConfigError when `text` is not of that form."""
+    """(host, port) of `HOST:PORT`. Raise ConfigError when `text` is not of that form."""
     match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
     if match is None or "/" in match[1] or not _is_name(match[1]) or int(match[2]) > 65535:
         raise ConfigError(f"{what} {text!r} is not HOST:PORT")
@@ -542,7 +542,7 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
 
 
 def _is_name(host: str) -> bool:
-    """False for a name that DNS cannot have: looking it up would raise an error that is no OSError."""
+    """Return False for a name that DNS cannot have: looking it up would raise an error that is no OSError."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -550,12 +550,12 @@ def _is_name(host: str) -> bool:
 
 
 def parse_addresses(text: str, what: str = "bootstrap") -> list[tuple[str, int]]:
-    """Every (host, port) of `HOST:PORT,HOST:PORT`; ConfigError when one is malformed."""
+    """Return every (host, port) of `HOST:PORT,HOST:PORT`. Raise ConfigError when one is malformed."""
     return [parse_address(part, what) for part in text.split(",")]
 
 
 def parse_time(text: str, what: str) -> datetime:
-    """Parse a time in ISO 8601, in UTC if it has no zone; ConfigError when it is no time."""
+    """Parse a time in ISO 8601, in UTC if it has no zone. Raise ConfigError when it is no time."""
     try:
         time = datetime.fromisoformat(text)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
@@ -564,7 +564,7 @@ def parse_time(text: str, what: str) -> datetime:
 
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """The settings in a TOML file, `key=value` overrides (dotted keys) applied on top.
+    """Return the settings in a TOML file, `key=value` overrides (dotted keys) applied on top.
 
     Raises ConfigError, one line with file and key, for an unreadable file, an unknown key or a wrong type.
     """
@@ -575,7 +575,7 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file; ConfigError, one line, when it cannot be read."""
+    """Return the keys of a TOML file; ConfigError, one line, when it cannot be read."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:

@@ -36,7 +36,10 @@ def require(*packages: str) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> MillraceError:
-    """The error with the command that installs the missing package; raises `error` if no extra brings it."""
+    """Return the error with the command that installs the missing package.
+
+    Raises `error` if no extra brings it.
+    """
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
@@ -52,7 +55,7 @@ def _missing(packages: list[str]) -> MillraceError:
 
 
 def how_to_install(*extras: str) -> str:
-    """The pip command that adds extras, from the source of this installation."""
+    """Return the pip command that adds extras, from the source of this installation."""
     requirement = f"{DISTRIBUTION}[{','.join(extras)}]"
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")  # PEP 610
@@ -66,7 +69,7 @@ def how_to_install(*extras: str) -> str:
 
 
 def shipped(name: str) -> Path:
-    """A file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
+    """Return a file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
 
     They are inside an installed package, or beside the source root of a checkout.
     """

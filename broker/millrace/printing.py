@@ -21,7 +21,7 @@ _WIDE = 1000  # columns: wider than any table
 
 
 def json_option(text: str = "Print JSON, for scripts.") -> Callable[[Any], Any]:
-    """The option that every command with a table has; the command's parameter is `as_json`."""
+    """Return the option that every command with a table has; the command's parameter is `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 

@@ -166,7 +166,10 @@ class Child:
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> str:
-        """HOST:PORT of the ready line; MillraceError if the child ends first or takes too long."""
+        """Return HOST:PORT of the ready line.
+
+        Raise MillraceError if the child ends first or takes too long.
+        """
         deadline = time.monotonic() + timeout_s
         while self.address is None:
             if self.exit_code is not None:
@@ -177,7 +180,7 @@ class Child:
         return self.address
 
     def last_words(self) -> str:
-        """The last line that the child printed, or its exit code when it printed nothing."""
+        """Return the last line that the child printed, or its exit code when it printed nothing."""
         self._reader.join(1)
         return (
             self.tail[-1].removeprefix("millrace: ")

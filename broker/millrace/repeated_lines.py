@@ -30,7 +30,10 @@ class RepeatedLines(logging.Filter):
         self._kinds: dict[tuple[str, object], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for a line over the limit; the next logged line of its kind states how many were left out."""
+        """Return False for a line over the limit.
+
+        The next logged line of its kind states how many were left out.
+        """
         if getattr(record, "always", False):
             return True
         now = self._clock()

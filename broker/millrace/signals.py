@@ -73,7 +73,9 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt_is_handled() -> bool:
-    """True while the main thread is in an `except`, `finally` or `__exit__` because of an interrupt."""
+    """Return True while the main thread is in an `except`, `finally` or `__exit__` because of
+    an interrupt.
+    """
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

@@ -68,7 +68,7 @@ def policies_of_environment() -> TopicPolicies:
 
 
 def read_policies(file: str | Path) -> TopicPolicies:
-    """Return the policies in a file; ConfigError if it cannot be read or a name or setting is wrong."""
+    """Return the policies in a file. Raise ConfigError if it cannot be read or a name or setting is wrong."""
     try:
         tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:

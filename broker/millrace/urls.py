@@ -8,7 +8,8 @@ from millrace.errors import ConfigError
 
 
 def without_secret(url: str) -> str:
-    """The URL with `***` for its user, its password and its query; any other text is shown the same way.
+    """Return the URL with `***` for its user, its password and its query; any other text is shown the same
+    way.
 
     Everything before the last `@` is hidden, because a wrongly written password may hold any character.
     """
@@ -19,10 +20,10 @@ def without_secret(url: str) -> str:
 
 
 def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
-    """An HTTP URL without user and password, and these two, or None when it has none.
+    """Return an HTTP URL without user and password, and these two, or None when it has none.
 
-    HTTP clients log the URLs of their requests, so a URL given to them must not hold the password.
-    Raises ConfigError for a text that is no HTTP URL.
+    HTTP clients log the URLs of their requests, so a URL given to them must not hold the password. Raise
+    ConfigError for a text that is no HTTP URL.
     """
     try:
         parts = urlsplit(url)
@@ -43,7 +44,10 @@ def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
 
 
 def with_password(url: str, password: str) -> str:
-    """The URL with a password for the user that it names; ConfigError when it names none, or has one."""
+    """Return the URL with a password for the user that it names.
+
+    Raise ConfigError when it names none, or has one.
+    """
     address, auth = address_and_auth(url)
     if auth is None or not auth[0] or auth[1]:
         raise ConfigError(

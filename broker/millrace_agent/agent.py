@@ -96,7 +96,7 @@ class Agent:
         self._carrying = beside("carrier", lambda: self._carrier.run(self._stop, DRAIN_S))
 
     def serve(self) -> None:
-        """Take events until SIGTERM; MillraceError when a part of it failed."""
+        """Take events until SIGTERM. Raise MillraceError when a part of it failed."""
         self._server.serve_until_stopped()
 
     def __enter__(self) -> Agent:

@@ -70,7 +70,10 @@ def build_app(
     problems: Callable[[], list[str]],
     access: AccessList | None = None,
 ) -> FastAPI:
-    """The application in front of a spool; with `access` it answers only clients with the route's role."""
+    """Return the application in front of a spool.
+
+    With `access` it answers only clients with the route's role.
+    """
     app = FastAPI(
         title="Millrace agent",
         version=__version__,
@@ -112,7 +115,7 @@ def build_app(
 
     @app.get("/v1/topics/{topic}/schema")
     def schema(topic: str, schema_id: int | None = None) -> dict[str, Any]:
-        """The schema of a request in Avro, and the id to send it with."""
+        """Return the schema of a request in Avro, and the id to send it with."""
         number, batch = intake.batch_schema(topic, schema_id)
         return {"schema_id": number, "schema": batch}
 

@@ -243,7 +243,9 @@ class Carrier:
         return sum(1 + outcome.range_count for outcome in unreported.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
-        """The time before which no event will follow: no event that waits or is being taken is older."""
+        """Return the time before which no event will follow: no event that waits or is being
+        taken is older.
+        """
         clock = min(self._spool.arrived_by, self._caught_up())
         return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
 
@@ -254,7 +256,10 @@ class Carrier:
         self._open = still_open(self._open, self._mine.closed_through)
 
     def _take_over(self) -> None:
-        """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
+        """Announce the waiting events and end earlier instances.
+
+        Raise SpoolCopied when another agent was first.
+        """
         # Announce first: otherwise the windows of waiting events would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:
@@ -397,7 +402,9 @@ class Carrier:
 
     @staticmethod
     def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
-        """The next try: at once for an event that was refused with others, for these may be the cause."""
+        """Return the next try: at once for an event that was refused with others, for these may
+        be the cause.
+        """
         first, longest = RETRY_S
         wait_s = 0.0
         if is_alone:
@@ -406,7 +413,7 @@ class Carrier:
 
 
 def _message(event: Event, who: bytes, sequence: int) -> bytes:
-    """The message of an event; `who` are the bytes that every header of the instance has in common."""
+    """Return the message of an event; `who` are the bytes that every header of the instance has in common."""
     out = bytearray(b"\0")
     out += event.schema_id.to_bytes(4, "big")
     write_varint(out, event.time)
@@ -423,7 +430,7 @@ class BrokersTopics:
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=TOPICS_WAIT_S)
 
     def check(self, topic: str) -> None:
-        """Raise Unknown when the topic does not exist, Unavailable when no broker answers."""
+        """Raise Unknown when the topic does not exist. Raise Unavailable when no broker answers."""
         try:
             self._publisher.check_topics(topic)
         except UnknownTopic as error:

@@ -61,7 +61,7 @@ class Claim:
             self._own.add(message)
 
     def check(self) -> None:
-        """Read the topic's new messages. Raises SpoolCopied if another agent's message comes first."""
+        """Read the topic's new messages. Raise SpoolCopied if another agent's message comes first."""
         if not self._awaited:
             return
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:

@@ -62,7 +62,7 @@ class Follower:
         self.files = [FollowedFile(path.absolute(), topic) for path, topic in files.items()]
 
     def caught_up(self) -> float:
-        """Seconds since the epoch: every line written before that time is taken."""
+        """Return seconds since the epoch: every line written before that time is taken."""
         return min((time.time(), *(one.caught_up_at for one in self.files)))
 
     @property
@@ -120,7 +120,9 @@ class Follower:
 
     @staticmethod
     def _is_left(one: FollowedFile) -> bool:
-        """True once the file has not grown for ROTATED_S after it was renamed, by its time of change, too."""
+        """Return True once the file has not grown for ROTATED_S after it was renamed, by its time of change,
+        too.
+        """
         assert one.file is not None
         if one.rotated_at is None:
             one.rotated_at = time.monotonic()
@@ -162,7 +164,7 @@ class Follower:
 
     @staticmethod
     def _position(one: FollowedFile, taken: bytes) -> FilePosition:
-        """The file's position once these bytes are taken, too."""
+        """Return the file's position once these bytes are taken, too."""
         assert one.file is not None
         status = os.fstat(one.file.fileno())
         offset, tail = one.offset + len(taken), (one.tail + taken)[-TAIL_BYTES:]

@@ -64,7 +64,7 @@ class Topics(Protocol):
     """The topics of the brokers."""
 
     def check(self, topic: str) -> None:
-        """Raise Unknown when the topic does not exist, Unavailable when no broker answers."""
+        """Raise Unknown when the topic does not exist. Raise Unavailable when no broker answers."""
 
 
 class Notes(Protocol):
@@ -109,12 +109,13 @@ class Intake:
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
 
     def from_json(self, topic: str, body: bytes) -> list[Event]:
-        """The events of a request; Refused names the first wrong event, and none is taken then."""
+        """Return the events of a request; Refused names the first wrong event, and none is taken then."""
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
     def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
-        """A function that reads a file's line to a list of its event; it raises Refused for a wrong line.
+        """Return a function that reads a file's line to a list of its event; it raises Refused for a wrong
+        line.
 
         MillraceError here unless events of the topic can be encoded.
         """
@@ -122,7 +123,9 @@ class Intake:
         return lambda line: self._events(topic, schema, [_parse_json(line)])
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
-        """The same for a request in Avro, whose events are written with the registry's schema of that id."""
+        """Return the same for a request in Avro, whose events are written with the registry's schema of that
+        id.
+        """
         schema = self._by_id(topic, schema_id)
         if schema.avro_problem is not None:
             raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
@@ -141,7 +144,7 @@ class Intake:
         return self._events(topic, schema, given)
 
     def batch_schema(self, topic: str, schema_id: int | None = None) -> tuple[int, Any]:
-        """An event schema's id, by default the latest one's, and the schema of a request in Avro."""
+        """Return an event schema's id, by default the latest one's, and the schema of a request in Avro."""
         schema = self._latest(topic) if schema_id is None else self._by_id(topic, schema_id)
         return schema.schema_id, _batch_of(schema.body)
 
@@ -248,7 +251,7 @@ def _made(schema_id: int, schema: Any) -> _Schema:
 
 
 def _batch_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a request in Avro: an array of events."""
+    """Return the schema of a request in Avro: an array of events."""
     fields = [
         {"name": "time", "type": "long"},
         {"name": "key", "type": ["null", "bytes"]},
@@ -264,7 +267,10 @@ def _check_number(events: int) -> None:
 
 
 def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
-    """The events of an Avro array, by blocks; none of too many is read, since events may take a few bytes."""
+    """Return the events of an Avro array, by blocks.
+
+    None of too many is read, since events may take a few bytes.
+    """
     given: list[Any] = []
     while True:
         count, at = read_varint(body, source.tell())
@@ -320,7 +326,10 @@ def _parse_json(body: bytes) -> Any:
 
 
 def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
-    """Reason why a few bytes of Avro could keep a reader busy for ever, or end it; None if they cannot."""
+    """Return reason why a few bytes of Avro could keep a reader busy for ever, or end it.
+
+    None if they cannot.
+    """
     if isinstance(schema, list):
         return next(filter(None, (_unreadable(branch, above) for branch in schema)), None)
     if isinstance(schema, str):
@@ -341,7 +350,7 @@ def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
 
 
 def _is_empty(schema: Any) -> bool:
-    """True if a value of the schema may take no byte; always True for a named type."""
+    """Return True if a value of the schema may take no byte; always True for a named type."""
     if isinstance(schema, list):
         return False
     if isinstance(schema, str):
@@ -355,5 +364,5 @@ def _is_empty(schema: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """The error's text, cut and escaped: it may quote a long event, or half of a surrogate pair."""
+    """Return the error's text, cut and escaped: it may quote a long event, or half of a surrogate pair."""
     return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

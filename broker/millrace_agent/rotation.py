@@ -21,7 +21,10 @@ _DATE_DIGITS = 6
 
 
 def is_replaced(path: Path, file: io.FileIO) -> bool:
-    """True when the path names another file than the open one; False while it names none: it is rotated."""
+    """Return True when the path names another file than the open one.
+
+    False while it names none: it is rotated.
+    """
     try:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -75,7 +78,7 @@ def _later(path: Path, file: io.FileIO | None) -> list[tuple[Path, os.stat_resul
 
 
 def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
-    """The rotated files beside a log, oldest first; then the log itself."""
+    """Return the rotated files beside a log, oldest first; then the log itself."""
     rotated = []
     for other in path.parent.glob("*"):
         if other.name.startswith(path.name) and _SUFFIX.fullmatch(other.name, len(path.name)):

@@ -361,7 +361,10 @@ class Spool:
     # Sending events.
 
     def take_news(self) -> set[str]:
-        """The topics with events that came since the last call; at the first call, all topics with events."""
+        """Return the topics with events that came since the last call.
+
+        At the first call, all topics with events.
+        """
         with self._lock:
             news, self._news = self._news, set()
         return news
@@ -369,7 +372,10 @@ class Spool:
     def waiting(
         self, topic: str, *, behind: int = 0, ids: Sequence[int] = (), most: int, most_bytes: int
     ) -> list[tuple[int, Event]]:
-        """The topic's next events behind an id, or those with the ids; at least one event if there is any."""
+        """Return the topic's next events behind an id, or those with the ids.
+
+        At least one event if there is any.
+        """
         columns = EVENTS.c
         query = sa.select(*columns).where(columns.topic == topic).order_by(columns.id).limit(most)
         query = query.where(columns.id.in_(ids[:most]) if ids else columns.id > behind)
@@ -484,7 +490,7 @@ class Spool:
     # After a start.
 
     def left_instances(self) -> list[SpooledInstance]:
-        """The instances of earlier processes that have not ended."""
+        """Return the instances of earlier processes that have not ended."""
         with self._engine.connect() as connection:
             found = {
                 row.instance: SpooledInstance(**row._mapping)
@@ -499,7 +505,7 @@ class Spool:
         return list(found.values())
 
     def left_chunks(self) -> list[Chunk]:
-        """Chunks of earlier processes: their events are in the log, or not, or may still arrive."""
+        """Return chunks of earlier processes: their events are in the log, or not, or may still arrive."""
         with self._engine.connect() as connection:
             return [
                 Chunk(row.topic, row.instance, row.first_sequence, [n for n, _ in _pairs(row.ids)])
@@ -522,7 +528,7 @@ class Spool:
         self._change(lambda connection: connection.execute(insert, {"topic": topic})).result()
 
     def schemas(self) -> dict[str, tuple[int, Any]]:
-        """Schema id and schema by the name that was given to `note_schema`."""
+        """Return schema id and schema by the name that was given to `note_schema`."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(SCHEMAS)).all()
         return {row.name: (row.schema_id, json.loads(row.schema)) for row in rows}
@@ -534,7 +540,7 @@ class Spool:
 
 
 def _hold(folder: Path) -> Any:
-    """A lock on the folder until the file is closed or the process ends."""
+    """Return a lock on the folder until the file is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # other users' events lie here

@@ -39,12 +39,12 @@ _WORST_FIRST = tuple(Verdict)
 
 
 def overall(verdicts: Iterable[str]) -> Verdict:
-    """The worst of several verdicts; `complete` for none."""
+    """Return the worst of several verdicts; `complete` for none."""
     return min(map(Verdict, verdicts), key=_WORST_FIRST.index, default=Verdict.COMPLETE)
 
 
 def iso(time_ms: int) -> str:
-    """The time in ISO 8601, UTC; `for ever` or `nothing` for a time that this form cannot write."""
+    """Return the time in ISO 8601, UTC; `for ever` or `nothing` for a time that this form cannot write."""
     if not _FIRST_MS <= time_ms <= LAST_MS:
         return "for ever" if time_ms > 0 else "nothing"
     return _text(utc(time_ms))
@@ -163,7 +163,7 @@ class Changes:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Changes:
-        """Read the output of `to_json`; KeyError, TypeError or ValueError when it is something else."""
+        """Read the output of `to_json`. Raise KeyError, TypeError or ValueError when it is something else."""
         hours = [datetime.fromisoformat(hour) for hour in answer["hours"]]
         return cls(str(answer["cursor"]), hours, bool(answer["more"]))
 
@@ -209,7 +209,7 @@ class Completeness:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
-        """Read the output of `to_json`; KeyError, TypeError or ValueError when it is something else."""
+        """Read the output of `to_json`. Raise KeyError, TypeError or ValueError when it is something else."""
         topic, newest, hours = answer["topic"], answer.get("newest_load"), answer.get("hours")
         return cls(
             topic=topic,
@@ -300,7 +300,7 @@ def to_json(value: Any) -> Any:
 
 
 def by_hour(windows: Iterable[Window]) -> list[Window]:
-    """The windows of each hour as one: counts added, the worst verdict, the highest revision."""
+    """Return the windows of each hour as one: counts added, the worst verdict, the highest revision."""
     hours: dict[datetime, list[Window]] = {}
     for window in windows:
         hours.setdefault(window.start.replace(minute=0), []).append(window)
@@ -330,7 +330,9 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:
-    """The tiers in the windows: clusters by name, then the tiers behind them in the order of DOWNSTREAM."""
+    """Return the tiers in the windows: clusters by name, then the tiers behind them in the order of
+    DOWNSTREAM.
+    """
     names = {tier for window in windows for tier in window.tiers}
     behind = (*DOWNSTREAM, TABLE)
     return [*sorted(names.difference(behind)), *(tier for tier in behind if tier in names)]

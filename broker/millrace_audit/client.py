@@ -33,7 +33,8 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
 
 
 def changes(url: str, topic: str, since: str | None) -> Changes:
-    """Hours of a topic whose final verdict changed since the cursor of an earlier answer; None for all.
+    """Return hours of a topic whose final verdict changed since the cursor of an earlier answer; None for
+    all.
 
     A cursor of another database (the auditor's was lost and filled again) counts as None.
     """
@@ -55,14 +56,14 @@ def _read(read: Callable[[Any], T], answer: Any, url: str) -> T:
 
 
 def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
-    """The windows that are not complete, of one topic or of all, the worst first."""
+    """Return the windows that are not complete, of one topic or of all, the worst first."""
     params = {"limit": limit} | ({} if topic is None else {"topic": topic})
     found = _ask("GET", f"{url.rstrip('/')}/v1/bad", params=params)
     return [Bad(one["topic"], window_from_json(one["window"])) for one in found]
 
 
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Decisions of operators on a topic, and changes of the final verdicts of [start, end)."""
+    """Return decisions of operators on a topic, and changes of the final verdicts of [start, end)."""
     query = {"from": _iso(start), "to": _iso(end)}
     found: list[dict[str, Any]] = _ask("GET", f"{_topic(url, topic)}/history", params=query)
     return found
@@ -117,7 +118,7 @@ def replace_loads(url: str, topic: str, reason: str) -> list[int]:
 
 
 def _me() -> str:
-    """USER@HOST of the operator for the auditor's history; the auditor does not check it."""
+    """Return USER@HOST of the operator for the auditor's history; the auditor does not check it."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):

@@ -122,7 +122,7 @@ class Outcomes:
         return min(starts, default=FOR_EVER)
 
     def take_news(self) -> Unreported:
-        """The outcomes that became certain since the last call."""
+        """Return the outcomes that became certain since the last call."""
         news, self._news = self._news, defaultdict(Outcome)
         self.open.update(news)
         return {key: outcome for key, outcome in news.items() if outcome.is_news}

@@ -190,7 +190,7 @@ class AuditedProducer:
     `config` goes to librdkafka; without security settings in `config`, the process's client file applies.
     `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
     `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`;
-    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a
+    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raise MillraceError with a
     one-line text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 
@@ -353,7 +353,10 @@ class AuditedProducer:
             )
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
-        """Wait a little for room in the queue, full since `full_since`; NotSent when the time is over."""
+        """Wait a little for room in the queue, full since `full_since`.
+
+        Raise NotSent when the time is over.
+        """
         now = time.monotonic()
         if now > min(give_up_at, full_since + self._timeout_s):
             raise NotSent(
@@ -371,7 +374,7 @@ class AuditedProducer:
     def flush(self) -> None:
         """Wait until every event has its outcome, and report it.
 
-        Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raises
+        Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
         MillraceError when the report cannot be sent (it is sent again before the next one).
         """
         self._home.check()
@@ -529,7 +532,8 @@ class AuditedProducer:
             self._resolve()
 
     def _clock_promise(self, promised: int) -> int:
-        """The start of the window that the clock leaves open, or `promised` if that is later. Under the lock.
+        """Return the start of the window that the clock leaves open, or `promised` if that is later. Under
+        the lock.
 
         Only whole windows are closed. A time within a window would be taken back by the window's next event,
         because while that is pending the window is open from its start.
@@ -539,7 +543,10 @@ class AuditedProducer:
         return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
-        """Send older reports that failed, then the new outcomes. MillraceError when a report fails again."""
+        """Send older reports that failed, then the new outcomes.
+
+        Raise MillraceError when a report fails again.
+        """
         with self._report_lock:
             with self._lock:
                 self._resolve()
@@ -563,7 +570,10 @@ class AuditedProducer:
 
 
 def _check_time(topic: str, time_ms: int) -> int:
-    """Return the latest allowed event time. MillraceError for a later, too early or invalid `time_ms`."""
+    """Return the latest allowed event time.
+
+    Raise MillraceError for a later, too early or invalid `time_ms`.
+    """
     most_ms = now_ms() + MOST_AHEAD_MS
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
         raise MillraceError(
@@ -574,7 +584,10 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return librdkafka's settings, the caller's and ours. ConfigError if they would break the audit."""
+    """Return librdkafka's settings, the caller's and ours.
+
+    Raise ConfigError if they would break the audit.
+    """
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:

@@ -32,7 +32,10 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
 
 
 def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
-    """The counts of each hour or window; columns that are usually 0 appear only when one count is not."""
+    """Return the counts of each hour or window.
+
+    Columns that are usually 0 appear only when one count is not.
+    """
     rows = answer.windows if by_window else by_hour(answer.windows)
     figures = {
         "acknowledged": [row.acknowledged for row in rows],
@@ -63,7 +66,7 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
 
 
 def narrow_table(title: str) -> Table:
-    """A table without lines: the counts of two datacenters fit into a terminal of 80 columns."""
+    """Return a table without lines: the counts of two datacenters fit into a terminal of 80 columns."""
     return Table(title=text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -81,7 +84,7 @@ def _watermark(answer: Completeness) -> str:
 
 
 def print_bad(windows: Sequence[Bad], limit: int) -> None:
-    """One line for each window that is not complete, then what to do about each kind of cause."""
+    """Return one line for each window that is not complete, then what to do about each kind of cause."""
     for one in windows:
         window = one.window
         causes = [*_findings([window]), *window.reasons]
@@ -95,7 +98,7 @@ def print_bad(windows: Sequence[Bad], limit: int) -> None:
 
 
 def styled(verdict: str) -> tuple[str, str]:
-    """The verdict with its style, a part of a text."""
+    """Return the verdict with its style, a part of a text."""
     return verdict, STYLES.get(verdict, "")
 
 

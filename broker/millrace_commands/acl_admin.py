@@ -34,7 +34,7 @@ def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
 
 
 def add(client: ClusterClient, added: Sequence[Rule]) -> None:
-    """Add rules, also those that exist already; BrokerError when one is refused."""
+    """Add rules, also those that exist already. Raise BrokerError when one is refused."""
     creations = tuple(
         messages.CreateAclsRequest.Creation(
             resource_type=rule.type,
@@ -54,7 +54,7 @@ def add(client: ClusterClient, added: Sequence[Rule]) -> None:
 
 
 def remove(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
-    """Delete the rules that the filter takes, and return them; BrokerError when that is refused."""
+    """Delete the rules that the filter takes, and return them. Raise BrokerError when that is refused."""
     request = messages.DeleteAclsRequest(filters=(_filter(wanted),))
     answer = client.call(None, ApiKey.DELETE_ACLS, _VERSION, request, messages.DeleteAclsResponse)
     (result,) = answer.filter_results

@@ -160,7 +160,10 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
 
 
 def _certificates(config: BrokerConfig) -> ServerCertificates | None:
-    """Return the certificates, if a listener or the metrics use TLS; ConfigError when they cannot be used."""
+    """Return the certificates, if a listener or the metrics use TLS.
+
+    Raise ConfigError when they cannot be used.
+    """
     modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
     if config.metrics_tls:
         modes.append("none")

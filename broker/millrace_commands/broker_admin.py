@@ -32,7 +32,7 @@ def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[in
 
 
 def move_replicas(client: ClusterClient, plan: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-    """Move partitions to these replicas; BrokerError for the first that is refused."""
+    """Move partitions to these replicas. Raise BrokerError for the first that is refused."""
     Topic = messages.AlterPartitionReassignmentsRequest.Topic
     for name in dict.fromkeys(topic for topic, _ in plan):
         partitions = tuple(

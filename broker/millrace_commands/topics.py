@@ -245,7 +245,7 @@ def delete(topic: str, bootstrap: str) -> None:
 
 @contextmanager
 def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
-    """Turn the protocol's error for an unknown topic into advice."""
+    """Yield turn the protocol's error for an unknown topic into advice."""
     try:
         yield
     except UnknownTopicOrPartition:
@@ -256,7 +256,10 @@ def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
 
 
 def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> list[int]:
-    """Return the topic's partitions, or only the requested one; MillraceError when it does not exist."""
+    """Return the topic's partitions, or only the requested one.
+
+    Raise MillraceError when it does not exist.
+    """
     partitions = list(client.topic(topic).partitions)
     if only is None:
         return partitions

@@ -107,14 +107,14 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 
 @contextmanager
 def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
-    """Open the users of an existing cluster; MillraceError without one."""
+    """Open the users of an existing cluster. Raise MillraceError without one."""
     with session_of(zookeeper, cluster) as session:
         yield Users(session, cluster)
 
 
 @contextmanager
 def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
-    """Open a session with the ensemble of an existing cluster; MillraceError without one."""
+    """Open a session with the ensemble of an existing cluster. Raise MillraceError without one."""
     check_cluster_name(cluster)
     session = Session.connect(zookeeper)
     try:

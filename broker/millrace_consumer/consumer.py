@@ -100,8 +100,8 @@ class Consumer:
     def create_message_streams(self, topics: Mapping[str, int]) -> dict[str, list[MessageStream]]:
         """Return the requested number of iterators for each topic. They divide this consumer's partitions.
 
-        May be called once per consumer. A topic need not exist yet. MillraceError when the group uses Kafka's
-        classic protocol.
+        May be called once per consumer. A topic need not exist yet. Raise MillraceError when the group uses
+        Kafka's classic protocol.
         """
         if self._rebalancer is not None or self._closed:
             raise MillraceError("this consumer is closed or has its streams already: create another consumer")

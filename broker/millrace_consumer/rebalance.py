@@ -69,7 +69,7 @@ class Rebalancer(Rounds):
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
 
     def register(self) -> None:
-        """Join the group; MillraceError when it is refused."""
+        """Join the group. Raise MillraceError when it is refused."""
         self._registration.register()
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class Rebalancer(Rounds):
         super().start()
 
     def close(self) -> None:
-        """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be reached."""
+        """Commit, release and leave. Blocks. Raise MillraceError when ZooKeeper cannot be reached."""
         self.stop()
         try:
             self.join(OPERATION_SECONDS)
@@ -162,7 +162,10 @@ class Rebalancer(Rounds):
     # Algorithm 1, for one topic
 
     def _rebalance(self, topic: str, fence: Fence) -> bool:
-        """Own our share of the topic and no more; False when another consumer still owns some of it."""
+        """Return own our share of the topic and no more.
+
+        False when another consumer still owns some of it.
+        """
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.
         self._release([owned for name, owned in self.owned.items() if name[0] == topic], fence)

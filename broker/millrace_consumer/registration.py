@@ -58,7 +58,7 @@ class Registration:
     def register(self) -> Fence:
         """Return the fence of this consumer's registration; register first if need be.
 
-        Blocks. Raises BrokerError.
+        Blocks. Raise BrokerError.
         """
         if self.fence is None:
             # Kept after a try whose answer was lost: else the first id might stay registered, and read

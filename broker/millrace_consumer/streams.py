@@ -102,7 +102,7 @@ class _InHand(NamedTuple):
 class MessageStream(Iterator[Message]):
     """Messages of the partitions that this stream owns at the moment; it blocks while there are none.
 
-    Ends only when the consumer is closed. In order within a partition. CorruptMessage when a batch is
+    Ends only when the consumer is closed. In order within a partition. Raise CorruptMessage when a batch is
     damaged: its partition stands still until `Consumer.seek` puts it after the batch, others go on. Meant for
     one thread at a time.
     """

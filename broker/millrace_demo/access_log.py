@@ -45,7 +45,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """The part that a text such as `1/2` names; MillraceError for any other text."""
+        """Return the part that a text such as `1/2` names. Raise MillraceError for any other text."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise MillraceError(f"--part {text!r} is no part: write 1/2 and 2/2 for the two halves")
@@ -97,7 +97,7 @@ class RefusedLines:
 
 
 def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
-    """The event of one line; BadLine when the line is no event that can be published."""
+    """Return the event of one line. Raise BadLine when the line is no event that can be published."""
     if not line.whole:
         raise BadLine(f"it has {line.size:,} bytes, more than {len(line.text):,}")
     # Bytes that are no UTF-8 stay readable as \xNN, like Apache's own.
@@ -110,7 +110,7 @@ def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
 def events_of(
     lines: Iterable[RawLine], part: Part, log_format: LogFormat, refused: RefusedLines | None = None
 ) -> Iterator[LogEvent]:
-    """The events of a part of the lines, in their order; empty lines are skipped.
+    """Yield the events of a part of the lines, in their order; empty lines are skipped.
 
     A line that is no event goes to `refused`; without `refused` it is a MillraceError.
     """
@@ -126,7 +126,10 @@ def events_of(
 
 
 def read_log(path: Path) -> Iterator[LogEvent]:
-    """Every event of a log in one of the usual formats; MillraceError for a line that is no event."""
+    """Yield every event of a log in one of the usual formats.
+
+    Raise MillraceError for a line that is no event.
+    """
     log_format = LogFormat()
     for chunk in read_lines(path):
         try:

@@ -76,7 +76,7 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
 
 
 def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
-    """A line for each thing that was started, and the ready line."""
+    """Yield a line for each thing that was started, and the ready line."""
     yield f"zookeeper  {endpoints.zookeeper}"
     for name, bootstrap in endpoints.bootstraps.items():
         yield f"{name:<10} {bootstrap}"
@@ -182,7 +182,10 @@ def _cluster(option: str) -> tuple[str, str]:
 
 
 def _new_folder(keep: Path | None) -> Path:
-    """An empty folder to work in; ConfigError when `keep` holds files, which would look like the demo's."""
+    """Return an empty folder to work in.
+
+    Raise ConfigError when `keep` holds files, which would look like the demo's.
+    """
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="millrace-demo-"))
     try:
@@ -198,7 +201,7 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _logs_hint(scratch: Path) -> str:
-    """The words that name the folder of the logs, if there are any; empty folders are removed."""
+    """Return the words that name the folder of the logs, if there are any; empty folders are removed."""
     logs = scratch / "logs"
     for folder in (logs, scratch):
         with suppress(OSError):

@@ -53,12 +53,12 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
 
 
 def drop(run: Run, index: int) -> Run:
-    """The run without one batch; its position still includes the batch."""
+    """Return the run without one batch; its position still includes the batch."""
     return replace(run, batches=run.batches[:index] + run.batches[index + 1 :])
 
 
 def duplicate(run: Run, index: int) -> Run:
-    """The run with one batch twice; the second is a copy, because the log stamps batches in memory."""
+    """Return the run with one batch twice; the second is a copy, because the log stamps batches in memory."""
     copy = memoryview(bytearray(run.batches[index]))
     return replace(run, batches=(*run.batches[: index + 1], copy, *run.batches[index + 1 :]))
 

@@ -220,10 +220,10 @@ def _add_to_topics(file: Path, topic: str) -> None:
 
 
 def _table(topic: str) -> str:
-    """The topic's table in a file of topics."""
+    """Return the topic's table in a file of topics."""
     return f"[{_key(topic)}]\n"
 
 
 def _key(topic: str) -> str:
-    """The topic as a key of TOML."""
+    """Return the topic as a key of TOML."""
     return f'"{topic}"' if "." in topic else topic

@@ -65,7 +65,10 @@ class BadLine(ValueError):
 
 
 class LogFormat:
-    """One server's format; without a text, the usual formats. MillraceError for a text that is no format."""
+    """One server's format; without a text, the usual formats.
+
+    Raise MillraceError for a text that is no format.
+    """
 
     def __init__(self, text: str | None = None) -> None:
         self._pattern = _USUAL if text is None else _pattern_of(text)
@@ -76,7 +79,10 @@ class LogFormat:
         )
 
     def parse(self, line: str) -> tuple[int, dict[str, Any]]:
-        """(time in ms, a PageView's fields without the header) of a line; BadLine when it cannot be read."""
+        """(time in ms, a PageView's fields without the header) of a line.
+
+        Raise BadLine when it cannot be read.
+        """
         match = self._pattern.fullmatch(line)
         if match is None:
             raise BadLine(self._problem)
@@ -103,7 +109,10 @@ class LogFormat:
 
 
 def _pattern_of(text: str) -> re.Pattern[str]:
-    """The pattern of a LogFormat or a log_format; MillraceError when no PageView can be read with it."""
+    """Return the pattern of a LogFormat or a log_format.
+
+    Raise MillraceError when no PageView can be read with it.
+    """
     parts = list(_parts(text.replace(r"\"", '"').replace("%U%q", "%U")))
     fields = [part for part, is_value in parts if is_value]
     for (left, left_is_value), (right, right_is_value) in pairwise(parts):
@@ -143,7 +152,10 @@ def _pattern_of(text: str) -> re.Pattern[str]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Literals and values in order: (text, False) or (field, True); "" is a value that PageView lacks."""
+    """Yield literals and values in order: (text, False) or (field, True).
+
+    "" is a value that PageView lacks.
+    """
     nginx = _NGINX_VALUE.search(text) is not None
     end = 0
     for match in (_NGINX_VALUE if nginx else _APACHE_VALUE).finditer(text):
@@ -160,7 +172,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _request(text: str) -> tuple[str, str, str]:
-    """Method, URL and protocol; a text that is no HTTP request (a scan's garbage) is all URL."""
+    """Return method, URL and protocol; a text that is no HTTP request (a scan's garbage) is all URL."""
     parts = text.split(" ")
     if len(parts) < 2:
         return "", text, ""

@@ -61,7 +61,10 @@ class Position:
 
     @classmethod
     def load(cls, path: Path) -> Position | None:
-        """Read the position that `save` wrote; None if there is no file. MillraceError for anything else."""
+        """Read the position that `save` wrote; None if there is no file.
+
+        Raise MillraceError for anything else.
+        """
         try:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -106,14 +109,14 @@ class LineSplitter:
         self._begun = b""
 
     def receive(self, data: bytes) -> list[RawLine]:
-        """The lines that end in `data`; the first may have begun in the data before."""
+        """Return the lines that end in `data`; the first may have begun in the data before."""
         *ended, rest = data.split(b"\n")
         lines = [self._end(part) for part in ended]
         self._hold(rest)
         return lines
 
     def end(self) -> list[RawLine]:
-        """The last line if it has no line end; empty if all lines have ended."""
+        """Return the last line if it has no line end; empty if all lines have ended."""
         return [self._end(b"")] if self.pending else []
 
     def _end(self, part: bytes) -> RawLine:
@@ -170,7 +173,10 @@ class Follower:
         self._path, self._start, self._clock = path, start, clock
 
     def chunks(self) -> Iterator[Chunk]:
-        """Endless chunks; an empty one every POLL_S while nothing arrives. MillraceError if reading fails."""
+        """Endless chunks; an empty one every POLL_S while nothing arrives.
+
+        Raise MillraceError if reading fails.
+        """
         try:
             file, start = None, self._start
             if start is not None:
@@ -199,7 +205,9 @@ class Follower:
             raise MillraceError(f"cannot read {self._path}: {error.strerror or error}") from error
 
     def _read(self, file: io.FileIO, start: Position | None) -> Iterator[Chunk]:
-        """The rest of one file, until another file has its name and it was not written for SILENCE_S."""
+        """Yield the rest of one file, until another file has its name and it was not written
+        for SILENCE_S.
+        """
         splitter = LineSplitter(start.line if start is not None else 0)
         offset, silent_since = start.offset if start is not None else 0, self._clock()
         known = start
@@ -233,5 +241,5 @@ def _position(file: io.FileIO, offset: int, line: int) -> Position:
 
 
 def _begins_as(file: io.FileIO, position: Position) -> bool:
-    """True when the file begins like the position's file: an inode may be another file's by now."""
+    """Return True when the file begins like the position's file: an inode may be another file's by now."""
     return _position(file, position.offset, position.line).beginning == position.beginning

@@ -89,13 +89,13 @@ def compare(published: Iterable[Published], files: Mapping[str, Sequence[Path]])
 
 
 def loaded_files(topic: Path) -> list[Path]:
-    """The Parquet files that the manifests of a topic's loads name."""
+    """Return the Parquet files that the manifests of a topic's loads name."""
     manifests = [json.loads(path.read_text()) for path in sorted((topic / "loads").glob("*.json"))]
     return [topic / file["path"] for manifest in manifests for file in manifest["files"]]
 
 
 def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
-    """The (instance, sequence) of every row, as two arrays of int64."""
+    """Return the (instance, sequence) of every row, as two arrays of int64."""
     if not files:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     table = pads.dataset([str(file) for file in files], format="parquet").to_table(
@@ -122,7 +122,7 @@ def _compare_instance(entry: Published, loaded: Sequences) -> list[Finding]:
 
 
 def _ranges(sequences: Sequences) -> list[tuple[int, int]]:
-    """Sorted distinct sequences as closed ranges."""
+    """Return sorted distinct sequences as closed ranges."""
     ordered = np.unique(sequences)
     breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
     return [(int(run[0]), int(run[-1])) for run in np.split(ordered, breaks) if len(run)]

@@ -81,7 +81,7 @@ def _publish(
 
 
 def span_of_log(log: Path) -> Span:
-    """The whole hours that the log's events lie in."""
+    """Return the whole hours that the log's events lie in."""
     times = [event.time_ms for event in read_log(log)]
     first, last = min(times) // HOUR_MS, max(times) // HOUR_MS + 1
     return (
@@ -103,6 +103,6 @@ def _producer(endpoints: Endpoints, cluster: str, server: str) -> AuditedProduce
 
 
 def progress_bar(console: Console) -> Progress:
-    """A progress bar that disappears when it is full; there is none if the console is no terminal."""
+    """Return a progress bar that disappears when it is full; there is none if the console is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -29,7 +29,10 @@ class Hour:
 
 
 def hours_of(answers: Iterable[Completeness], rows: Mapping[str, Mapping[str, int]]) -> list[Hour]:
-    """The hours that have messages, in order, per topic; `rows` is topic -> hour -> rows in the table."""
+    """Return the hours that have messages, in order, per topic.
+
+    `rows` is topic -> hour -> rows in the table.
+    """
     return [
         Hour(answer.topic, hour, rows[answer.topic].get(f"{hour.start:%Y-%m-%dT%H}", 0))
         for answer in answers

@@ -95,7 +95,7 @@ class Outcome:
 
 
 def run_demo(options: DemoOptions, console: Console) -> Outcome:
-    """Run the whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
+    """Run the whole path once in `options.scratch`. Raise MillraceError when a step cannot be done at all."""
     began = time.monotonic()
 
     def print_step(step: str) -> None:
@@ -142,7 +142,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
 
 
 def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float) -> list[Completeness]:
-    """The auditor's answer for each topic, once no window is pending or after `within_s`."""
+    """Return the auditor's answer for each topic, once no window is pending or after `within_s`."""
     end = time.monotonic() + within_s
     while True:
         answers = [completeness(auditor, topic, *span) for topic in topics]
@@ -180,7 +180,7 @@ def _failures(
     mirrored: int,
     dag_failure: str | None,
 ) -> list[str]:
-    """Every finding of the proof and of the audit; without any, the first other reason to fail."""
+    """Return every finding of the proof and of the audit; without any, the first other reason to fail."""
     failures = [*map(str, proof.findings), *_audit_findings(answers)]
     unfinished = [f"{hour.topic} {hour.audited.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete]
     if not failures and dag_failure:
@@ -195,7 +195,7 @@ def _failures(
 
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
-    """Findings of the auditor, one line for each kind, tier and instance."""
+    """Return findings of the auditor, one line for each kind, tier and instance."""
     by_instance: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:
@@ -235,7 +235,7 @@ def _running_deployment(options: DemoOptions) -> Iterator[tuple[Endpoints, Super
 
 
 def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None) -> None:
-    """Create the topics that a running cluster lacks; MillraceError when a topic holds messages."""
+    """Create the topics that a running cluster lacks. Raise MillraceError when a topic holds messages."""
     with ClusterClient(cluster.bootstrap, security=security) as client:
         existing = client.topics()
         for topic, partitions in cluster.topics.items():
@@ -254,7 +254,7 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
 
 
 def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
-    """The same deployment on free ports, in another folder, with final verdicts as soon as possible.
+    """Return the same deployment on free ports, in another folder, with final verdicts as soon as possible.
 
     Clusters named in `kafka` run already: they are not started, but found at its addresses.
     """
@@ -293,7 +293,10 @@ def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[
 
 
 def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:
-    """The cluster without a batch mirror; an aggregate cluster gets a partition for each of its origins'."""
+    """Return the cluster without a batch mirror.
+
+    An aggregate cluster gets a partition for each of its origins'.
+    """
     if (mirror := cluster.mirror) is None:
         return cluster
     mirrored = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())

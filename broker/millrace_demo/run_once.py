@@ -180,7 +180,7 @@ class _Reporter:
 
 
 def _name(task_instance: Any) -> str:
-    """The task's id; of a mapped task, with its own name or index."""
+    """Return the task's id; of a mapped task, with its own name or index."""
     index = task_instance.map_index
     if index is None or index < 0:
         return str(task_instance.task_id)

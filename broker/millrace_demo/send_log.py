@@ -84,7 +84,10 @@ class Sent:
 
 
 def send_log(reading: Reading, target: Target) -> Sent:
-    """Publish every event of the log; MillraceError when events may be missing, or no line is an event."""
+    """Publish every event of the log.
+
+    Raise MillraceError when events may be missing, or no line is an event.
+    """
     producer = AuditedProducer(
         target.bootstrap,
         target.registry,

@@ -16,7 +16,7 @@ from pyiceberg.table import StaticTable
 
 
 def metadata_location(warehouse: Path, topic: str) -> str | None:
-    """The newest metadata of a topic's table; None before the first publication."""
+    """Return the newest metadata of a topic's table; None before the first publication."""
     catalog = warehouse / "catalog.db"
     if not catalog.is_file():
         return None
@@ -29,7 +29,7 @@ def metadata_location(warehouse: Path, topic: str) -> str | None:
 
 
 def rows_by_hour(location: str) -> Counter[str]:
-    """The number of a table's rows by hour, `2015-05-17T10`, read by pyiceberg."""
+    """Return the number of a table's rows by hour, `2015-05-17T10`, read by pyiceberg."""
     scan = StaticTable.from_metadata(location).scan(selected_fields=("_time",))
     times = scan.to_arrow()["_time"].to_numpy()
     hours, counts = np.unique(np.datetime_as_string(times.astype("datetime64[h]")), return_counts=True)
@@ -37,7 +37,8 @@ def rows_by_hour(location: str) -> Counter[str]:
 
 
 def rows_by_duckdb(location: str) -> int | None:
-    """The number of a table's rows, counted by DuckDB with its iceberg extension; None if that is missing.
+    """Return the number of a table's rows, counted by DuckDB with its iceberg extension; None if that is
+    missing.
 
     The extension may be installed for DuckDB, or come from the PyPI packages `duckdb-extension-iceberg` and
     `duckdb-extension-avro` of the same version. Nothing is downloaded.
@@ -57,7 +58,10 @@ def rows_by_duckdb(location: str) -> int | None:
 
 
 def _extension(name: str, version: str) -> str:
-    """The file of an extension from PyPI, if it fits this DuckDB; else the name that DuckDB looks up."""
+    """Return the file of an extension from PyPI, if it fits this DuckDB.
+
+    Else the name that DuckDB looks up.
+    """
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:
         return name

@@ -191,7 +191,10 @@ class Supervisor:
                 raise MillraceError(f"{_end_of(child)} (see {child.log})")
 
     def watch(self, notify: Callable[[str], None]) -> None:
-        """Restart children that end, and notify of it; MillraceError when a child ends again and again."""
+        """Restart children that end, and notify of it.
+
+        Raise MillraceError when a child ends again and again.
+        """
         while True:
             for supervised in self._children:
                 if supervised.child.exit_code is not None:
@@ -285,14 +288,17 @@ class Deployment:
         return self._supervisor.start(name, [*_MILLRACE, command, *options], again, environment)
 
     def _guard(self, service: str) -> Sequence[str]:
-        """The options with which a service uses TLS and asks for tokens; missing tokens are created."""
+        """Return the options with which a service uses TLS and asks for tokens.
+
+        Missing tokens are created.
+        """
         if self._security is None:
             return ()
         access = make_tokens(self._security, service, roles_of(self._config)[service])
         return ("--access", str(access), "--certificate", str(self._security.broker))
 
     def _url(self, service: str, address: str, client: str = _OPERATOR) -> str:
-        """The URL at which a client asks a service, with its token."""
+        """Return the URL at which a client asks a service, with its token."""
         if self._security is None:
             return f"http://{address}"
         token = read_secret(str(_token_file(self._security, service, client)), "the token")
@@ -331,7 +337,7 @@ class Deployment:
         return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
-        """The lines that the files of all the cluster's brokers share."""
+        """Return the lines that the files of all the cluster's brokers share."""
         cluster = self._config.clusters[name]
         log = {key: -1 if value is None else value for key, value in asdict(cluster.log).items()}
         own = _toml(cluster=name, zookeeper=zookeeper, default_replicas=cluster.replicas)
@@ -339,7 +345,7 @@ class Deployment:
         return lines if cluster.mirror is None else [*lines, *self._origin_lines(cluster.mirror)]
 
     def _origin_lines(self, mirror: MirrorConfig) -> list[str]:
-        """A table [mirror.NAME] for each origin."""
+        """Return a table [mirror.NAME] for each origin."""
         topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
         lines: list[str] = []
         for origin in mirror.origins:
@@ -404,7 +410,7 @@ def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
 
 
 def _reader_of(place: str) -> str:
-    """Name of the process that counts in a cluster or in the warehouse, and of its token."""
+    """Return name of the process that counts in a cluster or in the warehouse, and of its token."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{place}-reader")
 
 
@@ -423,7 +429,7 @@ def make_tokens(security: SecurityFolder, service: str, roles: Mapping[str, Sequ
 
 
 def _token_file(security: SecurityFolder, service: str, client: str) -> Path:
-    """The file of a client's token; the operator's file is named like the service."""
+    """Return the file of a client's token; the operator's file is named like the service."""
     return security.token_file(service if client == _OPERATOR else f"{service}-{client}")
 
 
@@ -435,12 +441,15 @@ def _make_folder(path: Path, *, is_private: bool) -> None:
 
 
 def _toml(**values: object) -> list[str]:
-    """A line for each key; a number, a text or a list of texts is the same in TOML as in JSON."""
+    """Return a line for each key; a number, a text or a list of texts is the same in TOML as in JSON."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
 def _aggregate(config: UpConfig) -> str:
-    """The name of the aggregate cluster; ConfigError when the clusters do not make a deployment."""
+    """Return the name of the aggregate cluster.
+
+    Raise ConfigError when the clusters do not make a deployment.
+    """
     _check_clusters(config.clusters)
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]
     if len(names) != 1:
@@ -487,7 +496,7 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
 
 
 def _hosts(config: UpConfig) -> list[str]:
-    """The names by which brokers and services of the deployment are found, each once."""
+    """Return the names by which brokers and services of the deployment are found, each once."""
     brokers = [one for cluster in config.clusters.values() for one in cluster.brokers]
     places = [parse_address(one)[0] for one in (*brokers, config.registry, config.auditor)]
     return list(dict.fromkeys([*HOSTS, *places]))

@@ -27,18 +27,23 @@ class Choice(Enum):
 
 
 def is_pattern(text: str) -> bool:
-    """True if the text may mean several topics: no topic's name holds these characters."""
+    """Return True if the text may mean several topics: no topic's name holds these characters."""
     return any(character in text for character in "*?[")
 
 
 def names_only(config: OriginConfig) -> list[str] | None:
-    """Every topic that the configuration names; None if it has patterns, so that all topics must be read."""
+    """Return every topic that the configuration names.
+
+    None if it has patterns, so that all topics must be read.
+    """
     entries = [*config.topics, *config.batch_topics]
     return None if any(map(is_pattern, entries)) else entries
 
 
 def choose(config: OriginConfig, topic: str) -> tuple[Choice | None, bool]:
-    """The way in which a topic is mirrored (None: not at all), and whether its own name is configured."""
+    """Return the way in which a topic is mirrored (None: not at all), and whether its own name
+    is configured.
+    """
     for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
         if topic in entries:
             return choice, True

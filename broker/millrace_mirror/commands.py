@@ -101,7 +101,7 @@ def run(config: Path, overrides: Sequence[str]) -> None:
 def _metrics_server(
     settings: KafkaMirrorConfig, states: MirrorStates, targets: Mapping[str, KafkaTarget]
 ) -> MonitoringServer:
-    """The server of `metrics_listen`; its libraries are loaded only if it is used."""
+    """Return the server of `metrics_listen`; its libraries are loaded only if it is used."""
     from millrace.service.access import AccessList
     from millrace.service.monitoring import MonitoringServer
     from millrace_mirror.metrics import KafkaMirrorNumbers
@@ -291,7 +291,7 @@ def translate(
 
 
 def _is_of_kafka(config: Path) -> bool:
-    """True for the file of `millrace mirror run`; ConfigError when it cannot be read."""
+    """Return True for the file of `millrace mirror run`. Raise ConfigError when it cannot be read."""
     return "bootstrap" in read_toml(config)
 
 
@@ -311,7 +311,7 @@ def _rows_of_kafka(settings: KafkaMirrorConfig) -> tuple[str, list[MirrorRow]]:
 
 @contextmanager
 def _connected(config: Path, origin: str | None = None) -> Iterator[tuple[BrokerConfig, Cluster]]:
-    """The file's settings and its cluster; ConfigError when the settings have no such origin."""
+    """Yield the file's settings and its cluster. Raise ConfigError when the settings have no such origin."""
     settings = load(BrokerConfig, config)
     if origin is not None and origin not in settings.mirror:
         origins = ", ".join(settings.mirror) or "none"
@@ -326,7 +326,10 @@ def _text(number: int | None) -> str:
 
 
 def latency_text(milliseconds: int | None) -> str:
-    """A latency in seconds or hours; `replay` from a day on, because old messages are being replayed then."""
+    """Return a latency in seconds or hours.
+
+    `replay` from a day on, because old messages are being replayed then.
+    """
     if milliseconds is None:
         return "?"
     hours = milliseconds / 3_600_000
@@ -352,7 +355,9 @@ def _cluster_of(row: MirrorRow) -> str:
 
 
 def _totals(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
-    """Totals of one origin: the sum of its partitions' lags if all are known, and the longest latency."""
+    """Return totals of one origin: the sum of its partitions' lags if all are known, and the
+    longest latency.
+    """
     lags = [row.lag for row in rows if row.lag is not None]
     latency = max((row.latency_ms for row in rows if row.latency_ms is not None), default=None)
     states = sorted(Counter(str(row.state) for row in rows).items())

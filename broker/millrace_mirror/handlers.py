@@ -170,7 +170,9 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
 
 
 def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
-    """The rights that a request needs: MIRROR_WRITE, which Write does not include, protects positions."""
+    """Return the rights that a request needs: MIRROR_WRITE, which Write does not include,
+    protects positions.
+    """
     topic, mode = rights.topic(asked[0]), asked[1].mode
     if mode is MirrorMode.DESCRIBE:  # audit readers only look at positions
         return [Need(Operation.DESCRIBE, topic)]
@@ -223,7 +225,7 @@ def _translate(
 
 
 def apis(states: MirrorStates) -> list[Api[Any]]:
-    """The APIs that the mirror adds to a broker; `states` are those of the broker's own mirror."""
+    """Return the APIs that the mirror adds to a broker; `states` are those of the broker's own mirror."""
 
     def handle(services: Services, request: Request, asked: tuple[str, MirrorAppend], _: Refused) -> None:
         _PendingAppend(services.broker, states, request).start(*asked)

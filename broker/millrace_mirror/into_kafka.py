@@ -32,7 +32,7 @@ def mirror_into_kafka(
     ready: Callable[[], None],
     show: Callable[[MirrorStates, Mapping[str, KafkaTarget]], None],
 ) -> None:
-    """Copy every origin until `stop` is set; Fenced when another process has begun to copy one.
+    """Copy every origin until `stop` is set. Raise Fenced when another process has begun to copy one.
 
     `show` is called before copying begins, with the states and each origin's target, for metrics.
     """

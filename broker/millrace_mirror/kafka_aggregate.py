@@ -40,7 +40,10 @@ class KafkaAggregate:
     """One Apache Kafka that is filled by mirrors. `topics` is a snapshot, readable from any thread."""
 
     def __init__(self, session: Session, name: str, client: ClusterClient) -> None:
-        """Claim the name; MillraceError if another cluster has it, or the brokers are Millrace's own."""
+        """Claim the name.
+
+        Raise MillraceError if another cluster has it, or the brokers are Millrace's own.
+        """
         self.name, self._session, self._client = name, session, client
         self.cluster_id = client.cluster_id
         self.brokers: Mapping[int, BrokerAddress] = {MIRROR_ID: BrokerAddress(*_first(client))}
@@ -75,7 +78,8 @@ class KafkaAggregate:
     def allocate_mirrors(
         self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
     ) -> dict[Origin, int]:
-        """The partition that copies each origin partition: its present one, or a new one, never reused.
+        """Return the partition that copies each origin partition: its present one, or a new one, never
+        reused.
 
         Raises OriginRecreated and PolicyViolation as Cluster.allocate_mirrors does.
         """

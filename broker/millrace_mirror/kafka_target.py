@@ -80,7 +80,7 @@ class KafkaTarget:
     # For the pulling threads
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """The recorded position of a copy; UnknownTopicOrPartition when it is not registered.
+        """Return the recorded position of a copy. Raise UnknownTopicOrPartition when it is not registered.
 
         MillraceError while Kafka cannot be written to.
         """
@@ -98,7 +98,7 @@ class KafkaTarget:
         return None if recorded is None else recorded.position
 
     def copied_through(self, topic: str, number: int) -> int:
-        """The next origin offset of a copy, for any thread; 0 when nothing is copied or known."""
+        """Return the next origin offset of a copy, for any thread; 0 when nothing is copied or known."""
         try:
             recorded = self._recorded.get(self._copy(topic, number))
         except UnknownTopicOrPartition:
@@ -188,7 +188,10 @@ class KafkaTarget:
         return connected(Producer, settings)
 
     def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
-        """The error if a copy holds records without a position, which might be copied twice; else None."""
+        """Return the error if a copy holds records without a position, which might be copied twice.
+
+        Else None.
+        """
         topic, number, cluster = append.topic, append.partition, self._aggregate.name
         if copy in self._checked:
             return None
@@ -211,7 +214,9 @@ class KafkaTarget:
         return None
 
     def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
-        """The error if a partition has no leader: a transaction with it would not end, and block others."""
+        """Return the error if a partition has no leader: a transaction with it would not end, and block
+        others.
+        """
         asked, there = self._leaders
         if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
             there = self._client.topics(set(names))
@@ -230,7 +235,10 @@ class KafkaTarget:
     # One transaction
 
     def _transact(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
-        """Commit the appends that begin at the recorded positions; MillraceError if the transaction fails."""
+        """Commit the appends that begin at the recorded positions.
+
+        Raise MillraceError if the transaction fails.
+        """
         producer, outcomes = self._producer, list[Exception | None]()
         if producer is None:
             raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
@@ -364,7 +372,10 @@ class _Delivered:
         self._error = self._error or error
 
     def produce(self, producer: Producer, topic: str, **message: Any) -> None:
-        """Pass a message to librdkafka, once it has room; _Undelivered when an earlier message failed."""
+        """Pass a message to librdkafka, once it has room.
+
+        Raise _Undelivered when an earlier message failed.
+        """
         while True:
             if self._error is not None:
                 raise _Undelivered(self._error)
@@ -379,7 +390,10 @@ class _Delivered:
                 raise _Undelivered(error.args[0]) from error
 
     def ends(self, producer: Producer) -> dict[Copy, int]:
-        """Wait for all deliveries; return each copy's end offset. _Undelivered when a message failed."""
+        """Wait for all deliveries; return each copy's end offset.
+
+        Raise _Undelivered when a message failed.
+        """
         while self._done < self._sent and self._error is None:
             producer.flush(1.0)
         if self._error is not None:
@@ -388,7 +402,7 @@ class _Delivered:
 
 
 def _records(append: TargetAppend) -> Iterator[Record]:
-    """The records of a run. A batch that cannot be decompressed is left out: Kafka would refuse it."""
+    """Yield the records of a run. A batch that cannot be decompressed is left out: Kafka would refuse it."""
     for batch in append.run.batches:
         header = BatchHeader.of(batch)
         try:

@@ -59,7 +59,7 @@ class _Append(NamedTuple):
     position: MirrorPosition
 
     def origin_bases(self) -> list[int]:
-        """The origin's base offset of each batch: the last batch ends at the position."""
+        """Return the origin's base offset of each batch: the last batch ends at the position."""
         cursor, numbered = self.position.cursor, self.position.numbered
         end = cursor.next_offset if numbered or cursor.next_base is None else cursor.next_base
         bases = []
@@ -123,7 +123,7 @@ def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated
 
 
 def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to_origin: bool) -> Translated:
-    """Translate an offset of a mirrored log to its origin or back; raises StorageError or CorruptMessage."""
+    """Translate an offset of a mirrored log to its origin or back. Raise StorageError or CorruptMessage."""
     find = offset_at_origin if to_origin else offset_in_copy
     for _ in range(ATTEMPTS):
         visible, files = snapshot()
@@ -135,7 +135,7 @@ def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to
 
 
 def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
-    """The last segment that begins with a position at or before an origin's offset."""
+    """Return the last segment that begins with a position at or before an origin's offset."""
 
     def begins_at(segment: Segment) -> int:
         if segment.base >= end:
@@ -147,7 +147,7 @@ def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
 
 
 def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
-    """The first append, after the position at `low`, that ends beyond an origin's offset."""
+    """Return the first append, after the position at `low`, that ends beyond an origin's offset."""
     high = limit = min(segment.end, end)
     while high - low > SHORT_WALK_BYTES:
         middle = (low + high) // 2
@@ -174,7 +174,7 @@ def _locate(segment: Segment, offset: int, limit: int) -> int:
 
 
 def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:
-    """Every append from a batch boundary on; the first may lack its batches before that boundary."""
+    """Yield every append from a batch boundary on; the first may lack its batches before that boundary."""
     batches: list[tuple[int, BatchHeader]] = []
     file = segment.open_reader()
     try:

@@ -78,8 +78,8 @@ class MirrorTarget(Protocol):
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         """Return the recorded position of a partition.
 
-        Raises NotLeader, LeaderNotAvailable or UnknownTopicOrPartition if this broker does not lead the
-        partition, StorageError if its log cannot be opened.
+        Raises NotLeader. Raise LeaderNotAvailable or UnknownTopicOrPartition if this broker does not lead the
+        partition. Raise StorageError if its log cannot be opened.
         """
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
@@ -115,7 +115,7 @@ class Pull:
         return self.origin.topic, self.origin.partition
 
     def is_same(self, other: Pull) -> bool:
-        """True if both copy the same partition, in the same way, from the same leader."""
+        """Return True if both copy the same partition, in the same way, from the same leader."""
         mine = (self.origin, self.target, self.rules, self.leader, self.leader_epoch)
         return mine == (other.origin, other.target, other.rules, other.leader, other.leader_epoch)
 
@@ -218,7 +218,7 @@ class BrokerPuller(Puller):
             self._take(broker, news[:MAX_NEWS])  # the rest is asked for again, first
 
     def _next_buffer(self) -> bytearray | None:
-        """The buffer for the next answer: its old content was appended before the last answer came."""
+        """Return the buffer for the next answer: its old content was appended before the last answer came."""
         self._buffers.reverse()
         if self._large_answers and self._buffers[0] is None:
             self._buffers[0] = bytearray(ANSWER_BYTES + FRAMING_BYTES)
@@ -354,7 +354,7 @@ class BrokerPuller(Puller):
                 self._finish(pull, error)
 
     def _outcomes(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
-        """The results of the appends; empty when this thread is stopped before they are known."""
+        """Return the results of the appends; empty when this thread is stopped before they are known."""
         future = self._target.append_mirrored(appends)
         deadline = time.monotonic() + APPEND_TIMEOUT_SECONDS
         while not self.stopping.is_set():  # a broker that stops may never run the appends
@@ -461,5 +461,7 @@ def _fetch_of(pull: Pull, recorded: MirrorPosition | None) -> _Fetch:
 
 
 def _offset(recorded: MirrorPosition | None) -> tuple[int, int] | None:
-    """The fields that identify a position recorded in a log: a reset may go back to an earlier offset."""
+    """Return the fields that identify a position recorded in a log: a reset may go back to an
+    earlier offset.
+    """
     return None if recorded is None else (recorded.cursor.next_offset, recorded.reset_at)

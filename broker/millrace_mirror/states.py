@@ -69,7 +69,7 @@ class MirrorStates:
         """Origin cluster -> totals."""
 
     def latency_ms(self, topic: str, partition: int) -> int | None:
-        """The latency of the last append to a target partition; None when nothing was appended."""
+        """Return the latency of the last append to a target partition; None when nothing was appended."""
         return self._latency_ms.get((topic, partition))
 
     def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
@@ -90,7 +90,7 @@ class MirrorStates:
         return visible
 
     def get(self, topic: str, partition: int) -> MirrorState | None:
-        """The state of a target partition; None when this broker does not pull it."""
+        """Return the state of a target partition; None when this broker does not pull it."""
         return self._states.get((topic, partition))
 
     def all(self) -> Mapping[tuple[str, int], MirrorState]:

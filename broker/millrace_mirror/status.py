@@ -83,7 +83,7 @@ class MirrorStatus:
             client.close()
 
     def origin(self, cluster: str) -> ClusterClient:
-        """A client of an origin; MillraceError when the configuration names no such cluster."""
+        """Return a client of an origin. Raise MillraceError when the configuration names no such cluster."""
         if cluster not in self._clients:
             config = self._origins.get(cluster)
             if config is None:
@@ -94,7 +94,7 @@ class MirrorStatus:
         return self._clients[cluster]
 
     def former(self, origin: Origin) -> Origin | None:
-        """The former origin of the same name and number, if `origin` itself has no target yet."""
+        """Return the former origin of the same name and number, if `origin` itself has no target yet."""
         topic = self._cluster.topics.get(origin.topic)
         if topic is None or topic.target_of(origin) is not None:
             return None
@@ -109,14 +109,14 @@ class MirrorStatus:
         ]
 
     def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
-        """The answer of the leader of the origin's target partition."""
+        """Return the answer of the leader of the origin's target partition."""
         assert isinstance(self._cluster, Cluster), "only Millrace's brokers can be asked"
         if self._client is None:
             self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         return self._client.mirror_append(topic, request)
 
     def described(self, topic: str, number: int, partition: PartitionState) -> Described:
-        """The partition's recorded position and state in this cluster."""
+        """Return the partition's recorded position and state in this cluster."""
         if partition.leader not in self._cluster.brokers or partition.origin is None:
             return Described(None, "unknown", f"broker {partition.leader} is not alive")
         try:
@@ -157,7 +157,9 @@ class MirrorStatus:
         )
 
     def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
-        """State of a partition whose origin topic is deleted: retired once the new topic has a partition."""
+        """Return state of a partition whose origin topic is deleted: retired once the new topic has a
+        partition.
+        """
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
         return State.STOPPED, "the origin's topic was deleted and created anew"

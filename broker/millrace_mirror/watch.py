@@ -162,7 +162,10 @@ class OriginWatch(Rounds):
     def _allocated(
         self, topic: TopicMetadata, settled: bool, idle: dict[TopicPartition, MirrorState]
     ) -> Mapping[Origin, int]:
-        """The targets of the topic's partitions; allocate missing ones, unless the topic was recreated."""
+        """Return the targets of the topic's partitions.
+
+        Allocate missing ones, unless the topic was recreated.
+        """
         origins = [Origin(self._origin_name, topic.name, topic.topic_id, n) for n in topic.partitions]
         targets = self._targets_of(topic.name)
         state = self._cluster.topics.get(topic.name)
@@ -232,7 +235,7 @@ class OriginWatch(Rounds):
         return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}
 
     def _of_missing_topics(self, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, MirrorState]:
-        """Partitions led here whose topic the origin does not have."""
+        """Return partitions led here whose topic the origin does not have."""
         return {
             (name, target): MirrorState(origin, State.WAITING, f"{self._origin_name} has no topic {name} now")
             for name in self._cluster.topics

@@ -36,7 +36,8 @@ _routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAns
 
 
 def create_app(store: Store, access: AccessList | None = None, usage: Usage | None = None) -> FastAPI:
-    """The application on a store, which holds all its state; `usage` gives its page the topics of a schema.
+    """Return the application on a store, which holds all its state; `usage` gives its page the topics of a
+    schema.
 
     With `access` it answers only clients with the route's role.
     """
@@ -82,12 +83,12 @@ async def _deleted(
     deleted_only: Annotated[bool, Query(alias="deletedOnly")] = False,
     deleted_only_python: Annotated[bool, Query(alias="deleted_only")] = False,  # confluent-kafka's spelling
 ) -> bool | None:
-    """False for live versions, True for deleted ones, None for both."""
+    """Return False for live versions, True for deleted ones, None for both."""
     return True if deleted_only or deleted_only_python else None if deleted else False
 
 
 async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
-    """Prefix of the subjects' names; empty for the default context or all contexts."""
+    """Return prefix of the subjects' names; empty for the default context or all contexts."""
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
 
@@ -344,7 +345,7 @@ _add_setting("/mode", service.MODE, "mode")
 
 
 def _candidate(request: Request, body: Mapping[str, Any]) -> service.Candidate:
-    """The schema in a body; its sender must have READ for referenced subjects, which answers quote."""
+    """Return the schema in a body; its sender must have READ for referenced subjects, which answers quote."""
     candidate = requests.candidate(body)
     for reference in candidate.references:
         admit(request, Role.READ, reference.subject)
@@ -372,7 +373,7 @@ def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
 
 
 def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
-    """The answer for a schema; without references if `text` is another text, with them written out."""
+    """Return the answer for a schema; without references if `text` is another text, with them written out."""
     answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
     if text not in (None, schema.text):
         answer.pop("references", None)

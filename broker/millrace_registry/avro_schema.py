@@ -64,13 +64,13 @@ class AvroSchema:
         return _dump(_write(self.tree, ""))
 
     def fingerprint(self, references: Sequence[Sequence[Any]] = ()) -> str:
-        """SHA-256 in hex; equal exactly when canonical text and references are equal."""
+        """Return SHA-256 in hex; equal exactly when canonical text and references are equal."""
         identity = json.dumps([json.loads(self.text), references], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def parse(text: str, referenced: Mapping[str, Json] | None = None, *, flawed_too: bool = False) -> AvroSchema:
-    """The schema in a JSON text; `referenced` holds the named types of the schemas it refers to.
+    """Return the schema in a JSON text; `referenced` holds the named types of the schemas it refers to.
 
     Raises InvalidSchema, one line with place and problem; with `flawed_too` not for a tolerated flaw.
     """
@@ -111,7 +111,7 @@ def _load(text: str) -> Json:
 
 
 def with_parts(tree: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
-    """A copy of one type in which `change` has replaced the types of its fields, items or values."""
+    """Return a copy of one type in which `change` has replaced the types of its fields, items or values."""
     kind = tree["type"]
     if kind in RECORDS:
         return {**tree, "fields": [{**field, "type": change(field["type"])} for field in tree["fields"]]}
@@ -130,7 +130,7 @@ class DefaultChecker:
     Apache's Python library does not check defaults. A wrong default fails the first reader that needs it,
     long after the schema was accepted. A value is checked once for each named type: unions of records that
     hold each other would otherwise be tried in every combination, twice as many for each level of nesting.
-    Raises InvalidSchema after _MAX_STEPS: a long value may have to be tried with each of many types.
+    Raise InvalidSchema after _MAX_STEPS: a long value may have to be tried with each of many types.
     """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class DefaultChecker:
         self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
-        """True when the JSON value fits the schema as a default; for a union, any of its types."""
+        """Return True when the JSON value fits the schema as a default; for a union, any of its types."""
         self._count(1 + len(value) // 64 if isinstance(value, str) else 1)
         match schema:
             case list():
@@ -185,7 +185,7 @@ class DefaultChecker:
 
 
 def _is_bytes(value: Any) -> bool:
-    """True for a default of type bytes: a string whose code points, 0 to 255, are the byte values."""
+    """Return True for a default of type bytes: a string whose code points, 0 to 255, are the byte values."""
     return isinstance(value, str) and max(value, default="") <= "\xff"
 
 
@@ -211,7 +211,7 @@ class _Reader:
         self._characters = 0
 
     def flaws(self) -> Iterator[str]:
-        """The tolerated flaws of the schema that was read."""
+        """Yield the tolerated flaws of the schema that was read."""
         yield from self._flaws
         defaults = DefaultChecker(self.definitions)
         for where, field in self._fields:
@@ -375,7 +375,7 @@ def _check_enum(tree: Mapping[str, Json], full: str) -> None:
 
 
 def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth: int) -> Json:
-    """The tree with each referenced type written out at its first use only."""
+    """Return the tree with each referenced type written out at its first use only."""
     if depth > _MAX_DEPTH:
         raise _too_deep()
     if isinstance(tree, list):
@@ -392,7 +392,7 @@ def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth
 
 
 def _write(tree: Json, enclosing: str) -> Json:
-    """The tree as written inside a namespace: shortest names, keys in a fixed order."""
+    """Return the tree as written inside a namespace: shortest names, keys in a fixed order."""
     if isinstance(tree, str):
         return _short(tree, enclosing)
     if isinstance(tree, list):

@@ -85,9 +85,11 @@ class SchemaRegistryClient:
         self._http.close()
 
     def schema(self, schema_id: int) -> Any:
-        """The schema of an id as parsed JSON (a dict for a record), without references; do not change it.
+        """Return the schema of an id as parsed JSON (a dict for a record), without references; do not change
+        it.
 
-        Raises UnknownSchema when the registry has no such id, RegistryUnavailable when it does not answer.
+        Raises UnknownSchema when the registry has no such id. Raise RegistryUnavailable when it does not
+        answer.
         """
         if schema_id not in self._schemas:
             self._schemas[schema_id] = _parsed(self.ask(f"/schemas/ids/{schema_id}?format=resolved"))
@@ -102,7 +104,7 @@ class SchemaRegistryClient:
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
         """Register a schema (parsed JSON) under a subject; return its id, the old one if it exists already.
 
-        `timeout_s` shortens the client's own timeout for this call. Raises SchemaRefused when the registry
+        `timeout_s` shortens the client's own timeout for this call. Raise SchemaRefused when the registry
         refuses the schema.
         """
         text = json.dumps(schema)
@@ -113,7 +115,7 @@ class SchemaRegistryClient:
         return self._ids[subject, text]
 
     def latest(self, subject: str, *, timeout_s: float | None = None) -> RegisteredVersion:
-        """The newest version of a subject, requested each time; UnknownSchema when it has none.
+        """Return the newest version of a subject, requested each time. Raise UnknownSchema when it has none.
 
         `timeout_s` shortens the client's own timeout for this call.
         """
@@ -122,7 +124,7 @@ class SchemaRegistryClient:
         return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
 
     def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
-        """The version under which the subject holds the schema; None when it does not."""
+        """Return the version under which the subject holds the schema; None when it does not."""
         path = f"/subjects/{quoted(subject)}"
         try:
             answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("id", "version"))
@@ -131,21 +133,24 @@ class SchemaRegistryClient:
         return RegisteredVersion(answer["id"], answer["version"], schema)
 
     def versions(self, subject: str) -> list[int]:
-        """The subject's versions; empty when there is no such subject."""
+        """Return the subject's versions; empty when there is no such subject."""
         try:
             return [int(version) for version in self.ask(f"/subjects/{quoted(subject)}/versions")]
         except UnknownSchema:
             return []
 
     def subjects_of(self, schema_id: int) -> list[str]:
-        """The subjects whose versions, deleted ones too, have the schema of an id; none for an unknown id."""
+        """Return the subjects whose versions, deleted ones too, have the schema of an id.
+
+        None for an unknown id.
+        """
         try:
             return sorted(map(str, self.ask(f"/schemas/ids/{schema_id}/subjects?deleted=true")))
         except UnknownSchema:
             return []
 
     def is_millrace(self) -> bool:
-        """True for a registry of Millrace, which takes a whole folder in one request.
+        """Return True for a registry of Millrace, which takes a whole folder in one request.
 
         RegistryUnavailable when the registry does not answer.
         """
@@ -158,7 +163,7 @@ class SchemaRegistryClient:
             return False
 
     def level(self, subject: str) -> tuple[str, bool]:
-        """The level that applies to a subject, and whether it is its own."""
+        """Return the level that applies to a subject, and whether it is its own."""
         path = f"/config/{quoted(subject)}"
         try:
             return str(self.ask(path, expected=("compatibilityLevel",))["compatibilityLevel"]), True
@@ -166,7 +171,10 @@ class SchemaRegistryClient:
             return str(self.ask("/config", expected=("compatibilityLevel",))["compatibilityLevel"]), False
 
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
-        """Reasons why the schema breaks the subject's compatibility level, one line each; empty: none."""
+        """Return reasons why the schema breaks the subject's compatibility level, one line each.
+
+        Empty: none.
+        """
         path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"
         answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("is_compatible",))
         if answer["is_compatible"]:
@@ -212,7 +220,7 @@ class SchemaRegistryClient:
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> httpx.Response:
-        """The first answer below 500 other than 429; retry within the timeout.
+        """Return the first answer below 500 other than 429; retry within the timeout.
 
         Registering the same schema again gives the same id.
         """

@@ -45,7 +45,10 @@ class Level(StrEnum):
 
 
 def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
-    """Reasons why `new` breaks the level with `old`, which is `version`, one line each; empty: compatible."""
+    """Return reasons why `new` breaks the level with `old`, which is `version`, one line each.
+
+    Empty: compatible.
+    """
     reasons = []
     if level.startswith(("BACKWARD", "FULL")):
         prefix = f"the new schema cannot read version {version}"
@@ -57,7 +60,7 @@ def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Lev
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
-    """Reasons why `reader` cannot read all data of `writer`, one line each; empty: it can.
+    """Return reasons why `reader` cannot read all data of `writer`, one line each; empty: it can.
 
     InvalidSchema when the comparison takes too much work.
     """
@@ -83,7 +86,7 @@ class _Comparison:
         self._steps = 0
 
     def reasons(self, reader: Json, writer: Json, path: str) -> _Reasons:
-        """Reasons why one type cannot read another, each with the path of fields to the place."""
+        """Return reasons why one type cannot read another, each with the path of fields to the place."""
         self._count(_STEPS)
         reader, writer = _definition(reader, self._reader), _definition(writer, self._writer)
         if isinstance(reader, str) or isinstance(writer, str):
@@ -129,7 +132,7 @@ class _Comparison:
         return self._located(path, f"the union cannot hold {_kind(writer)}")
 
     def _same(self, reader: Json, writer: Json, path: str) -> _Reasons:
-        """Reasons why a type cannot read another; neither is a union."""
+        """Return reasons why a type cannot read another; neither is a union."""
         kind, written = _kind(reader), _kind(writer)
         if kind != written:
             fits = written in _PROMOTIONS.get(kind, ())
@@ -145,7 +148,7 @@ class _Comparison:
         )
 
     def _other_name(self, reader: Json, writer: Json) -> str | None:
-        """The reason if two types' names do not match; namespaces are ignored, aliases count."""
+        """Return the reason if two types' names do not match; namespaces are ignored, aliases count."""
         if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
             return None
         if id(reader) not in self._aliases:
@@ -202,7 +205,10 @@ class _Comparison:
 
 
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
-    """The one tree of a named type, even if the type is written out several times; other types unchanged."""
+    """Return the one tree of a named type, even if the type is written out several times.
+
+    Other types unchanged.
+    """
     if isinstance(tree, str):
         return definitions.get(tree, tree)
     return definitions[tree["name"]] if isinstance(tree, dict) and tree["type"] in NAMED else tree
@@ -214,7 +220,7 @@ def _kind(tree: Json) -> str:
 
 
 def _label(tree: Json) -> str:
-    """The label that identifies a branch of a union: its full name, or its kind."""
+    """Return the label that identifies a branch of a union: its full name, or its kind."""
     return str(tree["name"]) if isinstance(tree, dict) and tree["type"] in NAMED else _kind(tree)
 
 

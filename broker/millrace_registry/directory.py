@@ -95,12 +95,12 @@ class Change:
     schema: AvroSchema | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The change for scripts, without schema and topic."""
+        """Return the change for scripts, without schema and topic."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in ("schema", "topic")}
 
 
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
-    """Every `.avsc` file of a folder, sorted, each with its problem, without asking a registry.
+    """Return every `.avsc` file of a folder, sorted, each with its problem, without asking a registry.
 
     Raises MillraceError when the folder does not exist or holds no schema.
     """
@@ -115,7 +115,10 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
 
 
 def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
-    """The levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc; MillraceError if wrong."""
+    """Return the levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc.
+
+    Raise MillraceError if wrong.
+    """
     path = directory / LEVELS
     if not path.exists():
         return {}
@@ -140,7 +143,7 @@ def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaF
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
-    """Differences from a revision of git; a schema that could not read its old data is incompatible.
+    """Return differences from a revision of git; a schema that could not read its old data is incompatible.
 
     Raises MillraceError when git does not know the revision.
     """
@@ -203,7 +206,7 @@ def apply(
 
     A registry of Millrace does so in one transaction, and keeps commit and author. Other registries get file
     after file, once all were checked, so a failure in between leaves some registered: repeat the call then.
-    Raises SchemaRefused naming every refused file. A repetition changes nothing.
+    Raise SchemaRefused naming every refused file. A repetition changes nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -235,7 +238,7 @@ def _apply_at_once(
 
 
 def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
-    """The body of `/apply` for a registry of Millrace; MillraceError for too many changes."""
+    """Return the body of `/apply` for a registry of Millrace. Raise MillraceError for too many changes."""
     commit, author = _commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.
@@ -254,7 +257,10 @@ def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence
 
 
 def _commit_and_author(directory: Path) -> tuple[str, str]:
-    """The folder's commit, with `-dirty` if files differ, and its author; else "" and the present user."""
+    """Return the folder's commit, with `-dirty` if files differ, and its author.
+
+    Else "" and the present user.
+    """
     try:
         commit = _git(directory, "rev-parse", "HEAD").decode().strip()
         author = _git(directory, "log", "-1", "--format=%an <%ae>").decode(errors="replace").strip()
@@ -308,7 +314,7 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
 def _incompatible_by(
     level: Level, schema: AvroSchema, subject: str, versions: Sequence[int], client: SchemaRegistryClient
 ) -> list[str]:
-    """Reasons why the schema breaks the subject's future level, one line each."""
+    """Return reasons why the schema breaks the subject's future level, one line each."""
     compared = sorted(versions, reverse=True) if level.endswith("_TRANSITIVE") else [max(versions)]
     reasons: list[str] = []
     for number in compared:
@@ -360,7 +366,10 @@ def _read_file(
 
 
 def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchema, bool]:
-    """The schema in a text, and whether it needs no other file; missing types are taken from other files."""
+    """Return the schema in a text, and whether it needs no other file.
+
+    Missing types are taken from other files.
+    """
     taken: dict[str, Any] = {}
     while True:
         try:
@@ -373,7 +382,10 @@ def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchem
 
 
 def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
-    """The problem that `check` finds in a schema of a file named like the subject; None if there is none."""
+    """Return the problem that `check` finds in a schema of a file named like the subject.
+
+    None if there is none.
+    """
     try:
         return _problem(parse(json.dumps(schema)).tree, subject)
     except InvalidSchema as error:
@@ -392,7 +404,9 @@ def _problem(tree: Any, subject: str) -> str | None:
 
 
 def _header_problem(fields: Sequence[Any]) -> str | None:
-    """The problem if the audit cannot read an event's header: it reads only these bytes of every message."""
+    """Return the problem if the audit cannot read an event's header: it reads only these bytes of every
+    message.
+    """
     if not fields or fields[0]["name"] != "header":
         return (
             f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it. {_WRITE}"

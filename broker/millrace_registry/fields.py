@@ -44,7 +44,7 @@ def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
 
 
 def _levels(schema: AvroSchema) -> list[dict[str, str] | None]:
-    """Fields by path with their type and default as text, one mapping for each level of nesting.
+    """Return fields by path with their type and default as text, one mapping for each level of nesting.
 
     The last level is None if there would be more than MAX_PATHS or MAX_CHARACTERS in all.
     """
@@ -76,7 +76,7 @@ def _fields_at(schema: AvroSchema, places: Sequence[_Place]) -> Iterator[tuple[_
 
 
 def _records(schema: AvroSchema, tree: Json) -> Iterator[dict[str, Json]]:
-    """The records that a type is or holds in lists, maps and unions."""
+    """Yield the records that a type is or holds in lists, maps and unions."""
     if isinstance(tree, str):
         tree = schema.definitions.get(tree, tree)
     if isinstance(tree, list):

@@ -20,7 +20,7 @@ _CHANGED = ("new", "new version", "incompatible")
 def with_retained(
     changes: Sequence[Change], cluster: ClusterClient, registry: SchemaRegistryClient
 ) -> list[Change]:
-    """The changes with notes about topics whose messages could not be read, and the ungated subjects.
+    """Return the changes with notes about topics whose messages could not be read, and the ungated subjects.
 
     Topics that carry ids of a changed subject, or are named like its file, are read whole; of other topics
     only the end is read. A subject whose ids a topic carries, and which is not in the folder, gets a row of

@@ -145,7 +145,7 @@ def diff(
 
 
 def side_by_side(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffRow]:
-    """The lines of both texts in pairs, with equal lines beside each other."""
+    """Yield the lines of both texts in pairs, with equal lines beside each other."""
     for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new).get_opcodes():
         for n in range(max(j - i, m - k)):
             left, right = old[i + n] if i + n < j else "", new[k + n] if k + n < m else ""
@@ -169,7 +169,7 @@ def _store(request: Request) -> Store:
 
 
 def failure(message: str, status: int, headers: Mapping[str, str]) -> HTMLResponse:
-    """A page with an error's message."""
+    """Return a page with an error's message."""
     text = _templates.get_template("error.html").render(message=message)
     return HTMLResponse(text, status, {**_HEADERS, **headers})
 

@@ -42,7 +42,7 @@ class SchemaParser:
         self._contents: dict[tuple[int, Sequence[Reference]], str] = {}
 
     def content(self, schema: AvroSchema, references: Sequence[Reference]) -> str:
-        """The fingerprint of a schema parsed here with its references."""
+        """Return the fingerprint of a schema parsed here with its references."""
         key = id(schema), references
         if key not in self._contents:
             self._contents[key] = schema.fingerprint(
@@ -53,7 +53,7 @@ class SchemaParser:
     def compare(
         self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level
     ) -> list[str]:
-        """Reasons why a schema parsed here breaks the level with a version's schema, one line each."""
+        """Return reasons why a schema parsed here breaks the level with a version's schema, one line each."""
         key = id(new), old_id, version, level  # `new` lives as long as this parser
         if key not in self._reasons:
             stored = rows.schema(old_id)
@@ -63,7 +63,8 @@ class SchemaParser:
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a text; InvalidSchema if it is invalid, or its references are missing or too large.
+        """Return the schema in a text. Raise InvalidSchema if it is invalid, or its references are missing or
+        too large.
 
         A schema with a flaw is accepted here: stored schemas may have been imported with it.
         """
@@ -108,7 +109,7 @@ def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredS
 
 
 def _definitions(references: Sequence[Reference], schemas: Sequence[AvroSchema]) -> dict[str, Json]:
-    """Every named type that the references bring, by full name."""
+    """Return every named type that the references bring, by full name."""
     definitions: dict[str, Json] = {}
     for reference, schema in zip(references, schemas, strict=True):
         if reference.name not in schema.definitions:

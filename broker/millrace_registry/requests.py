@@ -108,7 +108,7 @@ def _check_text(value: Any) -> None:
 
 
 def subject_name(subject: str) -> str:
-    """The subject in a path's segment, without the default context, which is the only context here."""
+    """Return the subject in a path's segment, without the default context, which is the only context here."""
     return _checked_name(unquote(subject))
 
 
@@ -127,13 +127,13 @@ def _checked_name(name: str) -> str:
 
 
 async def subject_or_global(request: Request) -> str:
-    """The subject in the path, or GLOBAL when the path names none."""
+    """Return the subject in the path, or GLOBAL when the path names none."""
     segment = request.path_params.get("subject")
     return GLOBAL if segment is None else subject_name(segment)
 
 
 async def schema_guid(guid: str) -> UUID:
-    """The GUID in a path's segment; SCHEMA_NOT_FOUND for a segment that is no GUID."""
+    """Return the GUID in a path's segment; SCHEMA_NOT_FOUND for a segment that is no GUID."""
     try:
         return UUID(guid)
     except ValueError:
@@ -141,7 +141,7 @@ async def schema_guid(guid: str) -> UUID:
 
 
 async def properties_in(request: Request) -> dict[str, str]:
-    """The pairs of a query that repeats `key` and `value`."""
+    """Return the pairs of a query that repeats `key` and `value`."""
     keys, values = (request.query_params.getlist(name) for name in ("key", "value"))
     if len(keys) != len(values):
         raise RegistryError(ErrorCode.BAD_REQUEST, "the query's `key` and `value` do not pair: give one each")
@@ -149,7 +149,7 @@ async def properties_in(request: Request) -> dict[str, str]:
 
 
 async def schema_number(schema_id: str) -> int:
-    """The id in a path's segment; SCHEMA_NOT_FOUND for a segment that is no id."""
+    """Return the id in a path's segment; SCHEMA_NOT_FOUND for a segment that is no id."""
     number = _number_in(schema_id)
     if number is None:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -157,7 +157,7 @@ async def schema_number(schema_id: str) -> int:
 
 
 def version_number(version: str) -> int:
-    """The version in a path's segment: a number, or LATEST for `latest` and -1."""
+    """Return the version in a path's segment: a number, or LATEST for `latest` and -1."""
     number = LATEST if version in ("latest", "-1") else _number_in(version)
     if number is None:
         raise RegistryError(
@@ -168,32 +168,32 @@ def version_number(version: str) -> int:
 
 
 def _number_in(segment: str) -> int | None:
-    """The number from 1 to LARGEST in a path's segment; None for any other segment."""
+    """Return the number from 1 to LARGEST in a path's segment; None for any other segment."""
     if segment.isascii() and segment.isdigit() and len(segment) <= 10 and 1 <= int(segment) <= LARGEST:
         return int(segment)
     return None
 
 
 async def body_of_schemas(request: Request) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON object of a request that registers."""
+    """Yield the JSON object of a request that registers."""
     async with _json_object(request, MAX_BODY_BYTES) as value:
         yield value
 
 
 async def body_of_schema(request: Request) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON object of a request that asks about one schema."""
+    """Yield the JSON object of a request that asks about one schema."""
     async with _json_object(request, MAX_QUESTION_BYTES) as value:
         yield value
 
 
 async def body_of_setting(request: Request) -> AsyncIterator[Mapping[str, Any]]:
-    """The JSON object of a request that changes a level or a mode."""
+    """Yield the JSON object of a request that changes a level or a mode."""
     async with _json_object(request, SMALL_BODY_BYTES) as value:
         yield value
 
 
 def _json_object(request: Request, most: int) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-    """The request's JSON object; a body that is too large is refused before it is buffered."""
+    """Return the request's JSON object; a body that is too large is refused before it is buffered."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES + _READ_ONLY_MEDIA_TYPES:
         raise RegistryError(
@@ -259,7 +259,9 @@ class Application:
 
 
 def application(body: Mapping[str, Any]) -> Application:
-    """The body of `/apply`: {schemas: [{subject, schema}], levels: {subject: level}, commit, author}."""
+    """Return the body of `/apply`: {schemas: [{subject, schema}], levels: {subject: level},
+    commit, author}.
+    """
     schemas, levels = body.get("schemas"), body.get("levels") or {}
     words = {key: body.get(key) or "" for key in _MOST_CHARACTERS}
     if not (
@@ -297,7 +299,7 @@ def not_kept(key: str) -> RegistryError:
 
 
 def _properties(metadata: Any) -> dict[str, str] | None:
-    """The `properties` of a schema's metadata; None when there are none."""
+    """Return the `properties` of a schema's metadata; None when there are none."""
     properties = metadata.get("properties") or {} if isinstance(metadata, dict) else None
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise RegistryError(

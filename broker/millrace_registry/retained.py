@@ -20,9 +20,9 @@ _FETCH_BYTES = 4 << 20
 
 
 def ids_in(client: ClusterClient, topic: str, *, tail_only: bool = False) -> Counter[int]:
-    """Schema id -> number of retained messages with it; `tail_only` samples the end of each partition.
+    """Return schema id -> number of retained messages with it; `tail_only` samples the end of each partition.
 
-    Messages that do not begin with an id are left out. MillraceError when a partition cannot be read.
+    Messages that do not begin with an id are left out. Raise MillraceError when a partition cannot be read.
     """
     found: Counter[int] = Counter()
     earliest, latest = (client.list_offsets(topic, when) for when in (EARLIEST, LATEST))

@@ -62,7 +62,7 @@ class Setting(Generic[Value]):
     not_configured: ErrorCode
 
     def parse(self, text: object) -> Value:
-        """The value of that name, in upper or lower case; RegistryError when there is none."""
+        """Return the value of that name, in upper or lower case. Raise RegistryError when there is none."""
         values = type(self.default)
         if isinstance(text, str) and text.upper() in values.__members__:
             return values[text.upper()]
@@ -78,7 +78,10 @@ class Setting(Generic[Value]):
         return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
     def read(self, rows: Transaction, subject: str, *, default_to_global: bool) -> Value:
-        """The value that applies; RegistryError if the subject has none and `default_to_global` is False."""
+        """Return the value that applies.
+
+        Raise RegistryError if the subject has none and `default_to_global` is False.
+        """
         if subject != GLOBAL and not default_to_global and self.own(rows, subject) is None:
             raise RegistryError(
                 self.not_configured, f"Subject '{subject}' does not have subject-level {self.name} configured"
@@ -127,7 +130,7 @@ class Candidate:
     """For an import the version's number in the other registry, otherwise the number that it must get."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
-        """The schema, and the fingerprint of its text and references."""
+        """Return the schema, and the fingerprint of its text and references."""
         schema = parser.parse(rows, self.text, self.references)
         return schema, parser.content(schema, self.references)
 
@@ -139,7 +142,7 @@ def check_known(rows: Transaction, subject: str, *, deleted: bool | None = False
 
 
 def find_version(rows: Transaction, subject: str, number: int, *, deleted: bool = False) -> StoredVersion:
-    """A live version of a subject, with `deleted` any; LATEST prefers a live version."""
+    """Return a live version of a subject, with `deleted` any; LATEST prefers a live version."""
     state = None if deleted else False
     if number != LATEST:
         versions = rows.versions(subject, number, deleted=state)
@@ -160,7 +163,7 @@ def _no_version(number: int) -> RegistryError:
 
 
 def find_schema(rows: Transaction, schema_id: int) -> StoredSchema:
-    """The schema of an id; SCHEMA_NOT_FOUND when not even a deleted version holds it."""
+    """Return the schema of an id; SCHEMA_NOT_FOUND when not even a deleted version holds it."""
     versions = rows.versions(schema_id=schema_id, deleted=None, page=ONE)
     if not versions:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -177,7 +180,7 @@ def find_schema_of_guid(rows: Transaction, guid: UUID) -> StoredSchema:
 def find_latest_with(
     rows: Transaction, subject: str, properties: Mapping[str, str], *, deleted: bool = False
 ) -> StoredVersion:
-    """The newest version whose schema has at least these properties."""
+    """Return the newest version whose schema has at least these properties."""
     state = None if deleted else False
     check_known(rows, subject, deleted=state)
     for start in itertools.count(0, _AT_ONCE):
@@ -192,14 +195,14 @@ def find_latest_with(
 
 
 def resolve(rows: Transaction, schema: StoredSchema) -> str:
-    """The schema's text with every referenced type written out."""
+    """Return the schema's text with every referenced type written out."""
     if not schema.references:
         return schema.text
     return SchemaParser().parse(rows, schema.text, schema.references).resolved_text
 
 
 def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
-    """The version under which the subject holds the candidate's schema."""
+    """Return the version under which the subject holds the candidate's schema."""
     check_known(rows, subject, deleted=None if deleted else False)
     _, content = candidate.parse(rows, SchemaParser())
     versions = rows.versions(
@@ -255,7 +258,10 @@ def _check_candidate(
     candidate: Candidate,
     new_level: Level | None = None,
 ) -> StoredVersion | None:
-    """The version that holds the schema; None if it must be registered. Raises if that is not allowed."""
+    """Return the version that holds the schema; None if it must be registered.
+
+    Raises if that is not allowed.
+    """
     schema, content = candidate.parse(rows, parser)
     existing = rows.versions(subject, content=content, properties=candidate.properties)
     if existing and candidate.schema_id in (None, existing[-1].schema.id):
@@ -320,7 +326,7 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
 
 
 def check(rows: Transaction, subject: str, candidate: Candidate, number: int | None = None) -> list[str]:
-    """Reasons why the schema could not be registered, one line each; empty when it could.
+    """Return reasons why the schema could not be registered, one line each; empty when it could.
 
     It is compared with one version, or by the subject's level with the latest or all. A subject without
     versions accepts every schema.
@@ -341,7 +347,7 @@ def check(rows: Transaction, subject: str, candidate: Candidate, number: int | N
 
 
 def _compared(rows: Transaction, subject: str, level: Level) -> dict[int, int]:
-    """The numbers of the versions that a level compares with, each with the id of its schema."""
+    """Return the numbers of the versions that a level compares with, each with the id of its schema."""
     if level.endswith("_TRANSITIVE"):
         return rows.numbers(subject)
     return {version.version: version.schema.id for version in _latest(rows, subject)}
@@ -350,7 +356,9 @@ def _compared(rows: Transaction, subject: str, level: Level) -> dict[int, int]:
 def _compare(
     rows: Transaction, parser: SchemaParser, schema: AvroSchema, numbers: Mapping[int, int], level: Level
 ) -> list[str]:
-    """Reasons why a schema breaks the level with the versions `numbers`, one line each, newest first."""
+    """Return reasons why a schema breaks the level with the versions `numbers`, one line each,
+    newest first.
+    """
     reasons: list[str] = []
     for number, schema_id in sorted(numbers.items(), reverse=True) if level is not Level.NONE else ():
         reasons += parser.compare(rows, schema, schema_id, number, level)

@@ -166,7 +166,7 @@ class Origin:
 
 
 def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
-    """The fingerprint of a schema from the fingerprint `content` of its text and references."""
+    """Return the fingerprint of a schema from the fingerprint `content` of its text and references."""
     if not properties:
         return content
     return hashlib.sha256(json.dumps([content, properties], sort_keys=True).encode()).hexdigest()
@@ -191,7 +191,7 @@ class Transaction:
     def schema(
         self, schema_id: int | None = None, *, fingerprint: str | None = None, guid: UUID | None = None
     ) -> StoredSchema | None:
-        """The schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
+        """Return the schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
         if guid is not None:  # a range of the unique index, in any collation of the database; no pattern
             query = query.where(_schemas.c.fingerprint.between(guid.hex + "0" * 32, guid.hex + "f" * 32))
@@ -199,7 +199,7 @@ class Transaction:
         return None if row is None else _schema(row)
 
     def largest_id(self) -> int:
-        """The largest id of a schema; 0 when there is none."""
+        """Return the largest id of a schema; 0 when there is none."""
         return self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar() or 0
 
     def add_schema(
@@ -248,7 +248,10 @@ class Transaction:
         newest_first: bool = False,
         page: slice = ALL,
     ) -> list[StoredVersion]:
-        """The versions that match all arguments, sorted; without `properties`, `content` matches any."""
+        """Return the versions that match all arguments, sorted.
+
+        Without `properties`, `content` matches any.
+        """
         columns = {
             _versions.c.subject: subject,
             _versions.c.version: version,
@@ -275,7 +278,7 @@ class Transaction:
         ]
 
     def numbers(self, subject: str, *, deleted: bool | None = False, page: slice = ALL) -> dict[int, int]:
-        """The numbers of a subject's versions in order, each with the id of its schema."""
+        """Return the numbers of a subject's versions in order, each with the id of its schema."""
         columns = {_versions.c.subject: subject, _versions.c.deleted: deleted}
         query = _matching(sa.select(_versions.c.version, _versions.c.schema_id), columns)
         return {
@@ -291,13 +294,13 @@ class Transaction:
         deleted: bool | None = False,
         page: slice = ALL,
     ) -> list[str]:
-        """Names of the subjects with matching versions, sorted."""
+        """Return names of the subjects with matching versions, sorted."""
         columns = {_versions.c.schema_id: schema_id, _versions.c.deleted: deleted}
         query = _matching(sa.select(_versions.c.subject), columns, prefix).group_by(_versions.c.subject)
         return list(self._execute(_cut(query.order_by(self._by_subject), page)).scalars())
 
     def counts(self) -> dict[str, int]:
-        """The numbers of `schemas`, of live `versions`, and of `subjects` with live versions."""
+        """Return the numbers of `schemas`, of live `versions`, and of `subjects` with live versions."""
         live = _versions.c.deleted.is_(False)
         queries = {
             "schemas": sa.select(sa.func.count()).select_from(_schemas),
@@ -352,7 +355,7 @@ class Transaction:
         self._execute(_forgotten.insert().from_select(["subject", "version", "schema_id"], query))
 
     def is_named_as_another(self, subject: str, version: int, schema_id: int | None) -> bool:
-        """True when a reference names a permanently deleted version, unless that held this schema.
+        """Return True when a reference names a permanently deleted version, unless that held this schema.
 
         The schema of a version that an older release deleted is not known: then the result is True.
         """
@@ -367,12 +370,12 @@ class Transaction:
         self._execute(_origins.insert(), {"subject": subject, "version": version, **row})
 
     def origins(self, subject: str) -> dict[int, Origin]:
-        """Number -> origin, of a subject's versions that were registered by `/apply`."""
+        """Return number -> origin, of a subject's versions that were registered by `/apply`."""
         rows = self._execute(sa.select(_origins).where(_origins.c.subject == subject))
         return {row.version: Origin(row.commit, row.author, row.time) for row in rows}
 
     def deletions(self) -> int:
-        """The number of permanent deletions; if it has grown, remembered ids may no longer exist."""
+        """Return the number of permanent deletions; if it has grown, remembered ids may no longer exist."""
         return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
@@ -382,7 +385,9 @@ class Transaction:
     def referenced_by(
         self, subject: str, version: int | None = None, *, deleted: bool | None = False, page: slice = ALL
     ) -> list[int]:
-        """Ids of schemas that refer to this version, or any of the subject, and have matching versions."""
+        """Return ids of schemas that refer to this version, or any of the subject, and have matching
+        versions.
+        """
         columns = {
             _references.c.subject: subject,
             _references.c.version: version,
@@ -452,7 +457,7 @@ class RecentSchemas:
         self._lock = threading.Lock()
 
     def get(self, schema_id: int) -> StoredSchema | None:
-        """The schema of an id; None when it must be read from the database."""
+        """Return the schema of an id; None when it must be read from the database."""
         with self._lock:
             return self._schemas.get(schema_id) if self.clock() < self._valid_until else None
 
@@ -515,7 +520,10 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
-        """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
+        """Yield a transaction that no other writer overlaps.
+
+        Commits at the end, rolls back on an exception.
+        """
         # PostgreSQL takes a snapshot before it waits for the lock: later statements need a newer snapshot.
         options = {"isolation_level": "READ COMMITTED"} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():

@@ -48,7 +48,7 @@ class Subjects:
 
     @classmethod
     def parse(cls, words: Iterable[str], policies: TopicPolicies | None = None) -> Subjects:
-        """Read `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else.
+        """Read `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`. Raise ConfigError for anything else.
 
         A word has precedence over the topic's policy.
         """
@@ -68,11 +68,11 @@ class Subjects:
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
-        """The subjects by the words, or else by MILLRACE_SUBJECTS, and by the file of topics."""
+        """Return the subjects by the words, or else by MILLRACE_SUBJECTS, and by the file of topics."""
         return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:
-        """The subject of a topic's events; `record` is the full name of their schema, if it is known.
+        """Return the subject of a topic's events; `record` is the full name of their schema, if it is known.
 
         Raises ConfigError when the strategy is RECORD and the record's name is not known.
         """
@@ -94,7 +94,8 @@ class Subjects:
     def of_messages(
         self, topic: str, ids_in: Callable[[], Iterable[int]], registry: SchemaRegistryClient
     ) -> str:
-        """The subject of a topic; if the strategy is RECORD, the record is found by ids in the messages.
+        """Return the subject of a topic; if the strategy is RECORD, the record is found by ids in the
+        messages.
 
         Raises MillraceError when the ids are of several records.
         """
@@ -114,7 +115,7 @@ LIKE_TOPICS = Subjects()
 
 
 def full_name(schema: object) -> str | None:
-    """The name of a parsed schema with its namespace; None for one without a name."""
+    """Return the name of a parsed schema with its namespace; None for one without a name."""
     if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str):
         return None
     name, namespace = str(schema["name"]), schema.get("namespace")
@@ -124,7 +125,7 @@ def full_name(schema: object) -> str | None:
 def foreign_ids(
     topic: str, ids: Iterable[int], subjects: Subjects, registry: SchemaRegistryClient
 ) -> dict[int, Sequence[str]]:
-    """Ids in a topic's messages that its subject has never had, each with the subjects that hold it.
+    """Return ids in a topic's messages that its subject has never had, each with the subjects that hold it.
 
     An id that the registry does not know is left out: its messages cannot be read anyway.
     """
@@ -139,7 +140,7 @@ def foreign_ids(
 
 
 def foreign_id_lines(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
-    """A line for each id of `foreign_ids`, with the action to take."""
+    """Return a line for each id of `foreign_ids`, with the action to take."""
     return [
         f"{topic}: its messages carry schema id {schema_id} of subject {' and '.join(holders)}, which is not"
         f" the topic's subject, so its changes are not checked for {topic}: give --subject"

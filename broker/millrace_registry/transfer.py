@@ -90,7 +90,7 @@ def read_registry(client: SchemaRegistryClient) -> Contents:
 
 
 def _pages(client: SchemaRegistryClient) -> Iterator[dict[str, Any]]:
-    """Every version, page by page; some registries return all at once and ignore offset and limit."""
+    """Yield every version, page by page; some registries return all at once and ignore offset and limit."""
     first, offset = None, 0
     while page := client.ask(f"/schemas?deleted=true&offset={offset}&limit={_PAGE}"):
         if page[0] == first:
@@ -109,7 +109,7 @@ def _level(client: SchemaRegistryClient, subject: str | None) -> str | None:
 
 
 def write_folder(contents: Contents, directory: Path) -> None:
-    """Write a file for each subject into a new folder; MillraceError when it cannot be written."""
+    """Write a file for each subject into a new folder. Raise MillraceError when it cannot be written."""
     subjects: dict[str, list[Version]] = {}
     for version in contents.versions:
         subjects.setdefault(version.subject, []).append(version)
@@ -127,7 +127,7 @@ def write_folder(contents: Contents, directory: Path) -> None:
 
 
 def read_folder(directory: Path) -> Contents:
-    """Read an export's folder; MillraceError when it is incomplete."""
+    """Read an export's folder. Raise MillraceError when it is incomplete."""
     try:
         files = [path for path in sorted(directory.glob("*.json")) if path.name != _WHOLE]
         whole = json.loads((directory / _WHOLE).read_text())
@@ -263,14 +263,17 @@ def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_m
 
 
 def _meaning(version: Version) -> str:
-    """The identity of a schema in a registry of Millrace; a text with references is taken literally."""
+    """Return the identity of a schema in a registry of Millrace.
+
+    A text with references is taken literally.
+    """
     used = sorted((each["name"], each["subject"], each["version"]) for each in version.references)
     properties = (version.metadata or {}).get("properties") or None
     return json.dumps([_tree(version), used, properties], sort_keys=True)
 
 
 def _same_schema(one: Version, other: Version) -> bool:
-    """True if two schemas are the same in Avro: registries write the same schema in several ways."""
+    """Return True if two schemas are the same in Avro: registries write the same schema in several ways."""
     if one.references or other.references:
         return one.references == other.references
     return bool(_tree(one) == _tree(other))
@@ -287,7 +290,7 @@ def _tree(version: Version) -> Any:
 
 
 def _referenced_first(versions: Iterable[Version]) -> list[Version]:
-    """The versions by id and number, but each after the versions that it refers to."""
+    """Return the versions by id and number, but each after the versions that it refers to."""
     left = {(v.subject, v.version): v for v in sorted(versions, key=lambda v: (v.id, v.version))}
     ordered = []
 

@@ -32,7 +32,7 @@ class Usage:
         self._stop.set()
 
     def topics_of(self, schema_id: int) -> str:
-        """The topics that use a schema, as text for the page."""
+        """Return the topics that use a schema, as text for the page."""
         if self._bootstrap is None:
             return "not known: start the registry with --bootstrap"
         if self._topics is None:
@@ -42,7 +42,7 @@ class Usage:
         return ", ".join(topics[:_MOST_TOPICS]) + more or "none"
 
     def look(self) -> None:
-        """Look once; MillraceError when the brokers do not answer."""
+        """Look once. Raise MillraceError when the brokers do not answer."""
         from millrace_registry.retained import ids_in  # imports numpy, not needed without brokers
 
         assert self._bootstrap is not None

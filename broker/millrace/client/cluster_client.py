@@ -83,17 +83,22 @@ class ClusterClient:
         return self._cluster_id or ""
 
     def topic(self, name: str) -> TopicMetadata:
-        """The topic as it is now; raises UnknownTopicOrPartition when the cluster has none of that name."""
+        """Return the topic as it is now.
+
+        Raise UnknownTopicOrPartition when the cluster has none of that name.
+        """
         return self.retry(lambda deadline: self._topic(name, deadline))
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
-        """Every topic of the cluster by name, or those of `names` that exist."""
+        """Return every topic of the cluster by name, or those of `names` that exist."""
         wanted = None if names is None else tuple(names)
         response = self.retry(lambda deadline: self._metadata(wanted, deadline))
         return metadata.topics_of(response)
 
     def names_there(self, topic: str) -> list[str]:
-        """The cluster's own names of a topic and of the copies that are merged into it, if they exist."""
+        """Return the cluster's own names of a topic and of the copies that are merged into it,
+        if they exist.
+        """
         copies = self.copies
         names = [topic] if copies is None else copies.names(topic)
         response = self.retry(lambda deadline: self._asked_metadata(names, deadline))
@@ -109,14 +114,15 @@ class ClusterClient:
         return self._brokers
 
     def epoch_of(self, partition: TopicPartition) -> int:
-        """The newest known leader epoch of a partition; -1 when none is known."""
+        """Return the newest known leader epoch of a partition; -1 when none is known."""
         known = self._epochs.get(partition[0])
         return -1 if known is None else known[1].get(partition[1], -1)
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
-        """Partition -> offset for LATEST, EARLIEST or a time in ms; all partitions unless some are named.
+        """Return partition -> offset for LATEST, EARLIEST or a time in ms; all partitions unless some are
+        named.
 
         For a time: the first message at or after it, or the high watermark when there is none.
         """
@@ -177,14 +183,14 @@ class ClusterClient:
         return fetched
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset still there, and the high watermark."""
+        """Return the first offset still there, and the high watermark."""
         earliest, latest = (self.list_offsets(topic, when, [partition]) for when in (EARLIEST, LATEST))
         return earliest[partition], latest[partition]
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, *, replicas: int = -1
     ) -> None:
-        """Create the topic and wait until every partition has a leader; BrokerError when it is refused.
+        """Create the topic and wait until every partition has a leader. Raise BrokerError when it is refused.
 
         Without `replicas` the cluster's default replication factor applies.
         """
@@ -213,7 +219,7 @@ class ClusterClient:
         self.retry(wait_for_leaders)
 
     def delete_topic(self, name: str) -> None:
-        """Delete the topic and all its messages; UnknownTopicOrPartition when there is none."""
+        """Delete the topic and all its messages. Raise UnknownTopicOrPartition when there is none."""
         request = messages.DeleteTopicsRequest(topic_names=(name,), timeout=int(self._timeout_s * 1000))
 
         def attempt(deadline: float) -> None:
@@ -229,7 +235,7 @@ class ClusterClient:
     def mirror_append(self, topic: str, request: mirror_append.MirrorAppend) -> mirror_append.MirrorAppended:
         """Have the leader of the origin's target partition in `topic` append, describe or reset.
 
-        Millrace only. Raises PositionMismatch, with the recorded position, when an append or a reset does not
+        Millrace only. Raise PositionMismatch, with the recorded position, when an append or a reset does not
         start there, and PolicyViolation when the origin was recreated and the target does not know that yet.
         """
         body = b"".join(mirror_append.encode_request(topic, request))
@@ -261,12 +267,15 @@ class ClusterClient:
     def call(
         self, broker_id: int | None, api_key: ApiKey, version: int, request: object, response: type[T]
     ) -> T:
-        """One broker's answer to a message, or any broker's when `broker_id` is None."""
+        """Return one broker's answer to a message, or any broker's when `broker_id` is None."""
         raw = self.ask(broker_id, api_key, version, encode(request, api_key, version))
         return decode(response, api_key, version, raw)
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
-        """The raw response of one broker, or of any when `broker_id` is None; retries lost connections."""
+        """Return the raw response of one broker, or of any when `broker_id` is None.
+
+        Retries lost connections.
+        """
         return self.retry(lambda deadline: self._ask(broker_id, api_key, version, body, deadline))
 
     def retry(self, attempt: Callable[[float], T]) -> T:
@@ -353,7 +362,7 @@ class ClusterClient:
         return decode(response, api_key, version, raw)
 
     def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> messages.MetadataResponse:
-        """Metadata of the topics named, or of all, with MirrorMaker 2's copies merged."""
+        """Return metadata of the topics named, or of all, with MirrorMaker 2's copies merged."""
         if not self._copies_are_known:
             response = self._asked_metadata(names, deadline)
             if not (response.cluster_id or "").startswith(mirror_append.BYTE_OFFSETS_PREFIX):
@@ -368,7 +377,7 @@ class ClusterClient:
         return replace(response, topics=copies.merged(response.topics, names))
 
     def _read_copies(self, deadline: float) -> CopiedTopics | None:
-        """The record of the copied origins; None if the cluster has none.
+        """Return the record of the copied origins; None if the cluster has none.
 
         It is read once: a reader must keep the partition numbers that it began with.
         """
@@ -396,7 +405,10 @@ class ClusterClient:
         return response
 
     def _note_epochs(self, topic: messages.MetadataResponse.Topic) -> None:
-        """Note the leader epochs; TryAgain for a stale leader, which may show less than was shown already."""
+        """Note the leader epochs.
+
+        Raise TryAgain for a stale leader, which may show less than was shown already.
+        """
         if topic.name is None or topic.topic_id is None or topic.error_code:
             return
         topic_id, epochs = self._epochs.setdefault(topic.name, (topic.topic_id, {}))
@@ -437,7 +449,7 @@ class ClusterClient:
         return self.fetcher(connection, timeout_s=max(0.1, deadline - time.monotonic()))
 
     def fetcher(self, connection: Connection, *, timeout_s: float) -> BrokerFetcher:
-        """A fetcher of one broker, which merges the copies that MirrorMaker 2 makes."""
+        """Return a fetcher of one broker, which merges the copies that MirrorMaker 2 makes."""
         if self._copies is None:
             return BrokerFetcher(connection, timeout_s=timeout_s, epoch_of=self.epoch_of)
         return CopiesFetcher(connection, self._copies, timeout_s=timeout_s, epoch_of=self.epoch_of)

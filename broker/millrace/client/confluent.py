@@ -23,7 +23,8 @@ PATIENCE_S = 5.0
 
 
 def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]) -> C:
-    """A Producer or Consumer with these settings, which reaches brokers as the process's client file says.
+    """Return a Producer or Consumer with these settings, which reaches brokers as the process's client file
+    says.
 
     Security settings among them replace the file's. After a failed login the password is read again, so that
     a new one needs no restart; queued messages wait meanwhile.

@@ -57,7 +57,7 @@ class Connection:
     ) -> None:
         """Connect, and log in if `security` says so; without it, as the process's client file says.
 
-        With TLS the broker must prove that it is `host`. Raises ConnectionFailed, or NotTrusted and
+        With TLS the broker must prove that it is `host`. Raise ConnectionFailed, or NotTrusted and
         LoginRefused when a retry is of no use.
         """
         self.address = f"{host}:{port}"
@@ -116,7 +116,7 @@ class Connection:
         return self._renew_at is not None and time.monotonic() > self._renew_at
 
     def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
-        """Send one request and return its response's body; ConnectionFailed when none comes."""
+        """Send one request and return its response's body. Raise ConnectionFailed when none comes."""
         self.send(api_key, version, body, timeout_s=timeout_s)
         return self.receive(timeout_s=timeout_s)
 
@@ -154,7 +154,7 @@ class Connection:
         return self._socket.fileno() in ready
 
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
-        """The body of the next response; ConnectionFailed when it does not come in time.
+        """Return the body of the next response. Raise ConnectionFailed when it does not come in time.
 
         It lies in `buffer` if that is large enough, else in memory of its own.
         """

@@ -47,12 +47,12 @@ class CopiedTopics:
     topic_id: UUID
 
     def encode(self) -> bytes:
-        """The record's value."""
+        """Return the record's value."""
         return json.dumps({"origins": self.origins}).encode()
 
     @classmethod
     def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
-        """Read the record's value; MillraceError when it does not name the origins."""
+        """Read the record's value. Raise MillraceError when it does not name the origins."""
         try:
             origins = json.loads(value)["origins"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -66,18 +66,21 @@ class CopiedTopics:
         return cls(tuple(origins), topic_id)
 
     def origin(self, partition: int) -> str | None:
-        """The origin from which a partition is copied; None for the cluster's own partitions."""
+        """Return the origin from which a partition is copied; None for the cluster's own partitions."""
         index = partition // PARTITIONS_EACH
         return self.origins[index - 1] if 0 < index <= len(self.origins) else None
 
     def in_cluster(self, partition: TopicPartition) -> TopicPartition:
-        """The cluster's own name and number of a partition."""
+        """Return the cluster's own name and number of a partition."""
         topic, number = partition
         origin = self.origin(number)
         return partition if origin is None else (f"{origin}.{topic}", number % PARTITIONS_EACH)
 
     def names(self, topic: str) -> list[str]:
-        """The cluster's own names of the topics that are seen as `topic`; a copy's own name stays alone."""
+        """Return the cluster's own names of the topics that are seen as `topic`.
+
+        A copy's own name stays alone.
+        """
         if self._seen_as(topic) != topic:
             return [topic]
         return [topic, *(f"{origin}.{topic}" for origin in self.origins)]

@@ -24,7 +24,7 @@ class TryAgain(MillraceError):
 
 
 def raise_error(code: int, what: str, message: str | None = None) -> None:
-    """Raise the exception of an error code: none for 0, TryAgain when the leader has moved."""
+    """Raise the exception of an error code: none for 0. Raise TryAgain when the leader has moved."""
     if not code:
         return
     if code in _RETRIABLE:

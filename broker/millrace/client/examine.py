@@ -47,7 +47,7 @@ def fetch(
 
 
 def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | None:
-    """The reason that copying cannot continue at a position; None when it can."""
+    """Return the reason that copying cannot continue at a position; None when it can."""
     topic, partition = recorded.origin.topic, recorded.origin.partition
     rules = offset_rules(client, topic)
     earliest, high_watermark = client.bounds(topic, partition)

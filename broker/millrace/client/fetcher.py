@@ -113,7 +113,10 @@ class BrokerFetcher:
         self._send(ApiKey.FETCH, _FETCH_VERSION, body)
 
     def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:
-        """The answer to `request`. Records lie in `buffer` if that is large enough, else in new memory."""
+        """Return the answer to `request`.
+
+        Records lie in `buffer` if that is large enough, else in new memory.
+        """
         raw = self._receive(self._wait_s, buffer)
         self.answer_bytes = len(raw)
         topics = self._understood(lambda: decode_response(raw))
@@ -158,7 +161,7 @@ class BrokerFetcher:
         self._send(ApiKey.METADATA, metadata.VERSION, metadata.encode_request(topics))
 
     def receive_topic_ids(self) -> dict[str, UUID]:
-        """Topic -> its id, without topics that no longer exist."""
+        """Return topic -> its id, without topics that no longer exist."""
         raw = self._receive()
         response = self._understood(lambda: metadata.decode_response(raw))
         return {name: topic.topic_id for name, topic in metadata.topics_of(response).items()}
@@ -296,14 +299,17 @@ class Puller(Rounds):
 
     @abstractmethod
     def address(self) -> tuple[str, int]:
-        """The broker's current address; MillraceError when it has none."""
+        """Return the broker's current address. Raise MillraceError when it has none."""
 
     @abstractmethod
     def epoch_of(self, partition: TopicPartition) -> int:
-        """The known leader epoch of a partition; -1 when none is known."""
+        """Return the known leader epoch of a partition; -1 when none is known."""
 
     def connected(self) -> BrokerFetcher:
-        """A fetcher at the broker's current address; one at its old address stays until it owes no answer."""
+        """Return a fetcher at the broker's current address.
+
+        One at its old address stays until it owes no answer.
+        """
         address = self.address()
         if self._broker is not None:
             connected_to, broker = self._broker
@@ -314,7 +320,7 @@ class Puller(Rounds):
         return self._broker[1]
 
     def connect(self, address: tuple[str, int]) -> BrokerFetcher:
-        """Connect to the broker; MillraceError when the connection fails."""
+        """Connect to the broker. Raise MillraceError when the connection fails."""
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS, security=self._security
         )
@@ -326,7 +332,7 @@ class Puller(Rounds):
             broker[1].close()
 
     def in_turn(self, partitions: Set[TopicPartition]) -> list[TopicPartition]:
-        """The partitions in request order: the first of an answer always has room for a batch."""
+        """Return the partitions in request order: the first of an answer always has room for a batch."""
         if partitions != self._turns.keys():
             new = sorted(partitions - self._turns.keys())
             self._turns = dict.fromkeys([*new, *(p for p in self._turns if p in partitions)])

@@ -73,7 +73,7 @@ class GroupClient:
         return dict(sorted(descriptions.items()))
 
     def describe(self, group: str) -> GroupDescription:
-        """The group as it is now; UnknownGroup when there is none of that name."""
+        """Return the group as it is now. Raise UnknownGroup when there is none of that name."""
 
         def attempt(coordinator: int) -> GroupDescription:
             (described,) = self._describe(coordinator, [group])
@@ -86,7 +86,7 @@ class GroupClient:
         return description
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """Everything the group has committed: the next offset to read of each partition."""
+        """Return everything the group has committed: the next offset to read of each partition."""
         request = messages.OffsetFetchRequest(group_id=group, topics=None)
 
         def attempt(coordinator: int) -> dict[TopicPartition, int]:
@@ -104,7 +104,7 @@ class GroupClient:
         return self._at_coordinator(group, attempt)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set offsets of a group without members; GroupNotEmpty when it has some."""
+        """Set offsets of a group without members. Raise GroupNotEmpty when it has some."""
         Partition = messages.OffsetCommitRequest.Partition
         topics = group_by_topic(
             (topic, Partition(partition_index=number, committed_offset=offset))
@@ -124,7 +124,7 @@ class GroupClient:
         self._at_coordinator(group, attempt)
 
     def delete(self, group: str) -> None:
-        """Delete a group and its offsets; UnknownGroup or GroupNotEmpty when the broker refuses."""
+        """Delete a group and its offsets. Raise UnknownGroup or GroupNotEmpty when the broker refuses."""
         request = messages.DeleteGroupsRequest(groups_names=(group,))
 
         def attempt(coordinator: int) -> None:

@@ -67,7 +67,7 @@ class TopicLog:
         self._offset = -1
 
     def read(self) -> Iterator[Record]:
-        """Read on to the end of the committed records; MillraceError when they cannot be read."""
+        """Read on to the end of the committed records. Raise MillraceError when they cannot be read."""
         if self._offset < 0:
             self._offset = self._client.list_offsets(self._topic, EARLIEST, [0])[0]
         end = self._client.list_offsets(self._topic, LATEST, [0])[0]
@@ -113,7 +113,8 @@ class PositionLog:
         return self._newest
 
     def read_through(self, begun: bytes) -> dict[Copy, Recorded]:
-        """Read until the `begin` record with value `begun`; MillraceError when it does not appear in time.
+        """Read until the `begin` record with value `begun`. Raise MillraceError when it does not appear in
+        time.
 
         The end that the cluster reports may be too early: before a hanging transaction, or from a broker that
         does not know yet that it was replaced. Records copied after that end would be copied again.
@@ -132,7 +133,10 @@ class PositionLog:
 
 
 def _recorded(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
-    """The position in a record; empty if it holds none, MillraceError if it holds a malformed one."""
+    """Return the position in a record; empty if it holds none.
+
+    Raise MillraceError if it holds a malformed one.
+    """
     try:
         position, end = MirrorPosition.decode(value or b""), stated_end(value or b"")
         if position is None or end is None or key is None:

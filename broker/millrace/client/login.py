@@ -30,7 +30,7 @@ class LoginRefused(MillraceError):
 
 
 def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
-    """Log in; return the login's lifetime in ms, 0 for as long as the connection. Raises LoginRefused."""
+    """Log in; return the login's lifetime in ms, 0 for as long as the connection. Raise LoginRefused."""
     handshake = _exchanged(
         ask,
         ApiKey.SASL_HANDSHAKE,

@@ -31,7 +31,7 @@ class TopicMetadata:
     copies: Mapping[int, Copies] = field(default_factory=dict)
 
     def epoch_of(self, partition: int) -> int:
-        """The partition's leader epoch; -1 when the cluster did not report it."""
+        """Return the partition's leader epoch; -1 when the cluster did not report it."""
         return self.copies[partition].leader_epoch if partition in self.copies else -1
 
     @classmethod
@@ -46,7 +46,7 @@ class TopicMetadata:
 
 
 def encode_request(topics: Iterable[str] | None) -> bytes:
-    """The body of a request about topics by name, or about all of them."""
+    """Return the body of a request about topics by name, or about all of them."""
     names = None if topics is None else tuple(MetadataRequest.Topic(name=name) for name in topics)
     request = MetadataRequest(topics=names, allow_auto_topic_creation=False)
     return encode(request, ApiKey.METADATA, VERSION)
@@ -57,5 +57,5 @@ def decode_response(body: memoryview) -> MetadataResponse:
 
 
 def topics_of(response: MetadataResponse) -> dict[str, TopicMetadata]:
-    """The topics of an answer by name, without those that it reports with an error."""
+    """Return the topics of an answer by name, without those that it reports with an error."""
     return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}

@@ -46,7 +46,7 @@ class SyncLog:
         self._read_at = -FRESH_SECONDS
 
     def read(self) -> dict[TopicPartition, Synced]:
-        """The newest syncs by the origin's partitions; MillraceError when they cannot be read.
+        """Return the newest syncs by the origin's partitions. Raise MillraceError when they cannot be read.
 
         Calls within FRESH_SECONDS of the last read return its result, so a loop over partitions reads once.
         """
@@ -63,7 +63,10 @@ class SyncLog:
 
 
 def _sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
-    """The origin's partition, the origin's offset and the copy's; MillraceError if the record is no sync."""
+    """Return the origin's partition, the origin's offset and the copy's.
+
+    Raise MillraceError if the record is no sync.
+    """
     try:
         (size,) = struct.unpack_from(">h", key)
         if size < 0:

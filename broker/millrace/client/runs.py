@@ -92,7 +92,7 @@ class Run:
 
 
 def beginning(origin: Origin, start: int) -> MirrorPosition:
-    """The position before the first append: nothing copied, `start` is the first offset to read."""
+    """Return the position before the first append: nothing copied, `start` is the first offset to read."""
     return MirrorPosition(origin, start, Cursor(start), 0, 0, 0)
 
 
@@ -101,8 +101,8 @@ def runs_of(
 ) -> Iterator[Run]:
     """Yield the runs that the answer holds after `before`, each continuing the previous one.
 
-    `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the log was
-    cut back below it or the first new batch does not continue there, CorruptMessage when that batch is
+    `before` is `recorded`, or the beginning when nothing is recorded. Raise OriginChanged when the log was
+    cut back below it or the first new batch does not continue there. Raise CorruptMessage when that batch is
     damaged. Before a later batch with such an error the runs end without raising.
     """
     if fetched.parting is not None:
@@ -188,7 +188,9 @@ class _Gathered:
         self.cursor = self._rules.after(header, self.cursor)
 
     def ends_in_filler(self, header: BatchHeader) -> bool:
-        """True if the batch only fills the log up to `next_base`: the copy gets a filler of its own."""
+        """Return True if the batch only fills the log up to `next_base`: the copy gets a filler
+        of its own.
+        """
         return self._rules.byte_positions and header.next_offset == self.cursor.next_base
 
     def finished(self) -> Run:
@@ -238,7 +240,7 @@ def _check_follows(
 def _only_positions_are_gone(
     cursor: Cursor, header: BatchHeader, batch: memoryview, rules: OffsetRules
 ) -> bool:
-    """True if the gap before the batch held no records.
+    """Return True if the gap before the batch held no records.
 
     An origin that is itself a mirror repeats its position at the start of each file. Positions after its last
     record are not served, so retention may delete one before any reader has seen it.
@@ -253,7 +255,7 @@ def _only_positions_are_gone(
 
 
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
-    """The offset to fetch from, for an origin that holds [earliest, high_watermark).
+    """Return the offset to fetch from, for an origin that holds [earliest, high_watermark).
 
     Raises OriginChanged when the origin has lost the next offsets or some that it had shown before.
     """
@@ -272,7 +274,7 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 def readable_after_refusal(
     before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
 ) -> int:
-    """Return the offset to fetch from after the origin refused one as out of range; raises OriginChanged."""
+    """Return the offset to fetch from after the origin refused one as out of range. Raise OriginChanged."""
     parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
     if parting is not None:
         raise _cut_at(before, parting)
@@ -286,7 +288,7 @@ def _cut_at(before: MirrorPosition, parting: Parting) -> OriginWasCut:
 
 
 def _ends_before(cursor: Cursor, high_watermark: int) -> bool:
-    """True if a log with this high watermark cannot hold what the cursor has read.
+    """Return True if a log with this high watermark cannot hold what the cursor has read.
 
     A batch after the last one begins at `next_base`, so no high watermark lies between the two.
     """

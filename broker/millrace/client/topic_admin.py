@@ -19,14 +19,20 @@ _CREATE_PARTITIONS_MS = 30_000
 
 
 def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
-    """The topic's setting as text, None when the cluster does not return it; BrokerError when it refuses."""
+    """Return the topic's setting as text, None when the cluster does not return it.
+
+    Raise BrokerError when it refuses.
+    """
     return {config.name: config.value for config in topic_settings(client, topic, (name,))}.get(name)
 
 
 def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
 ) -> tuple[messages.DescribedConfig, ...]:
-    """The topic's settings, all or those named; BrokerError when the cluster refuses to return them."""
+    """Return the topic's settings, all or those named.
+
+    Raise BrokerError when the cluster refuses to return them.
+    """
     settings = settings_of_topics(client, [topic], names)[topic]
     if isinstance(settings, BrokerError):
         raise settings
@@ -36,7 +42,8 @@ def topic_settings(
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
 ) -> dict[str, tuple[messages.DescribedConfig, ...] | BrokerError]:
-    """Topic -> its settings, or the error with which the cluster refuses to return them; in one request.
+    """Return topic -> its settings, or the error with which the cluster refuses to return them; in one
+    request.
 
     A topic merged of several copies has the settings of the first.
     """
@@ -64,7 +71,7 @@ def settings_of_topics(
 
 
 def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:
-    """Partition -> brokers that may lead it though they are not in sync; for Millrace or Kafka 3.8."""
+    """Return partition -> brokers that may lead it though they are not in sync; for Millrace or Kafka 3.8."""
     described: dict[int, tuple[int, ...]] = {}
     wanted = (messages.DescribeTopicPartitionsRequest.Topic(name=topic),)
     cursor: messages.DescribeTopicPartitionsRequest.Cursor | None = None
@@ -85,7 +92,10 @@ def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int,
 
 
 def elect_unclean(client: ClusterClient, topic: str, partition: int, replica: int, reason: str) -> None:
-    """Have a replica lead though it may lack committed messages; BrokerError when that is not needed."""
+    """Have a replica lead though it may lack committed messages.
+
+    Raise BrokerError when that is not needed.
+    """
     request = ElectUncleanRequest(topic=topic, partition=partition, replica=replica, reason=reason)
     response = client.call(None, ApiKey.ELECT_UNCLEAN, 0, request, ElectUncleanResponse)
     raise_error(response.error_code, f"partition {topic}-{partition}", response.error_message)
@@ -119,7 +129,7 @@ def elect_preferred(
 
 
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:
-    """Set the topic's own settings, or delete those given as None; BrokerError when one is refused."""
+    """Set the topic's own settings, or delete those given as None. Raise BrokerError when one is refused."""
     operation = messages.ConfigOperation
     configs = tuple(
         messages.AlterConfigsRequest.Resource.Config(
@@ -137,7 +147,7 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
 
 
 def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
-    """Give the topic `count` partitions in all; BrokerError when that is refused."""
+    """Give the topic `count` partitions in all. Raise BrokerError when that is refused."""
     wanted = messages.CreatePartitionsRequest.Topic(name=topic, count=count)
     request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
     response = client.call(None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
@@ -146,7 +156,9 @@ def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
 
 
 def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
-    """Partition -> bytes on its leader's disk, without partitions whose leader is missing or reports none."""
+    """Return partition -> bytes on its leader's disk, without partitions whose leader is missing or reports
+    none.
+    """
     sizes: dict[int, int] = {}
     for leader in sorted(set(leaders.values()) - {-1}):
         share = tuple(partition for partition, leads in leaders.items() if leads == leader)

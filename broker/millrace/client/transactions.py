@@ -21,7 +21,7 @@ class AbortedTransactions:
         self._open: set[int] = set()
 
     def drops(self, header: BatchHeader) -> bool:
-        """True for a data batch of an aborted transaction. Call it for every batch, in order."""
+        """Return True for a data batch of an aborted transaction. Call it for every batch, in order."""
         while self._ahead and self._ahead[-1][1] <= header.last_offset:
             self._open.add(self._ahead.pop()[0])
         if header.is_control:
@@ -35,8 +35,8 @@ def batches_from(
 ) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
     """(header, batch, whether it holds committed records) of each batch that ends after `offset`.
 
-    A fetch inside a batch returns the whole batch. Raises CorruptMessage when one is damaged and, with the
-    partition's name, MillraceError when the answer is an error.
+    A fetch inside a batch returns the whole batch. Raise CorruptMessage when one is damaged and, with the
+    partition's name. Raise MillraceError when the answer is an error.
     """
     if name is not None and fetched.error:
         raise MillraceError(f"{name} cannot be read at {offset}: {error_name(fetched.error)}")

@@ -13,7 +13,7 @@ _MAX_TIMESTAMP_BYTES = 10
 
 
 def holds_records_in_python(content: Buffer, count: int) -> bool:
-    """True if `content` is `count` whole records and nothing else, numbered from 0.
+    """Return True if `content` is `count` whole records and nothing else, numbered from 0.
 
     A number may take at most the bytes that its type needs: clients differ in how they read an overflow.
     """
@@ -41,7 +41,7 @@ def holds_records_in_python(content: Buffer, count: int) -> bool:
 
 
 def _number(content: Buffer, position: int) -> tuple[int, int]:
-    """A varint and the position after it."""
+    """Return a varint and the position after it."""
     result = content[position]
     if result < 0x80:  # by far the most
         return (result >> 1) ^ -(result & 1), position + 1
@@ -63,7 +63,7 @@ def _timestamp_end(content: Buffer, position: int) -> int:
 
 
 def _field_end(content: Buffer, position: int, *, least: int) -> int:
-    """The position after a length and its bytes; -1, if `least` allows it, means null."""
+    """Return the position after a length and its bytes; -1, if `least` allows it, means null."""
     size, position = _number(content, position)
     if size < least:
         raise ValueError("a length that is negative")

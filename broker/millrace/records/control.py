@@ -14,7 +14,7 @@ CONTROL_KEY = b"\x00\x00\x00\x01"
 
 
 def control_batch(base_offset: int, value: bytes, *, timestamp: int, leader_epoch: int = -1) -> bytes:
-    """A control batch with `value`: clients skip it, Millrace may read it."""
+    """Return a control batch with `value`: clients skip it, Millrace may read it."""
     message = Message(timestamp, CONTROL_KEY, value)
     return build_batch([message], base_offset=base_offset, attributes=CONTROL_BIT, leader_epoch=leader_epoch)
 
@@ -25,7 +25,7 @@ MIN_CONTROL_BYTES = len(control_batch(0, b"", timestamp=0))
 def control_batch_of_size(
     base_offset: int, size: int, *, timestamp: int, last_offset_delta: int = 0, leader_epoch: int = -1
 ) -> bytes:
-    """A control batch of exactly `size` bytes (at least MIN_CONTROL_BYTES), padded with zeros."""
+    """Return a control batch of exactly `size` bytes (at least MIN_CONTROL_BYTES), padded with zeros."""
     room = size - MIN_CONTROL_BYTES
     if room < 0:
         raise ValueError(f"a control batch has at least {MIN_CONTROL_BYTES} bytes, not {size}")
@@ -50,20 +50,20 @@ def control_batch_of_size(
 
 
 def _wide_varint(value: int, width: int) -> bytes:
-    """The zigzag varint of a small positive value in exactly `width` bytes."""
+    """Return the zigzag varint of a small positive value in exactly `width` bytes."""
     groups = [(value << 1) >> (7 * index) & 0x7F for index in range(width)]
     return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
 
 
 def filler_size(header: BatchHeader) -> int:
-    """Bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
+    """Return bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
     overlap = header.last_offset_delta + 1 - header.size
     # 2 instead of 1, so that the filler's last offset delta is never 0.
     return max(MIN_CONTROL_BYTES, overlap + 2) if overlap > 0 else 0
 
 
 def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
-    """The control batch that must follow a batch with more records than bytes; None for all others.
+    """Return the control batch that must follow a batch with more records than bytes; None for all others.
 
     Offsets are byte positions: without the filler the next batch's base would lie below this batch's last
     offset. The filler is the only batch whose base offset is not its position; its last offset is its last

@@ -22,10 +22,10 @@ class Cursor:
     """The leader epoch of the last batch read; -1: not known, or no batch was read yet."""
 
     def follows(self, header: BatchHeader) -> bool:
-        """True if no record can lie between this cursor and the batch.
+        """Return True if no record can lie between this cursor and the batch.
 
-        The batch covers the wanted offset, begins at it (consecutive offsets, as in Apache Kafka), or
-        begins where the last one ended in bytes (byte-position offsets, as in Millrace).
+        The batch covers the wanted offset, begins at it (consecutive offsets, as in Apache Kafka), or begins
+        where the last one ended in bytes (byte-position offsets, as in Millrace).
         """
         return header.base_offset <= self.next_offset or header.base_offset == self.next_base
 

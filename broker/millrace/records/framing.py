@@ -50,7 +50,7 @@ class Frames:
         return Frames(self.buffer, *columns)
 
     def slices(self, rows: int) -> Iterator[Frames]:
-        """The records in order, at most `rows` of them at a time."""
+        """Yield the records in order, at most `rows` of them at a time."""
         return (self.select(slice(first, first + rows)) for first in range(0, len(self), rows))
 
 
@@ -63,7 +63,9 @@ class BrokenBatch:
 
 
 def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[BrokenBatch]]]:
-    """Frames of the batches in order, a few megabytes at a time, and the batches that cannot be framed."""
+    """Yield frames of the batches in order, a few megabytes at a time, and the batches that
+    cannot be framed.
+    """
     group, broken = _Group(GROUP_BYTES), list[BrokenBatch]()
     for header, batch in batches:
         try:
@@ -103,7 +105,7 @@ class _Group:
         self.edges.append(self.edges[-1] + len(plain))
 
     def buffer(self) -> PaddedBuffer:
-        """The buffer of all records, after the last `add`."""
+        """Return the buffer of all records, after the last `add`."""
         end = self.edges[-1]
         self._data[end : end + PADDING] = 0
         return PaddedBuffer(self._data.data[: end + PADDING])
@@ -125,7 +127,7 @@ def _frame(group: _Group, broken: list[BrokenBatch]) -> tuple[Frames, list[Broke
 def _walked(
     buffer: PaddedBuffer, batches: Sequence[Batch], edges: Longs, broken: list[BrokenBatch]
 ) -> tuple[list[Batch], tuple[Longs, Longs]]:
-    """The well-formed batches, and the starts and ends of their records."""
+    """Return the well-formed batches, and the starts and ends of their records."""
     kept: list[Batch] = []
     data = bytes(buffer.data)  # indexing bytes is faster than indexing numpy's memory
     starts = [np.zeros(1, np.int64)]
@@ -174,7 +176,7 @@ def _of_headers(batches: Sequence[Batch], value: Callable[[BatchHeader], int]) -
 
 
 def _nullable_bytes(rows: RowCursor, what: str) -> tuple[Longs, Longs]:
-    """Positions and sizes of bytes; any negative size means null and becomes -1."""
+    """Return positions and sizes of bytes; any negative size means null and becomes -1."""
     size = rows.varint(what)
     np.maximum(size, -1, out=size)
     start = rows.pos.copy()
@@ -204,7 +206,7 @@ def _without_broken(
 
 
 def read_headers(frames: Frames, row: int) -> list[tuple[str, bytes | None]]:
-    """The headers of one record; CorruptMessage when they are malformed."""
+    """Return the headers of one record. Raise CorruptMessage when they are malformed."""
     first, last = int(frames.headers[row]), int(frames.end[row])
     where = f"the record at offset {frames.offset[row]}"
     data, position, end = bytes(frames.buffer.data[first : last + PADDING]), 0, last - first

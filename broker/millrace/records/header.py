@@ -79,14 +79,14 @@ class BatchHeader(NamedTuple):
 
     @classmethod
     def parse(cls, buffer: Buffer, position: int = 0) -> BatchHeader | None:
-        """The header that starts at `position`, or None when fewer than 61 bytes are there."""
+        """Return the header that starts at `position`, or None when fewer than 61 bytes are there."""
         if len(buffer) - position < HEADER_BYTES:
             return None
         return cls(*HEADER.unpack_from(buffer, position))
 
     @classmethod
     def of(cls, batch: Buffer) -> BatchHeader:
-        """The header of a batch that is known to be whole."""
+        """Return the header of a batch that is known to be whole."""
         return cls(*HEADER.unpack_from(batch))
 
     @property
@@ -118,12 +118,12 @@ class BatchHeader(NamedTuple):
 
 
 def batch_crc(batch: Buffer) -> int:
-    """CRC-32C of the bytes of a whole batch that its `crc` field covers."""
+    """Return CRC-32C of the bytes of a whole batch that its `crc` field covers."""
     return int(crc32c(memoryview(batch)[CRC_START:]))
 
 
 def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches in a fetch response, in order; an unfinished batch at the end is left out.
+    """Yield whole batches in a fetch response, in order; an unfinished batch at the end is left out.
 
     Raises CorruptMessage for an impossible length or magic, or a wrong CRC.
     """

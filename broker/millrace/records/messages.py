@@ -23,7 +23,7 @@ class Record:
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A zigzag varint and the position after it."""
+    """Return a zigzag varint and the position after it."""
     byte = data[position]
     if byte < 0x80:  # by far the most
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -64,7 +64,7 @@ def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
 
 
 def iter_records(header: BatchHeader, batch: Buffer, limit: int = MAX_PLAIN_BYTES) -> Iterator[Record]:
-    """Every record of a whole batch, in order.
+    """Yield every record of a whole batch, in order.
 
     CorruptMessage when the framing is broken, or the records are larger than `limit` bytes.
     """
@@ -123,7 +123,7 @@ def build_batch(
     attributes: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """One whole batch of the messages (at least one), CRC included."""
+    """Return one whole batch of the messages (at least one), CRC included."""
     messages = list(messages)
     body = bytearray()
     for delta, message in enumerate(messages):
@@ -163,7 +163,7 @@ def seal(
     records_count: int = 1,
     leader_epoch: int = -1,
 ) -> bytes:
-    """One batch of records that are already compressed, with its length and CRC computed."""
+    """Return one batch of records that are already compressed, with its length and CRC computed."""
     length = layout.HEADER_BYTES + len(records) - layout.LENGTH_OVERHEAD
     stamped = (base_offset, length, leader_epoch, layout.MAGIC, 0)
     stated = (attributes, last_offset_delta, base_timestamp, max_timestamp, *producer, records_count)

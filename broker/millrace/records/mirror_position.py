@@ -62,7 +62,7 @@ class MirrorPosition:
     """True when the origin numbers its records, as Apache Kafka does; else its offsets are byte positions."""
 
     def encode(self, records_end: int) -> bytes:
-        """The value of the position batch's one record; `records_end` as described above."""
+        """Return the value of the position batch's one record; `records_end` as described above."""
         fields = {
             "cluster": self.origin.cluster,
             "topic": self.origin.topic,
@@ -78,7 +78,7 @@ class MirrorPosition:
 
     @classmethod
     def decode(cls, value: bytes) -> MirrorPosition | None:
-        """The position in a control record's value; None when the record is something else."""
+        """Return the position in a control record's value; None when the record is something else."""
         fields = _fields(value)
         if fields is None:
             return None
@@ -90,12 +90,15 @@ class MirrorPosition:
 
     @classmethod
     def from_batch(cls, header: BatchHeader, batch: Buffer) -> MirrorPosition | None:
-        """The position in a whole, intact batch; None for every other batch."""
+        """Return the position in a whole, intact batch; None for every other batch."""
         return cls.decode(_value(header, batch))
 
 
 def records_end(header: BatchHeader, batch: Buffer) -> int | None:
-    """Offset after the last record before a position batch, in its own log; None for every other batch."""
+    """Return offset after the last record before a position batch, in its own log.
+
+    None for every other batch.
+    """
     return stated_end(_value(header, batch))
 
 

@@ -29,7 +29,10 @@ _MOST_CANDIDATES = 16
 
 
 def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
-    """The start of each of a batch's records and, last, the batch's end; CorruptMessage if these differ."""
+    """Return the start of each of a batch's records and, last, the batch's end.
+
+    Raise CorruptMessage if these differ.
+    """
     if count < 0 or count * _MIN_RECORD_BYTES > end - position:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
     if count > MAX_BATCH_RECORDS:
@@ -54,7 +57,7 @@ def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
 
 
 def _long_step(data: Buffer, position: int) -> int:
-    """The position after a record whose length takes more than two bytes."""
+    """Return the position after a record whose length takes more than two bytes."""
     size = shift = 0
     while True:
         byte = data[position]
@@ -68,7 +71,7 @@ def _long_step(data: Buffer, position: int) -> int:
 
 
 def guessed_bounds(buffer: PaddedBuffer, edges: Longs, counts: Longs) -> tuple[Longs, Longs] | None:
-    """The starts and ends of the records of adjoining batches; None when they must be walked.
+    """Return the starts and ends of the records of adjoining batches; None when they must be walked.
 
     The n-th batch lies between the edges n and n + 1 and states `counts[n]` records.
     """
@@ -96,7 +99,7 @@ def guessed_bounds(buffer: PaddedBuffer, edges: Longs, counts: Longs) -> tuple[L
 
 
 def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
-    """Every position that holds the zero byte and the schema id of the first record's value."""
+    """Return every position that holds the zero byte and the schema id of the first record's value."""
     tag = _first_tag(buffer.data)
     if tag is None:
         return None
@@ -123,7 +126,10 @@ def _few_set(mask: Mask) -> Longs:
 
 
 def _first_tag(data: Buffer) -> bytes | None:
-    """The first 5 bytes of the first record's value; None unless a zero byte and an id below 65,536."""
+    """Return the first 5 bytes of the first record's value.
+
+    None unless a zero byte and an id below 65,536.
+    """
     try:
         position = read_varint(data, PADDING)[1] + 1
         for _ in range(2):
@@ -137,7 +143,10 @@ def _first_tag(data: Buffer) -> bytes | None:
 
 
 def _two_bytes_before(data: Bytes, at: Longs) -> Longs | None:
-    """The numbers of one or two bytes that end before each position; None when one is longer or negative."""
+    """Return the numbers of one or two bytes that end before each position.
+
+    None when one is longer or negative.
+    """
     low, high = data[at - 2], data[at - 1]
     if high.max(initial=0) >= 0x80:
         return None

@@ -26,7 +26,8 @@ def scan_in_python(
     largest: int,
     checksum: Callable[[memoryview], int],
 ) -> tuple[list[int], list[memoryview], int]:
-    """The requests at `position` that differ in correlation id and batch only: (ids, batches, end of run).
+    """Return the requests at `position` that differ in correlation id and batch only: (ids, batches, end of
+    run).
 
     Each request is its length, head[0], a correlation id, head[1], the batch's size, the batch and `tail`.
     The size is an int32 without a tail, else a varint of the size plus 1 in head[2] bytes. The run ends
@@ -71,7 +72,9 @@ def scan_in_python(
 
 @lru_cache
 def _layout(common: int, width: int, *, is_compact: bool) -> struct.Struct:
-    """Layout of a request including its batch's header, without the base offset, which the broker writes."""
+    """Return layout of a request including its batch's header, without the base offset, which the broker
+    writes.
+    """
     size = f"{width}s" if is_compact else "i"
     return struct.Struct(f">i4si{common}s{size}8x{CHECKED.format.removeprefix('>q')}")
 

@@ -26,7 +26,7 @@ _VERIFY = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.C
 
 
 def read_secret(path: str, what: str) -> str:
-    """The first line of a file that `check_secret` accepts; ConfigError says what is wrong with it."""
+    """Return the first line of a file that `check_secret` accepts; ConfigError says what is wrong with it."""
     check_secret(path, what)
     try:
         return Path(path).read_text().partition("\n")[0]
@@ -49,7 +49,7 @@ def check_secret(path: str, what: str) -> None:
 
 
 def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContext:
-    """The TLS context of a listener; ConfigError names the wrong file in one line."""
+    """Return the TLS context of a listener; ConfigError names the wrong file in one line."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.min_version]
     # Each connection makes its own handshake, exactly once: no renegotiation, no resumption.
@@ -63,7 +63,7 @@ def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContex
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:
-    """The TLS context of a client: it checks the host's name, and the host's certificate by `ca`.
+    """Return the TLS context of a client: it checks the host's name, and the host's certificate by `ca`.
 
     Without `ca` the context trusts the machine's authorities.
     """
@@ -96,7 +96,7 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _expires(certificate: str) -> datetime:
-    """Expiry of the first certificate of a PEM file."""
+    """Return expiry of the first certificate of a PEM file."""
     from asn1crypto import pem, x509  # only TLS needs it
 
     parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may stand before it
@@ -117,7 +117,10 @@ class ServerCertificates:
     """The contexts of a broker's listeners; `context` is the newest that could be read. From any thread."""
 
     def __init__(self, config: TlsConfig, client_certificates: Sequence[str]) -> None:
-        """Read the files; ConfigError when they cannot be used. `client_certificates`: of every listener."""
+        """Read the files.
+
+        Raise ConfigError when they cannot be used. `client_certificates`: of every listener.
+        """
         self._config, self._rules = config, parse_rules(config.principal_rules)
         self._contexts = {mode: server_context(config, mode) for mode in client_certificates}
         self.expires = _expires(config.certificate).timestamp()
@@ -129,7 +132,7 @@ class ServerCertificates:
         return self._contexts[client_certificates]
 
     def principal(self, subject: Subject) -> str | None:
-        """The principal of a client by its certificate; None when no rule matches it."""
+        """Return the principal of a client by its certificate; None when no rule matches it."""
         return principal(self._rules, subject)
 
     def watch(self) -> None:
@@ -170,7 +173,7 @@ def files_of(config: TlsConfig) -> Sequence[object]:
 
 
 def _mark(path: str) -> object:
-    """A value that changes when the file does; None when it cannot be found."""
+    """Return a value that changes when the file does; None when it cannot be found."""
     try:
         found = Path(path).stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

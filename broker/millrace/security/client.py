@@ -33,7 +33,10 @@ _FILES = (
 
 
 def of_process() -> ClientSecurity:
-    """The connection settings of this process, from the file that MILLRACE_CLIENT names; plain without it."""
+    """Return the connection settings of this process, from the file that MILLRACE_CLIENT names.
+
+    Plain without it.
+    """
     path = os.environ.get(VARIABLE)
     return load_client(path) if path else ClientSecurity()
 
@@ -47,7 +50,7 @@ def load_client(path: str) -> ClientSecurity:
 
 
 def tls_context(security: ClientSecurity) -> ssl.SSLContext | None:
-    """The TLS context of new connections, from the current files; None if they use no TLS."""
+    """Return the TLS context of new connections, from the current files; None if they use no TLS."""
     if not security.uses_tls:
         return None
     config = TlsConfig(
@@ -66,7 +69,7 @@ def _context(config: TlsConfig, marks: tuple[object, ...]) -> ssl.SSLContext:
 
 
 def password(security: ClientSecurity) -> str:
-    """Read the user's password from its file; ConfigError when the file cannot be used."""
+    """Read the user's password from its file. Raise ConfigError when the file cannot be used."""
     return read_secret(security.password_file, "the password")
 
 

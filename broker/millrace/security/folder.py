@@ -61,7 +61,7 @@ class SecurityFolder:
         return self.path / f"{user}.toml"
 
     def client(self, user: str) -> ClientSecurity:
-        """The connection settings of the user's processes."""
+        """Return the connection settings of the user's processes."""
         return load_client(str(self.client_file(user)))
 
     def token_file(self, service: str) -> Path:
@@ -71,7 +71,7 @@ class SecurityFolder:
         _write(self.token_file(service), token.encode() + b"\n", 0o600)
 
     def passwords(self) -> dict[str, str]:
-        """User -> password, of every user with a password file here."""
+        """Return user -> password, of every user with a password file here."""
         files = sorted(self.path.glob("*.password"))
         return {file.stem: read_secret(str(file), "the password") for file in files}
 

@@ -34,7 +34,9 @@ _SHORT = {
 
 
 def distinguished_name(subject: Subject) -> str:
-    """The subject as RFC 2253 writes it: the most specific name first, separators in values escaped."""
+    """Return the subject as RFC 2253 writes it: the most specific name first, separators in
+    values escaped.
+    """
     names = ("+".join(f"{_SHORT.get(key, key)}={_escaped(value)}" for key, value in name) for name in subject)
     return ",".join(reversed(list(names)))
 
@@ -52,7 +54,7 @@ class PrincipalRule:
     case: str = ""
 
     def apply(self, name: str) -> str | None:
-        """The principal's name, or None when the rule does not match this subject."""
+        """Return the principal's name, or None when the rule does not match this subject."""
         if self.pattern is None:
             return name
         match = self.pattern.fullmatch(name)

@@ -68,7 +68,10 @@ class AccessList:
         self._entries = self._read()
 
     def name_of(self, authorization: str | None) -> str:
-        """The name of the client whose token is in this header; Unauthenticated without a valid token."""
+        """Return the name of the client whose token is in this header.
+
+        Raise Unauthenticated without a valid token.
+        """
         self._read_again()
         if not authorization:
             raise Unauthenticated(
@@ -90,7 +93,7 @@ class AccessList:
         return name
 
     def allows(self, name: str, role: str, what: str = "") -> bool:
-        """True if a client has a role; a limited role must allow the name `what`."""
+        """Return True if a client has a role; a limited role must allow the name `what`."""
         return any(name == known and entry.allows(role, what) for known, entry in self._entries.values())
 
     def _read(self) -> Mapping[str, tuple[str, Entry]]:

@@ -83,7 +83,7 @@ class _Admission:
         return None
 
     def _asked_for(self, scope: Scope) -> tuple[str | None, str]:
-        """The role of the request's route, and the name to which the role may be limited."""
+        """Return the role of the request's route, and the name to which the role may be limited."""
         for route in self._routes:
             match, found = route.matches(scope)
             if match is Match.FULL:
@@ -93,7 +93,7 @@ class _Admission:
 
 
 def who_asks(request: Request) -> str | None:
-    """The client's name, proven by its token; None for a request that needed no token."""
+    """Return the client's name, proven by its token; None for a request that needed no token."""
     who: str | None = getattr(request.state, "who", None)
     return who
 
@@ -115,7 +115,8 @@ ANOTHER_SITE = "a browser sent this change for a page of another site: send it w
 
 
 def from_another_site(method: str, headers: Headers) -> bool:
-    """True for a request that may change something and that a browser sends for a page of another site.
+    """Return True for a request that may change something and that a browser sends for a page of another
+    site.
 
     Browsers state that in Sec-Fetch-Site, except for addresses without TLS on another machine: then they name
     the page's site as Origin. A client that sends neither is no browser, so nobody else's token is sent.

@@ -34,7 +34,7 @@ class BodyRefused(MillraceError):
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return a body of at most `most` bytes; BodyRefused for a larger or a late one."""
+    """Return a body of at most `most` bytes. Raise BodyRefused for a larger or a late one."""
     body = bytearray()
     await _read(request.stream(), body, most, most)
     return bytes(body)
@@ -101,11 +101,14 @@ class WholeBodies:
 
 
 def _refusal_of(error: BodyRefused) -> JsonAnswer:
-    """The answer to a refused body; it closes the connection, as the rest must not become a request."""
+    """Return the answer to a refused body.
+
+    It closes the connection, as the rest must not become a request.
+    """
     return JsonAnswer({"error": str(error)}, status_code=error.status, headers={"Connection": "close"})
 
 
 def _client(request: Request) -> str:
-    """The client's name by its token, or its address when the request needed no token."""
+    """Return the client's name by its token, or its address when the request needed no token."""
     host: Any = request.client.host if request.client is not None else ""
     return who_asks(request) or str(host)

@@ -19,7 +19,8 @@ BEGIN = "millrace_begin"
 
 
 def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine:
-    """The engine of a database whose tables `prepare` makes; each transaction reads one consistent state.
+    """Return the engine of a database whose tables `prepare` makes; each transaction reads one consistent
+    state.
 
     Raises MillraceError in one line when the URL or its database cannot be used.
     """
@@ -85,5 +86,5 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
 
 
 def reason_of(error: SQLAlchemyError) -> str:
-    """The error text of the database's driver, in one line."""
+    """Return the error text of the database's driver, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -10,7 +10,10 @@ _QUOTES_OF_VALUE = 4
 
 
 def has_too_many_values(text: bytes) -> bool:
-    """True for JSON of more than MOST_VALUES commas and brackets outside of strings; it must be UTF-8."""
+    """Return True for JSON of more than MOST_VALUES commas and brackets outside of strings.
+
+    It must be UTF-8.
+    """
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
     if plain.count(b'"') > _QUOTES_OF_VALUE * MOST_VALUES:
         return True

@@ -172,7 +172,7 @@ def _routes(
 
 
 def _refusal(access: AccessList | None, authorization: str | None) -> str:
-    """The reason to refuse metrics to a request with this header; empty when they are allowed."""
+    """Return the reason to refuse metrics to a request with this header; empty when they are allowed."""
     if access is None:
         return ""
     try:

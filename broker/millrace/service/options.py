@@ -15,7 +15,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _named(context: click.Context, option: click.Parameter, file: str) -> str:
-    """The file's name; an empty one on the command line is refused, so an unset variable opens no access."""
+    """Return the file's name; an empty one on the command line is refused, so an unset variable opens no
+    access.
+    """
     if not file and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
         raise click.BadParameter("the name of the file is empty")
     return file
@@ -52,7 +54,7 @@ def door_options(command: F) -> F:
 
 
 def tls_of(certificate: str, key: str) -> TlsConfig | None:
-    """The TLS settings in the options; None without a certificate."""
+    """Return the TLS settings in the options; None without a certificate."""
     if key and not certificate:
         raise ConfigError("--key needs --certificate FILE: give both")
     return TlsConfig(certificate=certificate, key=key) if certificate else None

@@ -36,7 +36,7 @@ class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
-        """With `tls` every connection uses it; ConfigError when its files cannot be used."""
+        """With `tls` every connection uses it. Raise ConfigError when its files cannot be used."""
         self._tls = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
         allow_open_files()
         host, port = parse_address(listen, "--listen")
@@ -88,7 +88,7 @@ class WebServer(uvicorn.Server):
         return thread
 
     def serve_until_stopped(self) -> None:
-        """Serve; MillraceError when work beside it has failed."""
+        """Serve. Raise MillraceError when work beside it has failed."""
         stop_on_signals(self.stop, limited=True)
         self.run([])
         if self._failure:
@@ -112,7 +112,7 @@ class WebServer(uvicorn.Server):
 
 
 def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
-    """A context that gives each connection the current certificates."""
+    """Return a context that gives each connection the current certificates."""
 
     def take_newest(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         connection.context = certificates.context("none")

@@ -36,7 +36,8 @@ _FLEXIBLE_SINCE = {int(key): key.flexible_since for key in ApiKey}
 
 
 def decode(message: type[M], api_key: int, version: int, body: Buffer, *, items: int = sys.maxsize) -> M:
-    """The message in `body` (header already taken off); InvalidRequest when it does not fit the schema.
+    """Return the message in `body` (header already taken off). Raise InvalidRequest when it does not fit the
+    schema.
 
     RequestTooLarge when its lists have more than `items` items.
     """
@@ -48,10 +49,11 @@ def decode(message: type[M], api_key: int, version: int, body: Buffer, *, items:
 def decode_request(
     message: type[M], api_key: int, version: int, body: Buffer, item_limit: int = MIN_ITEM_LIMIT
 ) -> M:
-    """The request in `body`, as `decode` reads it.
+    """Return the request in `body`, as `decode` reads it.
 
-    TooManyItems, which holds the request, when its lists have more than `item_limit` items; RequestTooLarge
-    when they have REFUSED_ITEMS more than that, or the request has more than MAX_ITEM_BYTES for each item.
+    TooManyItems, which holds the request, when its lists have more than `item_limit` items. Raise
+    RequestTooLarge when they have REFUSED_ITEMS more than that, or the request has more than MAX_ITEM_BYTES
+    for each item.
     """
     if len(body) > (allowed := item_limit * MAX_ITEM_BYTES):
         raise RequestTooLarge(f"a request of {len(body)} bytes; {allowed} are allowed")
@@ -71,14 +73,17 @@ def _read(message: type[M], api_key: int, version: int, reader: Reader[bytes]) -
 
 
 def encode(message: object, api_key: int, version: int) -> bytes:
-    """The body of `message` at `version`, without a header; or an item of the lists of such a message."""
+    """Return the body of `message` at `version`, without a header.
+
+    Or an item of the lists of such a message.
+    """
     return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
 
 def encode_error(
     response: type, api_key: int, version: int, code: ErrorCode, reason: str = "", asked: object = None
 ) -> bytes | None:
-    """A response with only `code` and, if it has a field for that, `reason`.
+    """Return a response with only `code` and, if it has a field for that, `reason`.
 
     With the request `asked`, a response that lists the request's items has the code in each. Otherwise the
     lists are empty, and the code is in the response's own error field. None without that field: the response
@@ -100,7 +105,7 @@ def encode_error(
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """True if messages of this API and version carry tagged fields; False for an unknown API."""
+    """Return True if messages of this API and version carry tagged fields; False for an unknown API."""
     return version >= _FLEXIBLE_SINCE.get(api_key, version + 1)
 
 
@@ -161,7 +166,7 @@ def _absent(fields: dict[str, Field]) -> _Type:
 
 
 def _numbers(fields: dict[str, Field], position: int) -> _Type:
-    """Fields of a fixed size that follow each other are read and written as one."""
+    """Return fields of a fixed size that follow each other are read and written as one."""
     layout = struct.Struct(">" + "".join(field.kind for field in fields.values()))
     unpack, pack, size, end = layout.unpack_from, layout.pack, layout.size, position + len(fields)
 
@@ -192,7 +197,7 @@ def _one(name: str, value: _Type, position: int, nullable: bool) -> _Type:
 
 
 def _type(field: Field, api_key: int, version: int) -> _Type:
-    """The reader and the writer of a field without a fixed size."""
+    """Return the reader and the writer of a field without a fixed size."""
     writer = Writer(flexible=is_flexible(api_key, version))
     item = field.item
     if item is None:
@@ -207,7 +212,10 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
 
 
 def _items(item: _Type) -> _Type:
-    """The reader and the writer of a list's items, after their count; bytes are items encoded before."""
+    """Return the reader and the writer of a list's items, after their count.
+
+    Bytes are items encoded before.
+    """
     read_item, write_item = item
     return _Type(
         lambda reader, count: tuple([read_item(reader) for _ in range(count)]),

@@ -41,7 +41,7 @@ class _Assignment(ApiMessage):  # in SyncGroup
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """An assignment of these partitions, without user data."""
+    """Return an assignment of these partitions, without user data."""
     topics = tuple(
         _Assignment.Topic(topic=topic, partitions=tuple(number for _, number in group))
         for topic, group in groupby(sorted(partitions), itemgetter(0))
@@ -50,7 +50,7 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(assignment: bytes) -> list[TopicPartition]:
-    """The assigned partitions; none when the bytes are no assignment: a client may write any bytes."""
+    """Return the assigned partitions; none when the bytes are no assignment: a client may write any bytes."""
     try:
         topics = decode(_Assignment, ApiKey.SYNC_GROUP, 0, assignment).topics
     except InvalidRequest:
@@ -59,7 +59,10 @@ def decode_assignment(assignment: bytes) -> list[TopicPartition]:
 
 
 def decode_subscriptions(subscriptions: Collection[bytes]) -> frozenset[str] | None:
-    """The topics in any of a consumer's subscriptions; None if they exceed a limit or one is malformed."""
+    """Return the topics in any of a consumer's subscriptions.
+
+    None if they exceed a limit or one is malformed.
+    """
     topics: list[str] = []
     if len(subscriptions) > MAX_SUBSCRIPTIONS:
         return None

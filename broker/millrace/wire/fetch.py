@@ -134,7 +134,10 @@ def encode_request(
 
 @reads("fetch request")
 def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> FetchRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit or it names more items."""
+    """Return the request in `body`.
+
+    Raise InvalidRequest when its lengths do not fit or it names more items.
+    """
     if version >= _FLEXIBLE:
         return _decode_flexible(version, body, item_limit)
     reader, room = Reader(body), item_limit
@@ -212,7 +215,7 @@ def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int,
 def encode_response(
     version: int, topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 ) -> list[bytes | S]:
-    """The body of a fetch response as parts, the records between bytes.
+    """Return the body of a fetch response as parts, the records between bytes.
 
     `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None, parting or
     None)])]; a topic is its id from v13 on, else its name. Only requests from v12 on can have a parting.
@@ -265,7 +268,7 @@ def _encode_flexible(topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 
 
 def encode_error(version: int, code: int) -> bytes | None:
-    """The body of a response without topics; None before v7, which has no field for the error."""
+    """Return the body of a response without topics; None before v7, which has no field for the error."""
     if version >= _FLEXIBLE:
         return bytes(4) + INT16.pack(code) + bytes(4) + compact_length(0) + b"\0"
     return bytes(4) + INT16.pack(code) + bytes(8) if version >= 7 else None
@@ -273,7 +276,7 @@ def encode_error(version: int, code: int) -> bytes | None:
 
 @reads("fetch response")
 def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
-    """Topic -> partition -> the answer, of a v12 response; the records are views of `body`.
+    """Return topic -> partition -> the answer, of a v12 response; the records are views of `body`.
 
     Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
     """
@@ -295,7 +298,7 @@ def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
 
 
 def error_name(code: int) -> str:
-    """The protocol's name of an error code, or its number when Millrace has no name for it."""
+    """Return the protocol's name of an error code, or its number when Millrace has no name for it."""
     try:
         return ErrorCode(code).name
     except ValueError:

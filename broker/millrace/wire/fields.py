@@ -64,17 +64,17 @@ string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, after their le
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
-    """A tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, after their count."""
+    """Return a tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, after their count."""
     return Field("array", default, of, **versions)
 
 
 def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
-    """A message that may be null, after a byte that says whether it is there."""
+    """Return a message that may be null, after a byte that says whether it is there."""
     return Field("message", default, of, null_since=0, **versions)
 
 
 def by_topic(partition: Any, **options: Any) -> Any:
-    """A tuple of `TopicItems`, each with a tuple of `partition` messages."""
+    """Return a tuple of `TopicItems`, each with a tuple of `partition` messages."""
     fields = {"name": string(), "partitions": array(partition)}
     return array(_MessageType("Topic", (ApiMessage,), fields), **options)
 
@@ -111,7 +111,7 @@ def _keys(apis: Apis) -> tuple[int, ...]:
 
 
 def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
-    """A `__new__` with the fields as keywords, compiled as `namedtuple` compiles its own.
+    """Return a `__new__` with the fields as keywords, compiled as `namedtuple` compiles its own.
 
     A loop over the fields takes four times as long.
     """
@@ -136,7 +136,7 @@ class TopicItems(ApiMessage, Generic[P]):
 
 
 def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[TopicItems[P], ...]:
-    """Group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
+    """Return group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
     topics: dict[str, list[P]] = {}
     for name, partition in partitions:
         topics.setdefault(name, []).append(partition)
@@ -144,7 +144,7 @@ def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[TopicItems[P], 
 
 
 def fields_of(message: type) -> dict[str, Field]:
-    """The fields of a class of messages by name, in the order of its bytes."""
+    """Return the fields of a class of messages by name, in the order of its bytes."""
     return cast(dict[str, Field], message.declared)  # type: ignore[attr-defined]
 
 
@@ -159,7 +159,7 @@ def response_of(message: type) -> tuple[int, ...]:
 
 
 def items_in(message: object, most: int) -> int:
-    """The number of items in all lists of a message; counting stops beyond `most`."""
+    """Return the number of items in all lists of a message; counting stops beyond `most`."""
     count = 0
     for values in cast("tuple[object, ...]", message):
         if isinstance(values, tuple):

@@ -46,7 +46,7 @@ class FrameBuffers:
         """True while frames must not get memory before their bytes have arrived."""
 
     def take(self, size: int) -> bytearray:
-        """A buffer of at least `size` bytes with arbitrary content."""
+        """Return a buffer of at least `size` bytes with arbitrary content."""
         for index, buffer in enumerate(self._spare):
             if len(buffer) >= size:
                 return self._spare.pop(index)
@@ -218,7 +218,7 @@ def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
 
 
 def client_id(frame: memoryview) -> str:
-    """The client id in the header of a frame; empty when there is none."""
+    """Return the client id in the header of a frame; empty when there is none."""
     if len(frame) < _HEADER.size:
         return ""
     size = _HEADER.unpack_from(frame)[3]
@@ -226,7 +226,7 @@ def client_id(frame: memoryview) -> str:
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:
-    """The position after the tagged fields at `position`; a malformed list ends at the frame's end."""
+    """Return the position after the tagged fields at `position`; a malformed list ends at the frame's end."""
     reader = Reader(frame, items=MAX_HEADER_TAGS)
     reader.position = position
     try:

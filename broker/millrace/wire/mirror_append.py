@@ -95,7 +95,10 @@ def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
 
 @reads("MirrorAppend request")
 def decode_request(version: int, body: Buffer) -> tuple[str, MirrorAppend]:
-    """Target topic and request; the records are a view of `body`. InvalidRequest when it does not fit."""
+    """Return target topic and request; the records are a view of `body`.
+
+    Raise InvalidRequest when it does not fit.
+    """
     reader = Reader(memoryview(body))
     mode, topic, origin = MirrorMode(reader.number(INT8)), reader.text(), _read_origin(reader)
     expected, start, next_offset, next_base, dropped, numbered = reader.unpack(_REQUEST_END)
@@ -135,7 +138,10 @@ def encode_response(version: int, response: MirrorAppended) -> bytes:
 
 @reads("MirrorAppend response")
 def decode_response(body: Buffer) -> MirrorAppended:
-    """The v1 response in `body`; InvalidRequest when it is malformed, so not from a Millrace broker."""
+    """Return the v1 response in `body`.
+
+    Raise InvalidRequest when it is malformed, so not from a Millrace broker.
+    """
     reader = Reader(memoryview(body))
     error, message, state = reader.number(INT16), reader.text(), reader.text()
     partition, leader, recorded = reader.unpack(_PARTITION)

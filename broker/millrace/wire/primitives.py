@@ -123,7 +123,7 @@ class Reader(Generic[B]):
         return str(self.part(size), "utf-8") if size >= 0 else None
 
     def text(self) -> str:
-        """A string that is not null."""
+        """Return a string that is not null."""
         return str(self.part(self._string_bytes()), "utf-8")
 
     def _string_bytes(self) -> int:

@@ -87,7 +87,7 @@ class ProducedPartition(NamedTuple):
 
 @reads("produce request")
 def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> ProduceRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit.
+    """Return the request in `body`. Raise InvalidRequest when its lengths do not fit.
 
     RequestTooLarge for more than `item_limit` + REFUSED_ITEMS topics and partitions.
     """
@@ -280,7 +280,7 @@ def encode_successes(
     outcomes: Sequence[object],
     log_start_offset: int,
 ) -> bytes | None:
-    """Whole responses to requests for one batch each, if every outcome is a base offset; else None."""
+    """Return whole responses to requests for one batch each, if every outcome is a base offset; else None."""
     is_single = len(outcomes) == 1  # nearly always, and it needs fewer steps
     # Before anything is cached: the topic of a refused request may be any name that its client invents.
     if not (isinstance(outcomes[0], int) if is_single else set(map(type, outcomes)) == {int}):
@@ -296,7 +296,7 @@ def encode_successes(
 def _success(
     version: int, topic: str, partition: int, log_start_offset: int
 ) -> tuple[Callable[..., bytes], int, bytes, bytes]:
-    """The parts of successful responses, which differ in correlation id and base offset only."""
+    """Return the parts of successful responses, which differ in correlation id and base offset only."""
     result = ProducedPartition(partition, 0, 0, log_start_offset)
     body = encode_response(version, [(topic, 1)], [result])
     if version >= _FLEXIBLE:
@@ -313,8 +313,9 @@ def encode_response(
     partitions: Sequence[ProducedPartition],
     throttle_ms: int = 0,
 ) -> bytes:
-    """A produce response after its correlation id: `topics` as in the request, `partitions` one for each
-    batch."""
+    """Return a produce response after its correlation id: `topics` as in the request, `partitions` one for
+    each batch.
+    """
     rest = iter(partitions)
     if version >= _FLEXIBLE:
         parts = [b"\0", compact_length(len(topics))]  # the header has tagged fields, too

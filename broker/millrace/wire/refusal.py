@@ -93,7 +93,7 @@ def _present(message: Any, api_key: int, version: int) -> list[tuple[str, Field]
 
 
 def _has_error(field: Field) -> bool:
-    """True for a list whose items, or items of whose lists, have an error."""
+    """Return True for a list whose items, or items of whose lists, have an error."""
     if field.kind != "array" or not hasattr(field.item, "declared"):
         return False
     fields = fields_of(field.item)  # type: ignore[arg-type]  # it is a class of messages

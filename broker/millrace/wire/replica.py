@@ -142,7 +142,7 @@ def decode_ack(body: memoryview) -> ReplicaAckRequest:
 
 
 def encode_answer(error: int, copied: Sequence[Copied]) -> list[bytes | FileSlice]:
-    """The body of an answer as parts; the records stay in their files."""
+    """Return the body of an answer as parts; the records stay in their files."""
     parts: list[bytes | FileSlice] = []
     pending = [INT16.pack(error) + INT32.pack(len(copied))]
     for one, *fields, records in copied:
@@ -159,7 +159,10 @@ def encode_answer(error: int, copied: Sequence[Copied]) -> list[bytes | FileSlic
 
 @reads("replica fetch answer")
 def decode_answer(body: memoryview) -> tuple[int, list[Copied]]:
-    """The error of the request as a whole, and the answers for partitions; records are views of `body`."""
+    """Return the error of the request as a whole, and the answers for partitions.
+
+    Records are views of `body`.
+    """
     reader = Reader(body)
     error = reader.number(INT16)
     copied = []

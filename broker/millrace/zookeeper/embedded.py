@@ -85,7 +85,10 @@ class ZooKeeper:
 
     @classmethod
     def start(cls, data_dir: Path, port: int = 0, heap_mb: int = HEAP_MB) -> ZooKeeper:
-        """Start a server on 127.0.0.1:`port` (0: any free port); MillraceError when it does not answer."""
+        """Start a server on 127.0.0.1:`port` (0: any free port).
+
+        Raise MillraceError when it does not answer.
+        """
         for _ in range(0 if port else PORT_TRIES - 1):
             with suppress(_EndedAtOnce):
                 return cls._start(data_dir, port, heap_mb)
@@ -148,7 +151,7 @@ class ZooKeeper:
 
 
 def answers(host: str, port: int) -> bool:
-    """True when a ZooKeeper server that serves requests answers there."""
+    """Return True when a ZooKeeper server that serves requests answers there."""
     try:
         with socket.create_connection((host, port), timeout=1) as connection:
             connection.sendall(b"srvr")
@@ -158,7 +161,10 @@ def answers(host: str, port: int) -> bool:
 
 
 def find_java() -> str:
-    """Path of a Java of at least version 17, from JAVA_HOME or PATH; MillraceError when there is none."""
+    """Return path of a Java of at least version 17, from JAVA_HOME or PATH.
+
+    Raise MillraceError when there is none.
+    """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
@@ -179,7 +185,10 @@ def find_java() -> str:
 
 
 def find_jars() -> list[Path]:
-    """Return ZooKeeper's jars in the installed PySpark. MillraceError if PySpark or a jar is missing."""
+    """Return ZooKeeper's jars in the installed PySpark.
+
+    Raise MillraceError if PySpark or a jar is missing.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MillraceError(
@@ -215,7 +224,7 @@ def _lock(data_dir: Path) -> int:
 
 
 def _free_port(port: int) -> int:
-    """Return the port once it is free, or any free port for 0; MillraceError after PORT_SECONDS."""
+    """Return the port once it is free, or any free port for 0. Raise MillraceError after PORT_SECONDS."""
     deadline = time.monotonic() + PORT_SECONDS
     while True:
         with socket.socket() as probe:

@@ -25,7 +25,7 @@ _CHANGE = Permissions.READ | Permissions.WRITE | Permissions.CREATE | Permission
 
 
 def load_identity(path: str) -> ZooKeeperIdentity:
-    """The identity in a file that only its owner may read; ConfigError says what is wrong with it."""
+    """Return the identity in a file that only its owner may read; ConfigError says what is wrong with it."""
     check_secret(path, "the identity for ZooKeeper")
     return load(ZooKeeperIdentity, Path(path))
 
@@ -43,7 +43,7 @@ def draw_identities() -> dict[str, ZooKeeperIdentity]:
 
 
 def node_acl(identity: ZooKeeperIdentity, path: str) -> list[ACL]:
-    """The access list of a node: path := /<cluster>/..., or /audit/..."""
+    """Return the access list of a node: path := /<cluster>/..., or /audit/..."""
     brokers = ACL(Permissions.ALL, Id("digest", identity.brokers))
     parts = path.strip("/").split("/")
     kind = parts[1] if len(parts) > 1 else ""

@@ -54,7 +54,8 @@ class Session:
 
     @classmethod
     def connect(cls, zookeeper: str, *, timeout_ms: int = 6000, identity: str = "") -> Session:
-        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when no server answers.
+        """Return a session with the ensemble at `zookeeper`; MillraceError within 10 s when no server
+        answers.
 
         `identity` is the file of the process's identity there; without it the client file may name one.
         """
@@ -81,10 +82,11 @@ class Session:
         return int((self.client.client_id or (0,))[0])
 
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The result of kazoo's asynchronous operation, repeated over lost connections for OPERATION_SECONDS.
+        """Return the result of kazoo's asynchronous operation, repeated over lost connections for
+        OPERATION_SECONDS.
 
-        A repeated write may find the result of its own first try. RequestTimedOut when no answer comes in
-        time, MillraceError when this process lacks the right.
+        A repeated write may find the result of its own first try. Raise RequestTimedOut when no answer comes
+        in time. Raise MillraceError when this process lacks the right.
         """
         # From the loss on, not from the call: calls must not queue up while ZooKeeper stays away.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
@@ -109,11 +111,11 @@ class Session:
     def read_all(
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
-        """Data and stat of each node that is there, asked for all at once."""
+        """Return data and stat of each node that is there, asked for all at once."""
         return self._call_all(partial(self.client.get_async, watch=watch), paths)
 
     def stats(self, paths: Iterable[str]) -> dict[str, Any]:
-        """The stat of each node that is there now; a lagging server catches up first."""
+        """Return the stat of each node that is there now; a lagging server catches up first."""
 
         def ask(path: str) -> Any:
             return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
@@ -138,18 +140,18 @@ class Session:
         return answers
 
     def get(self, path: str) -> tuple[bytes, Any] | None:
-        """Data and stat of a node; None when it is not there."""
+        """Return data and stat of a node; None when it is not there."""
         return self.read_all([path]).get(path)
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
-        """The names of a node's children, sorted; none, and no watch, when the node is not there."""
+        """Return the names of a node's children, sorted; none, and no watch, when the node is not there."""
         try:
             return sorted(self.call(self.client.get_children_async, path, watch))
         except NoNodeError:
             return []
 
     def children_of(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """The sorted names of the children of each node that is there, asked for all at once."""
+        """Return the sorted names of the children of each node that is there, asked for all at once."""
         found = self._call_all(self.client.get_children_async, paths)
         return {path: sorted(names) for path, names in found.items()}
 
@@ -158,7 +160,7 @@ class Session:
         self._call_all(partial(self.client.set_async, value=b""), paths)
 
     def tree(self, path: str) -> Iterator[str]:
-        """The paths of an existing node and of all nodes below it."""
+        """Yield the paths of an existing node and of all nodes below it."""
         yield path
         for name in self.children(path):
             yield from self.tree(f"{path}/{name}")

@@ -62,7 +62,10 @@ class BrokerAddress:
     """Number of the protocol between brokers; from REPLICATING on the broker copies partitions."""
 
     def at(self, listener: str) -> tuple[str, int] | None:
-        """The broker's address for clients of the named listener; None when it has no such listener."""
+        """Return the broker's address for clients of the named listener.
+
+        None when it has no such listener.
+        """
         return self.listeners.get(listener) if self.listeners else (self.host, self.port)
 
 
@@ -127,7 +130,7 @@ class TopicState:
     """Transaction that created the ZooKeeper node; a recreated topic of the same name has another."""
 
     def minimum(self, number: int) -> int:
-        """The partition's `min.insync.replicas`: the number of in-sync replicas needed to commit."""
+        """Return the partition's `min.insync.replicas`: the number of in-sync replicas needed to commit."""
         return self.minimum_of(self.partitions[number].factor)
 
     def minimum_of(self, replicas: int) -> int:
@@ -141,16 +144,19 @@ class TopicState:
         return min((state.factor for state in self.partitions.values()), default=1)
 
     def targets(self) -> dict[Origin, int]:
-        """Origin -> number of the partition that mirrors it."""
+        """Return origin -> number of the partition that mirrors it."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
 
     def target_of(self, origin: Origin) -> int | None:
-        """The partition that mirrors `origin` (the topic id counts too), or None."""
+        """Return the partition that mirrors `origin` (the topic id counts too), or None."""
         numbers = (number for number, state in self.partitions.items() if state.origin == origin)
         return next(numbers, None)
 
     def former_origin(self, origin: Origin) -> Origin | None:
-        """The newest mirrored origin that differs from `origin` in the topic id only; None without one."""
+        """Return the newest mirrored origin that differs from `origin` in the topic id only.
+
+        None without one.
+        """
         same = (origin.cluster, origin.topic, origin.partition)
         for _, partition in sorted(self.partitions.items(), reverse=True):
             other = partition.origin
@@ -162,12 +168,15 @@ class TopicState:
 
 
 def default_minimum(replicas: int) -> int:
-    """Default of `min.insync.replicas` for a number of replicas."""
+    """Return default of `min.insync.replicas` for a number of replicas."""
     return 1 if replicas <= 2 else 2
 
 
 def encode_topic(topic: TopicState) -> bytes:
-    """The topic as the JSON shown above; InvalidPartitions when it is too large for ZooKeeper."""
+    """Return the topic as the JSON shown above.
+
+    Raise InvalidPartitions when it is too large for ZooKeeper.
+    """
     is_replicated = any(state.is_replicated for state in topic.partitions.values())
     fields = _replicated_fields if is_replicated else _fields
     partitions = {number: fields(state) for number, state in sorted(topic.partitions.items())}
@@ -207,7 +216,7 @@ def _replicated_fields(state: PartitionState) -> dict[str, Any]:
 
 
 def decode_topic(name: str, data: bytes, version: int = -1, czxid: int = -1) -> TopicState:
-    """Read a topic from the JSON shown above; MillraceError when it is malformed."""
+    """Read a topic from the JSON shown above. Raise MillraceError when it is malformed."""
     try:
         value = json.loads(data)
         if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):

@@ -42,25 +42,33 @@ class Brokers:
     def earliest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The first offset of each log, or why it is not known; CannotRead when the broker is away."""
+        """Return the first offset of each log, or why it is not known.
+
+        Raise CannotRead when the broker is away.
+        """
         return self._offsets(leader, partitions, EARLIEST)
 
     def latest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The end of each log for consumers, likewise."""
+        """Return the end of each log for consumers, likewise."""
         return self._offsets(leader, partitions, LATEST)
 
     def written(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The end of the acknowledged messages, likewise: on Apache Kafka also behind an open transaction."""
+        """Return the end of the acknowledged messages, likewise: on Apache Kafka also behind an open
+        transaction.
+        """
         return self._offsets(leader, partitions, LATEST, READ_UNCOMMITTED)
 
     def fetch(
         self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
-        """Return the contents of one answer behind these offsets; CannotRead when the broker is away."""
+        """Return the contents of one answer behind these offsets.
+
+        Raise CannotRead when the broker is away.
+        """
         limits = FetchLimits(
             max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS
         )

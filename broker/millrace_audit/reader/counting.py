@@ -250,7 +250,7 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
 
 
 def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
-    """The names and instance at that position; None when there are none, or a name is too long."""
+    """Return the names and instance at that position; None when there are none, or a name is too long."""
     data, texts = bytes(buffer.data[position : min(end, position + _MOST_BYTES)]), []
     at = 0
     try:
@@ -269,7 +269,9 @@ def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
 def _same_bytes(
     buffer: PaddedBuffer, start: Longs, room: Longs, size: int | Longs, model: np.int64 | Longs
 ) -> Mask:
-    """Mask of the rows that have room for `size` bytes and whose next `size` bytes equal those at `model`."""
+    """Return mask of the rows that have room for `size` bytes and whose next `size` bytes equal those at
+    `model`.
+    """
     same: Mask = room >= size
     last = len(buffer.words8) - 1
     for offset in range(0, int(np.max(size)), 8):
@@ -284,7 +286,7 @@ def _same_bytes(
 
 
 def _hashes(frames: Frames) -> Words:
-    """The fingerprint of each value; a null counts as no bytes."""
+    """Return the fingerprint of each value; a null counts as no bytes."""
     first, last = int(frames.value[0]), int(frames.end[-1])
     data, digest = bytes(frames.buffer.data[first:last]), xxhash.xxh64_intdigest  # bytes are cut faster
     start = frames.value - first

@@ -37,11 +37,11 @@ def covered(
     before: int | None,
     partitions: Collection[PartitionKey],
 ) -> Ends:
-    """Partition -> the next offset to count; without partitions that were never counted.
+    """Return partition -> the next offset to count; without partitions that were never counted.
 
     `own` is the caller's turn, which has published its first heartbeat: behind it no other turn's records
-    count. `before` is the turn before it, None when there is none. MillraceError when the topic does not show
-    that heartbeat.
+    count. `before` is the turn before it, None when there is none. Raise MillraceError when the topic does
+    not show that heartbeat.
     """
     end, met = client.list_offsets(topic, LATEST, [0])[0], False
 
@@ -68,7 +68,10 @@ def covered(
 
 
 def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
-    """The counted ends by records in order; a vanished partition keeps its end, for it may come back."""
+    """Return the counted ends by records in order.
+
+    A vanished partition keeps its end, for it may come back.
+    """
     ends: Ends = {}
     newest, beaten = -1, (-1, -1)
     for turn, record in records:
@@ -96,7 +99,9 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
 def _records(
     client: ClusterClient, topic: str, tier: str, codec: AuditCodec, book: TurnBook, start: int, end: int
 ) -> Iterator[tuple[int, Count | Heartbeat]]:
-    """Counts and heartbeats that readers of the tier have signed in [start, end), each with its turn."""
+    """Yield counts and heartbeats that readers of the tier have signed in [start, end), each
+    with its turn.
+    """
     while start < end:
         fetched = client.fetch(topic, {0: start}, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)[0]
         if fetched.error:

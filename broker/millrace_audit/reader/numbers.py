@@ -50,7 +50,10 @@ class TierNumbers(Collector):
         """Cause of the last round's failure; None when the round did not fail."""
 
     def troubles(self) -> list[str]:
-        """Everything that keeps the reader from counting all messages now; empty while it stands by."""
+        """Return everything that keeps the reader from counting all messages now.
+
+        Empty while it stands by.
+        """
         found = [] if self.trouble is None else [self.trouble]
         if self.turn is not None and self.heartbeat_at is not None:
             age_s = time.time() - self.heartbeat_at

@@ -121,7 +121,7 @@ class Partition:
         )
 
     def is_due(self) -> bool:
-        """True if the partition can be read, or it is time to try again."""
+        """Return True if the partition can be read, or it is time to try again."""
         return self.stuck is None or time.monotonic() >= self.stuck.retry_at
 
     def stick(self, cause: str) -> bool:
@@ -136,8 +136,9 @@ class Partition:
     def noted(self, high_watermark: int, written: int = 0) -> None:
         """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
-        CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. CannotRead
-        when consumers have not reached an acknowledged end for OPEN_S: producers may report those messages.
+        CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
+        CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report those
+        messages.
         """
         if high_watermark < self.end:
             now = time.monotonic()

@@ -100,7 +100,9 @@ class _Claim:
     """End offsets of the messages acknowledged by then."""
 
     def holds_for(self, partitions: Mapping[PartitionKey, Partition]) -> bool:
-        """True if all those messages could be read, except in partitions that are named as unreadable."""
+        """Return True if all those messages could be read, except in partitions that are named
+        as unreadable.
+        """
         return all(
             one.high_watermark >= min(self.written.get(key, 0), one.written) or one.stuck is not None
             for key, one in partitions.items()
@@ -108,7 +110,7 @@ class _Claim:
 
 
 class AuditReader(TierReader):
-    """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin."""
+    """Counts one cluster until `stop` is set. Raise MillraceError when it cannot begin."""
 
     _numbers: ReaderNumbers
 
@@ -163,7 +165,7 @@ class AuditReader(TierReader):
         return Seat.of(self._config.tier, name)
 
     def refusal(self, newest: Turn) -> str:
-        """The error text for a tier whose newest turn counted another cluster."""
+        """Return the error text for a tier whose newest turn counted another cluster."""
         return (
             f"tier {self._config.tier} is another cluster: {newest.host} counted {newest.cluster_id} for it,"
             f" and this is {self._client.cluster_id}: give the right --cluster and --bootstrap, or"
@@ -313,7 +315,9 @@ class AuditReader(TierReader):
                 self._stick(partition, error)
 
     def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
-        """The ends; for copies in an Apache Kafka not beyond the offset up to which their origin is known."""
+        """Return the ends; for copies in an Apache Kafka not beyond the offset up to which their origin is
+        known.
+        """
         if self._config.tier != OFFLINE or end <= partition.end:
             return end, written
         try:
@@ -493,7 +497,7 @@ class AuditReader(TierReader):
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
     def _take_truncated(self) -> list[Truncated]:
-        """Logs that were truncated since the last heartbeat."""
+        """Return logs that were truncated since the last heartbeat."""
         truncated = []
         for partition in self._partitions.values():
             if partition.truncated is not None:
@@ -519,7 +523,7 @@ class AuditReader(TierReader):
 
 
 def _is_internal(topic: str) -> bool:
-    """True for topics that Apache Kafka and MirrorMaker 2 keep for themselves."""
+    """Return True for topics that Apache Kafka and MirrorMaker 2 keep for themselves."""
     return topic.startswith("__") or topic.endswith(".internal")
 
 

@@ -115,7 +115,7 @@ class TierReader(ABC):
 
     @abstractmethod
     def refusal(self, newest: Turn) -> str:
-        """The error text for a tier whose newest turn counted another source."""
+        """Return the error text for a tier whose newest turn counted another source."""
 
     @abstractmethod
     def prepare(self, turn: Turn) -> None:

@@ -49,13 +49,13 @@ class TurnTaker:
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
     def counted_elsewhere(self) -> Turn | None:
-        """The tier's newest turn if that counted another cluster than this reader would; else None."""
+        """Return the tier's newest turn if that counted another cluster than this reader would; else None."""
         turns = read_turns(self._session, self._seat)
         newest = turns[max(turns)] if turns else None
         return None if newest is None or newest.cluster_id == self._cluster_id else newest
 
     def take(self) -> Turn | Holder:
-        """A new turn, or the reader that holds the tier."""
+        """Return a new turn, or the reader that holds the tier."""
         for folder in (self._turns, self._holder.rpartition("/")[0]):
             self._session.call(self._session.client.ensure_path_async, folder)
         self.lost.clear()
@@ -95,7 +95,7 @@ class TurnTaker:
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
 
     def _made_with(self, transaction: int) -> Turn | None:
-        """The turn that was created in that transaction of ZooKeeper's."""
+        """Return the turn that was created in that transaction of ZooKeeper's."""
         for path, (data, stat) in self._nodes().items():
             if stat.czxid == transaction:
                 return Turn.decode(path.rpartition("/")[2], data)

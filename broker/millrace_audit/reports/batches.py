@@ -25,7 +25,7 @@ class AuditMessage(NamedTuple):
 
 
 def messages_of(header: BatchHeader, batch: memoryview | bytes) -> list[AuditMessage]:
-    """The messages of a batch; of an unreadable batch, one empty message in their place.
+    """Return the messages of a batch; of an unreadable batch, one empty message in their place.
 
     The batch's CRC was right, so a client sent it like that, and it will never become readable.
     """

@@ -31,7 +31,7 @@ def window_start(time_ms: int) -> int:
 
 
 def is_of_this_world(window: int) -> bool:
-    """True for a window that can exist. The rule depends on no clock, so that all tiers agree."""
+    """Return True for a window that can exist. The rule depends on no clock, so that all tiers agree."""
     return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 
@@ -70,7 +70,7 @@ class SequenceTally:
         return self._layers
 
     def without(self, other: SequenceTally) -> SequenceTally:
-        """The numbers that occur here more often than in `other`, each as often as the difference."""
+        """Return the numbers that occur here more often than in `other`, each as often as the difference."""
         return SequenceTally(
             self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
         )
@@ -96,7 +96,7 @@ class SequenceTally:
         return sum(map(len, self.layers))
 
     def ranges(self) -> Iterator[Range]:
-        """Every range, layer after layer: a number that occurs twice is in two ranges."""
+        """Yield every range, layer after layer: a number that occurs twice is in two ranges."""
         return chain.from_iterable(self.layers)
 
     def pairs(self) -> list[list[int]]:
@@ -137,7 +137,7 @@ class SequenceCounts:
             mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
-        """The counts that exceed those of `other`, each number as often as the difference."""
+        """Return the counts that exceed those of `other`, each number as often as the difference."""
         rest = SequenceCounts()
         for key, tally in self.tallies.items():
             left = tally.without(other.tallies.get(key, SequenceTally()))
@@ -154,7 +154,8 @@ class SequenceCounts:
         return sum(layer.range_count for tally in self.tallies.values() for layer in tally.layers)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
+        """Return sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first,
+        last].
 
         `duplicates` lists every repeated number, once for each extra occurrence.
         """
@@ -172,7 +173,10 @@ class SequenceCounts:
         return cls._of((entry, (*entry["ranges"], *entry["duplicates"])) for entry in entries)
 
     def to_avro(self) -> list[dict[str, Any]]:
-        """The `counts` of an AuditCount record: ranges as `to_deltas`; a repeated number is in several."""
+        """Return the `counts` of an AuditCount record: ranges as `to_deltas`.
+
+        A repeated number is in several.
+        """
         return [
             {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
             for key, tally in sorted(self.tallies.items())
@@ -180,7 +184,7 @@ class SequenceCounts:
 
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
-        """Read the output of `to_avro`; ValueError when a list of ranges is broken."""
+        """Read the output of `to_avro`. Raise ValueError when a list of ranges is broken."""
         return cls._of((entry, from_deltas(entry["ranges"])) for entry in entries)
 
     @classmethod

@@ -47,7 +47,9 @@ class NotAudited(Exception):
 
 
 def has_header(schema: Any) -> bool:
-    """True if a schema's first field is an AuditHeader, so that `read_header` may read its messages."""
+    """Return True if a schema's first field is an AuditHeader, so that `read_header` may read
+    its messages.
+    """
     if not isinstance(schema, Mapping) or not schema.get("fields"):
         return False
     field = schema["fields"][0]
@@ -68,7 +70,7 @@ def _read_string(data: bytes, position: int) -> tuple[str, int]:
 
 
 def read_header(message: bytes) -> EventHeader:
-    """The header of one message; NotAudited when it has none. Does not look at the schema id."""
+    """Return the header of one message. Raise NotAudited when it has none. Does not look at the schema id."""
     try:
         time, position = read_varint(message, PREFIX_BYTES)
         server, position = _read_string(message, position)
@@ -85,7 +87,10 @@ def read_header(message: bytes) -> EventHeader:
 
 
 def counted_header(message: bytes) -> EventHeader | None:
-    """The header by which readers count a message whose schema has one; None if it is broken or too long."""
+    """Return the header by which readers count a message whose schema has one.
+
+    None if it is broken or too long.
+    """
     try:
         header = read_header(message)
     except NotAudited:
@@ -96,7 +101,7 @@ def counted_header(message: bytes) -> EventHeader | None:
 
 
 def instance_bytes(server: str, service: str, instance: int) -> bytes:
-    """The bytes between time and sequence in the header of every message of one instance."""
+    """Return the bytes between time and sequence in the header of every message of one instance."""
     out = bytearray()
     write_bytes(out, server.encode())
     write_bytes(out, service.encode())
@@ -132,7 +137,10 @@ class EventSchema:
         self._instance_bytes = b""
 
     def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
-        """The message of an event; MillraceError names the field when the event does not fit the schema."""
+        """Return the message of an event.
+
+        MillraceError names the field when the event does not fit the schema.
+        """
         out = BytesIO()
         try:
             # fastavro truncates a float to an integer and writes an int of any size: check before it does.
@@ -169,7 +177,10 @@ class EventSchema:
 
 
 def _is_plain(kind: Any) -> bool:
-    """True for a primitive type or a union of them; a union's branches are checked when it is written."""
+    """Return True for a primitive type or a union of them.
+
+    A union's branches are checked when it is written.
+    """
     branches = kind if isinstance(kind, list) else [kind]
     return all(isinstance(branch, str) and branch in _PLAIN for branch in branches)
 

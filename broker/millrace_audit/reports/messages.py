@@ -54,7 +54,9 @@ def now_ms() -> int:
 
 @cache
 def schema_file(name: str) -> Mapping[str, Any]:
-    """The schema that ships with Millrace under that name: of an audit record or of one of its events."""
+    """Return the schema that ships with Millrace under that name: of an audit record or of one
+    of its events.
+    """
     schema: dict[str, Any] = json.loads(shipped(f"schemas/{name}.avsc").read_text())
     return schema
 
@@ -327,7 +329,7 @@ class WarehouseState:
 
 
 def editions_hash(editions: Mapping[int, int]) -> str:
-    """A hash of the newest edition of each load that was read again: load -> edition."""
+    """Return a hash of the newest edition of each load that was read again: load -> edition."""
     lines = "".join(f"{load}.{edition}\n" for load, edition in sorted(editions.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -364,7 +366,7 @@ _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
 
 
 def _to_avro(value: Any) -> Any:
-    """A dataclass of this file as the record of its schema, and likewise what it holds."""
+    """Return a dataclass of this file as the record of its schema, and likewise what it holds."""
     if value is None or isinstance(value, int | str | bytes):
         return value  # None only where the schema has a null: the previous version is never written
     if isinstance(value, SequenceRanges):
@@ -377,7 +379,7 @@ def _to_avro(value: Any) -> Any:
 
 
 def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass of this file, given the record of its schema."""
+    """Return the fields of a dataclass of this file, given the record of its schema."""
     return {
         _FIELDS.get(name, name): _READERS[name](value) if name in _READERS and value is not None else value
         for name, value in record.items()
@@ -438,7 +440,10 @@ class AuditCodec:
         self._fetch: object = None
 
     def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
-        """The message for an audit topic; a kind's first record registers its schema, within `timeout_s`."""
+        """Return the message for an audit topic.
+
+        A kind's first record registers its schema, within `timeout_s`.
+        """
         name = f"Audit{type(record).__name__}"
         if name not in self._prefixes:
             schema_id = self._registry.register(name, dict(schema_file(name)), timeout_s=timeout_s)
@@ -449,7 +454,7 @@ class AuditCodec:
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:
-        """The record in a message; None when the message is no audit record or cannot be read as one.
+        """Return the record in a message; None when the message is no audit record or cannot be read as one.
 
         Raises MillraceError when the registry does not answer: an audit record must not pass for foreign.
         """
@@ -464,10 +469,10 @@ class AuditCodec:
             return None
 
     def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
-        """The kind of audit record that a message is by its schema alone; None for any other message.
+        """Return the kind of audit record that a message is by its schema alone; None for any other message.
 
-        A schema that the registry does not know may be registered later: it is looked up again, but only
-        once for all messages of one `fetch` (any value but None).
+        A schema that the registry does not know may be registered later: it is looked up again, but only once
+        for all messages of one `fetch` (any value but None).
         """
         form = self._form(message, fetch)
         return None if form is None else form.kind
@@ -517,14 +522,14 @@ _FORMS = [
 
 
 def previous_schema(name: str) -> Mapping[str, Any]:
-    """The schema of an audit record in the previous version."""
+    """Return the schema of an audit record in the previous version."""
     schema = schema_file(name)
     kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
     return {**schema, "fields": kept}
 
 
 def _form_of(schema: Any) -> _Form | None:
-    """The form whose schema, apart from comments, ships with Millrace."""
+    """Return the form whose schema, apart from comments, ships with Millrace."""
     # A schema that only has the name could make a few bytes decode for ever.
     try:
         canonical = to_parsing_canonical_form(fastavro.parse_schema(schema))
@@ -544,7 +549,9 @@ def _parsed(form: _Form) -> Any:
 
 
 def packed(load: LoadCount) -> bytes:
-    """A load's record for the auditor's database, where it serves to subtract a load that is replaced."""
+    """Return a load's record for the auditor's database, where it serves to subtract a load
+    that is replaced.
+    """
     return zlib.compress(json.dumps(_to_avro(load), separators=(",", ":")).encode())
 
 

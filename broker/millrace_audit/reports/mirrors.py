@@ -50,9 +50,11 @@ class Mirrors:
         return not self._client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
-        """The origin that the partition mirrors, which never changes; None for the cluster's own partitions.
+        """Return the origin that the partition mirrors, which never changes; None for the cluster's own
+        partitions.
 
-        RequestTimedOut when ZooKeeper is away, NotInZooKeeper when it does not know the partition (yet).
+        RequestTimedOut when ZooKeeper is away. Raise NotInZooKeeper when it does not know the partition
+        (yet).
         """
         if (copies := self._client.copies) is not None:
             cluster = copies.origin(partition)
@@ -75,7 +77,7 @@ class Mirrors:
     def position(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
     ) -> tuple[MirrorPosition | None, int]:
-        """The newest position of the origin's mirror; None before its first append.
+        """Return the newest position of the origin's mirror; None before its first append.
 
         Beside it is the offset behind the last record that the position accounts for: `read` if no record
         lies between the two. A Millrace cluster's leader reports both; an Apache Kafka has them in a topic.
@@ -88,7 +90,7 @@ class Mirrors:
         return copied if copied is not None else self._of_copy(topic, topic_id, partition, origin, read)
 
     def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
-        """The offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
+        """Return the offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
 
         `position` then describes the copies before that offset, however much is copied meanwhile. None for
         other partitions, one that ZooKeeper does not know, and one without a position in the mirror's topic.
@@ -123,14 +125,16 @@ class Mirrors:
         return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
 
     def _synced(self, topic: str, partition: int, origin: Origin, read: int) -> tuple[Synced, int]:
-        """The newest offset sync of a copy, and the offset before which it accounts for every record."""
+        """Return the newest offset sync of a copy, and the offset before which it accounts for
+        every record.
+        """
         log = self._syncs.setdefault(origin.cluster, SyncLog(self._client, origin.cluster))
         synced = log.read().get((origin.topic, origin.partition), Synced(0, 0))
         end = synced.copy_end
         return synced, read if end and self._holds_nothing(topic, partition, end, read) else end
 
     def _holds_nothing(self, topic: str, partition: int, start: int, end: int) -> bool:
-        """True if [start, end) holds only transaction markers and records of aborted transactions."""
+        """Return True if [start, end) holds only transaction markers and records of aborted transactions."""
         while start < end:
             # One batch at a time: usually there is only a marker, or the first batch has records.
             fetched = self._client.fetch(
@@ -144,7 +148,7 @@ class Mirrors:
 
 
 def cluster_name(session: Session, client: ClusterClient) -> str:
-    """The name of the client's cluster, which is also the node above its registries in ZooKeeper.
+    """Return the name of the client's cluster, which is also the node above its registries in ZooKeeper.
 
     MillraceError when ZooKeeper has no such cluster.
     """

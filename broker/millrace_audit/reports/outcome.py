@@ -44,7 +44,10 @@ class Outcome:
         return bool(self.range_count or wrapped(self.fingerprint) or wrapped(self.failed_fingerprint))
 
     def split(self, most: int) -> tuple[Outcome, Outcome]:
-        """The first `most` ranges, and the rest. The first has the fingerprints: only their sum counts."""
+        """Return the first `most` ranges, and the rest.
+
+        The first has the fingerprints: only their sum counts.
+        """
         acknowledged, failed = list(self.acknowledged), list(self.failed)
         left = max(most - len(acknowledged), 0)
         first = Outcome(
@@ -61,7 +64,7 @@ Unreported = dict[tuple[str, int], Outcome]
 
 
 def portion(unreported: Unreported) -> tuple[Unreported, Unreported]:
-    """The outcomes for the next report, and those left for the reports after it."""
+    """Return the outcomes for the next report, and those left for the reports after it."""
     chosen: Unreported = {}
     left = dict(sorted(unreported.items()))
     room = RANGES_PER_REPORT
@@ -78,12 +81,12 @@ def portion(unreported: Unreported) -> tuple[Unreported, Unreported]:
 
 
 def closable(closed_through: int, left: Unreported) -> int:
-    """The time up to which a report may close: before every window that is left for a later report."""
+    """Return the time up to which a report may close: before every window that is left for a later report."""
     return min((closed_through, *(window for _, window in left)))
 
 
 def still_open(windows: Set[tuple[str, int]], closed_through: int) -> set[tuple[str, int]]:
-    """The windows that end after `closed_through`."""
+    """Return the windows that end after `closed_through`."""
     return {(topic, window) for topic, window in windows if window + WINDOW_MS > closed_through}
 
 

@@ -83,7 +83,10 @@ class AuditPublisher:
         check_cluster(name, self._metadata(self.topic, give_up_at).cluster_id, self.bootstrap)
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
-        """MillraceError unless a broker answers, UnknownTopic unless it has these topics and `audit`."""
+        """MillraceError unless a broker answers.
+
+        Raise UnknownTopic unless it has these topics and `audit`.
+        """
         for name in (*names, self.topic):
             topic = self._metadata(name, give_up_at).topics[name]
             if topic.error is not None:
@@ -163,7 +166,7 @@ def edition_records(
     ends: Sequence[LoadEnd] = (),
     rows: EditionRows = EditionRows(),
 ) -> list[LoadCount]:
-    """Records of a load's edition as changes from the edition before, in parts that fit into messages.
+    """Return records of a load's edition as changes from the edition before, in parts that fit into messages.
 
     The same counts always make the same parts, so a repeated report continues where the auditor stands.
     `ends` says how far the topic is loaded with this load.
@@ -197,7 +200,7 @@ def table_records(
     unkeyed: Mapping[int, int],
     numbers: Iterator[int],
 ) -> list[TableCount]:
-    """Records of the counts of a published table's windows, each with the next number."""
+    """Return records of the counts of a published table's windows, each with the next number."""
     pieces = _pieces(counts, SequenceCounts())
     return [
         TableCount(

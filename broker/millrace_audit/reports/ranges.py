@@ -112,14 +112,14 @@ class SequenceRanges:
 
 
 def _built(firsts: list[int], lasts: list[int]) -> SequenceRanges:
-    """A set from lists that are already sorted and disjoint."""
+    """Return a set from lists that are already sorted and disjoint."""
     ranges = SequenceRanges()
     ranges._firsts, ranges._lasts = firsts, lasts
     return ranges
 
 
 def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
-    """The union of ranges in any order, overlapping or not."""
+    """Return the union of ranges in any order, overlapping or not."""
     firsts: list[int] = []
     lasts: list[int] = []
     for first, last in sorted((first, last) for first, last in ranges):
@@ -157,7 +157,7 @@ def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ())
 # of the range before (from 0 at the start), then how many more numbers follow. Avro's zigzag varints make
 # that two bytes per range in the usual case, where absolute numbers take eight.
 def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
-    """The flat wire form of ranges, in the order given."""
+    """Return the flat wire form of ranges, in the order given."""
     flat: list[int] = []
     previous = 0
     for first, last in ranges:
@@ -167,7 +167,7 @@ def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
 
 
 def from_deltas(flat: Sequence[int]) -> list[Range]:
-    """The ranges of the wire form; ValueError when the form is broken."""
+    """Return the ranges of the wire form. Raise ValueError when the form is broken."""
     if len(flat) % 2:
         raise ValueError("a list of ranges has an odd number of values")
     ranges: list[Range] = []
@@ -184,12 +184,12 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
 
 
 def size(ranges: Iterable[Sequence[int]]) -> int:
-    """The number of integers in disjoint ranges."""
+    """Return the number of integers in disjoint ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def in_words(ranges: Iterable[Sequence[int]], most: int = 5) -> str:
-    """Ranges for people: `4, 7-9 and 12 more ranges`."""
+    """Return ranges for people: `4, 7-9 and 12 more ranges`."""
     listed = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
     rest = len(listed) - most
     more = f" and {rest} more range{'s' * (rest > 1)}" if rest > 0 else ""

@@ -21,12 +21,17 @@ _TURN_BYTES = 8
 
 
 def fingerprint(value: bytes | memoryview) -> int:
-    """The fingerprint of one message, from 0 to 2^64 - 1; sums of fingerprints are written as `wrapped`."""
+    """Return the fingerprint of one message, from 0 to 2^64 - 1.
+
+    Sums of fingerprints are written as `wrapped`.
+    """
     return xxhash.xxh64_intdigest(value)
 
 
 def wrapped(total: int) -> int:
-    """A sum of fingerprints modulo 2^64, as the signed number of 64 bits that Avro and databases hold."""
+    """Return a sum of fingerprints modulo 2^64, as the signed number of 64 bits that Avro and
+    databases hold.
+    """
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -39,17 +44,17 @@ def seal_of(key: bytes) -> bytes:
 
 
 def sign(turn: int, secret: bytes, value: bytes) -> bytes:
-    """The message key under which a reader of that turn publishes a record."""
+    """Return the message key under which a reader of that turn publishes a record."""
     return turn.to_bytes(_TURN_BYTES, "big") + hmac.digest(secret, value, "sha256")
 
 
 def signed_turn(key: bytes | None) -> int | None:
-    """The number of the turn that a message key claims; None when the key is no signature."""
+    """Return the number of the turn that a message key claims; None when the key is no signature."""
     if key is None or len(key) != _TURN_BYTES + SEAL_BYTES:
         return None
     return int.from_bytes(key[:_TURN_BYTES], "big")
 
 
 def is_signed(key: bytes, secret: bytes, value: bytes) -> bool:
-    """True if the message key is the value's signature with the secret; its turn is not looked at."""
+    """Return True if the message key is the value's signature with the secret; its turn is not looked at."""
     return hmac.compare_digest(key[_TURN_BYTES:], hmac.digest(secret, value, "sha256"))

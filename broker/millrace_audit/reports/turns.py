@@ -38,7 +38,10 @@ class Seat(NamedTuple):
 
     @classmethod
     def of(cls, tier: str, aggregate: str) -> Seat:
-        """The seat of a tier, given the aggregate cluster's name; an origin receives its own counts."""
+        """Return the seat of a tier, given the aggregate cluster's name.
+
+        An origin receives its own counts.
+        """
         return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
 
     @property
@@ -66,14 +69,16 @@ class Turn:
     """ms since the epoch."""
 
     def encode(self) -> bytes:
-        """The data of the turn's node; the number is in its name."""
+        """Return the data of the turn's node; the number is in its name."""
         fields = {**asdict(self), "secret": self.secret.hex()}
         del fields["number"]
         return json.dumps(fields).encode()
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> Turn | None:
-        """The turn in a node; None if the node holds no turn: then no signature with its number is valid."""
+        """Return the turn in a node; None if the node holds no turn: then no signature with its number is
+        valid.
+        """
         try:
             fields = json.loads(data)
             number = int(name.removeprefix(TURN_PREFIX))
@@ -86,7 +91,7 @@ class Turn:
 
 
 def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
-    """Every turn of a tier by number, including one that began just now.
+    """Return every turn of a tier by number, including one that began just now.
 
     RequestTimedOut when ZooKeeper does not answer.
     """
@@ -107,10 +112,10 @@ class TurnBook:
         self._read_for: dict[str, object] = {}
 
     def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
-        """The number of the tier's turn that signed the value with that key; None when no turn did.
+        """Return the number of the tier's turn that signed the value with that key; None when no turn did.
 
-        An unknown turn is looked up once for all messages of one `fetch` (any value), so made-up numbers
-        cost no more. RequestTimedOut when ZooKeeper does not answer.
+        An unknown turn is looked up once for all messages of one `fetch` (any value), so made-up numbers cost
+        no more. Raise RequestTimedOut when ZooKeeper does not answer.
         """
         number = signed_turn(key)
         if number is None or key is None:

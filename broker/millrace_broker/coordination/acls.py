@@ -22,7 +22,7 @@ class AclStore(WatchedList[Acls]):
     """The registry of rules, and the authorizer of clients: `allows` and `version` are for any thread."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Wait for ZooKeeper; MillraceError when it cannot be read: then no right could be decided."""
+        """Wait for ZooKeeper. Raise MillraceError when it cannot be read: then no right could be decided."""
         super().__init__(session, f"/{cluster}/security/acls", "access control lists", "rules", _acls)
 
     @property
@@ -35,7 +35,7 @@ class AclStore(WatchedList[Acls]):
     def change(self, change: Callable[[Collection[Rule]], Iterable[Rule]]) -> None:
         """Write the rules that `change` returns; it may be called again. They hold here on return.
 
-        Waits for ZooKeeper. PolicyViolation when they become too many.
+        Waits for ZooKeeper. Raise PolicyViolation when they become too many.
         """
 
         def changed(acls: Acls) -> list[Rule] | None:

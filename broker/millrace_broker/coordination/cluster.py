@@ -135,7 +135,7 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of its live brokers, as clients take them; MillraceError without one."""
+        """The addresses of its live brokers, as clients take them. Raise MillraceError without one."""
         if not self.brokers:
             raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
         return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
@@ -182,7 +182,7 @@ class Cluster:
         self._reread(self._ids)
 
     def await_free(self, broker_id: int) -> None:
-        """Wait until no broker holds the id. Raises MillraceError when a live broker does, or may."""
+        """Wait until no broker holds the id. Raise MillraceError when a live broker does, or may."""
         deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (node := self.session.get(f"{self._ids}/{broker_id}")) is not None:
             holder = json.loads(node[0])
@@ -199,7 +199,7 @@ class Cluster:
         )
 
     def store(self, partitions: Iterable[TopicPartition]) -> None:
-        """State in this broker's record which partitions it stores; now, or once it is registered."""
+        """Return state in this broker's record which partitions it stores; now, or once it is registered."""
         self._stored = stored_partitions(partitions)
         if self._own is not None:
             self._mark(self._ids)  # the watcher corrects the record
@@ -259,7 +259,10 @@ class Cluster:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic's entry; UnknownTopicOrPartition without one. Its brokers then delete its logs."""
+        """Delete a topic's entry.
+
+        Raise UnknownTopicOrPartition without one. Its brokers then delete its logs.
+        """
         self._check_identity()
         path = self._topic(name)
         if self.session.get(path) is None:
@@ -272,7 +275,7 @@ class Cluster:
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
         """Replace a topic by the result of `change`, called once or several times: compare-and-set.
 
-        The returned topic has its node's version. Raises UnknownTopicOrPartition, or the errors of `change`.
+        The returned topic has its node's version. Raise UnknownTopicOrPartition, or the errors of `change`.
         """
         self._check_identity()
         changed = None
@@ -349,7 +352,7 @@ class Cluster:
             return False
 
     def _topic(self, name: str) -> str:
-        """Return a topic's path; UnknownTopicOrPartition for a name that no topic can have."""
+        """Return a topic's path. Raise UnknownTopicOrPartition for a name that no topic can have."""
         try:
             check_topic_name(name)
         except InvalidTopic as error:

@@ -134,7 +134,7 @@ class ConsumerRegistry:
         return _decode_kind(node[0]) if node is not None else None
 
     def claim(self, group: str, kind: GroupKind) -> None:
-        """Make sure that the group exists; InconsistentGroupKind when it is of the other kind."""
+        """Make sure that the group exists. Raise InconsistentGroupKind when it is of the other kind."""
         path = self._group(group)
 
         def create(change: TransactionRequest) -> None:
@@ -154,8 +154,8 @@ class ConsumerRegistry:
     def delete_group(self, group: str, *, fence: Fence | None = None) -> None:
         """Delete a group with all its offsets, and its coordinator's node under `fence`.
 
-        UnknownGroup without the group; GroupNotEmpty when a consumer is registered or a partition owned;
-        NotCoordinator when the coordinator is not the one of `fence`.
+        UnknownGroup without the group. Raise GroupNotEmpty when a consumer is registered or a partition
+        owned. Raise NotCoordinator when the coordinator is not the one of `fence`.
         """
         path = self._group(group)
         for _ in range(TRIES):
@@ -216,13 +216,13 @@ class ConsumerRegistry:
     ) -> None:
         """Write offsets of a claimed group, in one transaction unless they are too many for it.
 
-        NotCoordinator or NotOwner when the fence no longer holds, UnknownGroup when the group is gone.
+        NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is gone.
         """
         for part in self._encoded(group, offsets):
             self._write(group, part, fence)
 
     def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write offsets of a streams group without consumers; GroupNotEmpty when one is registered."""
+        """Write offsets of a streams group without consumers. Raise GroupNotEmpty when one is registered."""
         ids = f"{self._group(group)}/ids"
         if self._session.children(ids):
             raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
@@ -234,8 +234,8 @@ class ConsumerRegistry:
     ) -> None:
         """Delete the offsets of these partitions, under the coordinator's fence if there is one.
 
-        UnknownGroup without the group; GroupNotEmpty when a consumer is registered; NotCoordinator when the
-        coordinator is not the one of `fence`.
+        UnknownGroup without the group. Raise GroupNotEmpty when a consumer is registered. Raise
+        NotCoordinator when the coordinator is not the one of `fence`.
         """
         paths = _nodes(f"{self._group(group)}/offsets", partitions)
         for _ in range(TRIES):
@@ -343,7 +343,7 @@ class ConsumerRegistry:
     # Coordinators of classic groups
 
     def coordinate(self, group: str, broker_id: int) -> Fence:
-        """Become the coordinator of a claimed group; NotCoordinator when another live broker is.
+        """Become the coordinator of a claimed group. Raise NotCoordinator when another live broker is.
 
         The nodes of an earlier process of the same broker are replaced at once.
         """
@@ -394,7 +394,7 @@ class ConsumerRegistry:
     def register(self, group: str, consumer: str, member: StreamsMember) -> Fence:
         """List a consumer, under an id never used before, as long as the session lasts.
 
-        The fence holds for that time. InconsistentGroupKind when the group is a classic one.
+        The fence holds for that time. Raise InconsistentGroupKind when the group is a classic one.
         """
         path = f"{self._group(group)}/ids/{node_name(consumer)}"
         while True:
@@ -418,7 +418,7 @@ class ConsumerRegistry:
         return {name_of(path): StreamsMember(**json.loads(data)) for path, (data, _) in nodes.items()}
 
     def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
-        """Own all of these partitions, each for a stream; False, and own none, when one has an owner.
+        """Return own all of these partitions, each for a stream; False, and own none, when one has an owner.
 
         NotOwner when the registration of `fence` is gone.
         """

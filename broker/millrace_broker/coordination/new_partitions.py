@@ -44,7 +44,7 @@ def new_topic(
 ) -> TopicState:
     """Return a topic whose partitions go round the brokers, beginning with the one that leads the fewest.
 
-    `assigned` instead names the brokers of each partition's replicas. Raises InvalidPartitions, NoLiveBroker,
+    `assigned` instead names the brokers of each partition's replicas. Raise InvalidPartitions, NoLiveBroker,
     InvalidReplicationFactor or InvalidReplicaAssignment when there can be no such topic.
     """
     if partitions < 0:
@@ -66,10 +66,10 @@ def with_mirrors(
 ) -> TopicState:
     """Return the topic with a partition for each origin that has none, led by brokers with the fewest of it.
 
-    The topic's first partitions get `replicas` replicas, later ones as many as the first. OriginRecreated
-    when an origin was mirrored under another topic id, unless `recreated` allows it. PolicyViolation when the
-    topic has ordinary partitions, or when a partition is mirrored already under another name of its cluster:
-    a misspelt name would copy everything once more.
+    The topic's first partitions get `replicas` replicas, later ones as many as the first. Raise
+    OriginRecreated when an origin was mirrored under another topic id, unless `recreated` allows it. Raise
+    PolicyViolation when the topic has ordinary partitions, or when a partition is mirrored already under
+    another name of its cluster: a misspelt name would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
@@ -107,7 +107,7 @@ def with_partitions(
     """Return the topic with `count` partitions in all. New partitions get as many replicas as the others.
 
     New replicas go to the brokers in `assigned`, or else to the brokers with the fewest partitions of the
-    topic. Raises InvalidPartitions if the topic has `count` partitions already, and PolicyViolation for a
+    topic. Raise InvalidPartitions if the topic has `count` partitions already, and PolicyViolation for a
     mirrored topic, whose partitions correspond to its origins' partitions.
     """
     if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):

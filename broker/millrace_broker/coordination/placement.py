@@ -66,7 +66,7 @@ def drained(
     """Return the partitions with a replica on `leaving`, each with another broker of `racks` in its place.
 
     That broker is in the rack with the fewest replicas of the partition; of several, it stores the fewest.
-    MillraceError when a partition has a replica on each broker already.
+    Raise MillraceError when a partition has a replica on each broker already.
     """
     racks = {
         broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items()) if broker != leaving

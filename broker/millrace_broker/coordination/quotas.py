@@ -22,7 +22,7 @@ class QuotaStore(WatchedList[Quotas]):
     """The registry of quotas; `limits` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Wait for ZooKeeper; MillraceError when the quotas cannot be read."""
+        """Wait for ZooKeeper. Raise MillraceError when the quotas cannot be read."""
         super().__init__(session, f"/{cluster}/security/quotas", "quotas", "quotas", _quotas)
 
     @property
@@ -32,7 +32,7 @@ class QuotaStore(WatchedList[Quotas]):
     def change(self, change: Callable[[Quotas], Quotas]) -> None:
         """Write the quotas that `change` returns; it may be called again. They hold here on return.
 
-        Waits for ZooKeeper. PolicyViolation when they become too many.
+        Waits for ZooKeeper. Raise PolicyViolation when they become too many.
         """
 
         def changed(quotas: Quotas) -> list[Any]:

@@ -44,7 +44,10 @@ class Users:
     """The registry of users. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Wait for ZooKeeper; MillraceError when it cannot be read: without users nobody could log in."""
+        """Wait for ZooKeeper.
+
+        Raise MillraceError when it cannot be read: without users nobody could log in.
+        """
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
         self._users: Mapping[str, Credentials] = {}
@@ -135,7 +138,7 @@ class Users:
         mechanisms: Sequence[str] = tuple(MECHANISMS),
         iterations: int = ITERATIONS,
     ) -> None:
-        """Let a user, who may be new, log in with that password; ConfigError when it cannot be used."""
+        """Let a user, who may be new, log in with that password. Raise ConfigError when it cannot be used."""
         for mechanism, credential in [(m, make_credential(m, password, iterations)) for m in mechanisms]:
             self.put(name, mechanism, credential)
 

@@ -72,8 +72,8 @@ class WatchedList(Generic[T]):
     """
 
     def __init__(self, session: Session, path: str, what: str, key: str, parse: Callable[[Any], T]) -> None:
-        """Wait for ZooKeeper, and create the node with an empty list if it is missing; MillraceError when it
-        is unreadable.
+        """Wait for ZooKeeper, and create the node with an empty list if it is missing. Raise MillraceError
+        when it is unreadable.
 
         `parse` makes the value from all entries; it raises for an unreadable entry.
         """

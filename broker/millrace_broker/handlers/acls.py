@@ -172,7 +172,7 @@ def _code(error: BrokerError | None) -> ErrorCode:
 
 
 def _rule(asked: messages.CreateAclsRequest.Creation) -> Rule:
-    """Return the rule that a request asks for; InvalidRequest when it can never decide anything."""
+    """Return the rule that a request asks for. Raise InvalidRequest when it can never decide anything."""
     rule = Rule(
         _one(ResourceType, asked.resource_type, "type of resource"),
         _one(Pattern, asked.resource_pattern_type, "type of pattern"),

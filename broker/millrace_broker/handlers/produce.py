@@ -45,7 +45,10 @@ class _Answer:
         topics: Sequence[tuple[str, int]],
         partitions: Sequence[int],
     ) -> None:
-        """Every request is for the same `partitions`; `topics` says how many of them each topic has."""
+        """Return every request is for the same `partitions`.
+
+        `topics` says how many of them each topic has.
+        """
         # The answer must not keep the records: it may wait long after they were written.
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions

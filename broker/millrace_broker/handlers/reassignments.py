@@ -156,7 +156,7 @@ def elect_one_unclean(call: Call[ElectUncleanRequest]) -> ElectUncleanResponse:
 
 
 def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
-    """Return the partitions of each topic; InvalidRequest when a topic or partition is named twice."""
+    """Return the partitions of each topic. Raise InvalidRequest when a topic or partition is named twice."""
     topics: dict[str, list[int]] = {}
     for name, numbers in wanted:
         asked = list(numbers)

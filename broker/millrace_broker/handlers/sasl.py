@@ -76,7 +76,7 @@ def sasl_authenticate(
 def _answered(
     call: Call[messages.SaslAuthenticateRequest], exchange: Exchange, answer: bytes
 ) -> messages.SaslAuthenticateResponse:
-    """Return the response to the client; LoginFailed when its proof fails."""
+    """Return the response to the client. Raise LoginFailed when its proof fails."""
     client = call.received.client
     login = client.login
     assert login is not None, "the exchange is its"

@@ -170,7 +170,10 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
 
 
 def _change(asked: CredentialChange) -> Callable[[Users], None]:
-    """Return the change of the users that is asked for; BrokerError when it is invalid for any of them."""
+    """Return the change of the users that is asked for.
+
+    Raise BrokerError when it is invalid for any of them.
+    """
     name, mechanism = asked.name, _NAMES.get(asked.mechanism)
     if mechanism is None:
         known = ", ".join(MECHANISM_NUMBERS)

@@ -28,7 +28,7 @@ class Checked(NamedTuple):
 
 
 def checked(copied: Copied, wanted: Wanted) -> Checked:
-    """Check the records; CorruptMessage when they cannot follow the follower's log."""
+    """Check the records. Raise CorruptMessage when they cannot follow the follower's log."""
     if not copied.records:
         return Checked(copied, (), memoryview(b""))
     assert isinstance(copied.records, memoryview), "a follower has its leader's answer in memory"
@@ -69,8 +69,8 @@ class Copying:
         """Take in the leader's answer to `wanted`; return the work that a thread must do before the next
         fetch.
 
-        Raises BrokerError for a refusal by the leader or the disk, ReplicaDiverged when the leader lacks
-        committed bytes.
+        Raises BrokerError for a refusal by the leader or the disk. Raise ReplicaDiverged when the leader
+        lacks committed bytes.
         """
         copied = answer.copied
         if copied.error:

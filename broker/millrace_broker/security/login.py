@@ -45,7 +45,7 @@ class Exchange(Protocol):
     """End of the proof, in seconds since 1970; None: never."""
 
     def answer(self, message: bytes) -> bytes:
-        """Return the bytes to send back; LoginFailed when the proof fails."""
+        """Return the bytes to send back. Raise LoginFailed when the proof fails."""
 
 
 Mechanisms = Mapping[str, Callable[[], Exchange]]
@@ -62,7 +62,10 @@ class Login:
         clock: Callable[[], float] = time.monotonic,
         failures: Counter[str] | None = None,
     ) -> None:
-        """A login holds for `lifetime_s`, or as long as the connection; `failures` counts by mechanism."""
+        """Return a login holds for `lifetime_s`, or as long as the connection.
+
+        `failures` counts by mechanism.
+        """
         self.mechanisms = mechanisms
         self._failures: Counter[str] = Counter() if failures is None else failures
         self._mechanism = ""
@@ -145,7 +148,7 @@ class LoginThread:
     def answer(
         self, host: str, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]
     ) -> None:
-        """Let the exchange answer, then call `then` on the loop; LoginFailed when too many wait."""
+        """Let the exchange answer, then call `then` on the loop. Raise LoginFailed when too many wait."""
         waiting, own = self._waiting.total(), self._waiting[host]
         if waiting >= MAX_WAITING or own >= MAX_WAITING_OF_HOST:
             raise LoginFailed(

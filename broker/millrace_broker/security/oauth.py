@@ -112,7 +112,10 @@ class KeySet:
 
 
 def parse_keys(data: bytes) -> Mapping[str, SigningKey]:
-    """Return the keys of a key set (RFC 7517) that may sign tokens, by id; ValueError for no key set."""
+    """Return the keys of a key set (RFC 7517) that may sign tokens, by id.
+
+    Raise ValueError for no key set.
+    """
     values = json.loads(data)
     entries = values.get("keys") if isinstance(values, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:

@@ -60,7 +60,7 @@ def credential_of_salted(mechanism: str, salt: bytes, salted_password: bytes, it
 
 
 def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS) -> Credential:
-    """Return the record of a password; ConfigError when the password or the iterations are invalid."""
+    """Return the record of a password. Raise ConfigError when the password or the iterations are invalid."""
     check_iterations(iterations)
     if not password:
         raise ConfigError("the password is empty: give one of at least one character")

@@ -184,7 +184,8 @@ class ClientConnection:
     def send(self) -> bool:
         """Send the due answers in order, as far as the socket accepts bytes. Return True if bytes are left.
 
-        Raises OSError when the connection is broken, ValueError when a slice's file was closed meanwhile.
+        Raises OSError when the connection is broken. Raise ValueError when a slice's file was closed
+        meanwhile.
         """
         requests = self.requests
         while requests and (parts := requests[0].parts) is not None:

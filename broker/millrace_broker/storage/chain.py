@@ -121,7 +121,10 @@ class ChainBroken(Exception):
 
 
 def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each batch from a boundary to `limit`; ChainBroken if one is missing."""
+    """Yield (position, header) of each batch from a boundary to `limit`.
+
+    Raise ChainBroken if one is missing.
+    """
     chain, reader = Chain(start), HeaderReader(file)
     while chain.position < limit:
         position = chain.position

@@ -58,7 +58,10 @@ def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
 
 
 def compare_partition(name: str, directories: Sequence[Path]) -> Comparison:
-    """Compare replicas byte by byte and file by file; MillraceError for a replica without a checkpoint."""
+    """Compare replicas byte by byte and file by file.
+
+    Raise MillraceError for a replica without a checkpoint.
+    """
     copies = [_Replica(directory) for directory in directories]
     start, end = max(copy.start for copy in copies), min(copy.committed for copy in copies)
     found = (_difference(copies[0], other, start, end) for other in copies[1:])

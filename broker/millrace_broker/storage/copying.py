@@ -17,7 +17,7 @@ def whole_entries(
     """Return the headers of the whole batches that `data` begins with, and the size of these batches.
 
     The rest may be cut off. A batch that needs a filler counts only together with it. `last_epoch` is the
-    epoch of the batch before `position`. Raises CorruptMessage when the bytes cannot follow.
+    epoch of the batch before `position`. Raise CorruptMessage when the bytes cannot follow.
     """
     headers: list[BatchHeader] = []
     entries = size = 0

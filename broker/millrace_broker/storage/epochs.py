@@ -39,8 +39,8 @@ class EpochMap:
             self.note(epoch, start)
 
     def note(self, epoch: int, position: int) -> None:
-        """Note that a batch of `epoch` was appended at `position`; ValueError when an epoch or a position
-        falls.
+        """Note that a batch of `epoch` was appended at `position`. Raise ValueError when an epoch or a
+        position falls.
 
         An epoch that begins where the last epoch does replaces it: retention has deleted all batches of that
         epoch.

@@ -166,7 +166,7 @@ def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, boundar
 
     `limit` is a boundary: the end of the segment or of its flushed part. `boundary` may be another one, with
     no batch before it that holds the offset. After a damaged batch, reading resumes at the next landmark, or
-    at `offset` if an intact batch starts exactly there. Raises CorruptMessage, and LandmarksMissing.
+    at `offset` if an intact batch starts exactly there. Raise CorruptMessage, and LandmarksMissing.
     """
     mark = landmarks.before_offset(offset, file.base)
     start = chain.skip(file, max(mark, boundary), offset, WALKED_HEADERS)

@@ -66,7 +66,10 @@ def parse_partition_name(name: str) -> tuple[str, int, UUID] | None:
 
 
 def lock_directory(path: Path) -> int:
-    """Lock a log directory; the descriptor holds the lock. MillraceError when another process has it."""
+    """Lock a log directory; the descriptor holds the lock.
+
+    Raise MillraceError when another process has it.
+    """
     try:
         fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -126,7 +129,10 @@ def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
 
 
 def write_owner(log_dir: Path, owner: Owner) -> None:
-    """Replace owner.json; when this returns, it survives a power cut. OSError when the disk refuses it."""
+    """Replace owner.json; when this returns, it survives a power cut.
+
+    Raise OSError when the disk refuses it.
+    """
     sealed.replace_file(log_dir / OWNER_NAME, json.dumps(asdict(owner)).encode())
     sync_directory(log_dir)
 
@@ -170,7 +176,7 @@ class LogDirectory:
         clock: Callable[[], float],
         max_producer_ids: int = MAX_PRODUCER_IDS,
     ) -> LogDirectory:
-        """Open or create the log directory; MillraceError when another broker holds its lock."""
+        """Open or create the log directory. Raise MillraceError when another broker holds its lock."""
         try:
             _make_directory(path)
         except OSError as error:

@@ -334,7 +334,7 @@ class PartitionLog:
         )
 
     def _write(self, staging: Staging) -> None:
-        """Write the staged batches and make them count; StorageError when no byte of them stayed."""
+        """Write the staged batches and make them count. Raise StorageError when no byte of them stayed."""
         if not staging.buffers:
             return
         try:
@@ -351,7 +351,7 @@ class PartitionLog:
             raise
 
     def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
-        """Write to the last file; StorageError when no byte of it stayed."""
+        """Write to the last file. Raise StorageError when no byte of it stayed."""
         now = self._clock()
         try:
             active.append(buffers, size, now)

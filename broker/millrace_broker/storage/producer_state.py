@@ -159,8 +159,8 @@ class ProducerStates:
     def find_duplicate(self, header: BatchHeader, staged: StagedProducers) -> SentBatch | None:
         """Return the batch that `header` repeats, or None for a batch that must be appended.
 
-        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for a batch that must be refused. A
-        batch that must wait for an earlier refused batch raises the error of that batch.
+        Raises InvalidProducerEpoch. Raise OutOfOrderSequence or InvalidRecord for a batch that must be
+        refused. A batch that must wait for an earlier refused batch raises the error of that batch.
         """
         try:
             return self._find_duplicate(header, staged)

@@ -73,7 +73,7 @@ class Reader:
     """Reads slices of a log's files, from offsets that readers ask for."""
 
     def __init__(self, directory: Path, recovered_end: int) -> None:
-        """Bytes below `recovered_end` were on the disk before this process opened the log."""
+        """Return bytes below `recovered_end` were on the disk before this process opened the log."""
         self.recent = RecentPositions()
         self._directory = directory
         self._recovered_end = recovered_end
@@ -176,7 +176,7 @@ class Reader:
         self._opened = {}
 
     def _first_header(self, file: LogFile, position: int, limit: int) -> BatchHeader:
-        """Return the header of a slice's first batch; CorruptMessage when that batch is damaged."""
+        """Return the header of a slice's first batch. Raise CorruptMessage when that batch is damaged."""
         header = header_at(file, position, limit)
         if header is None:
             raise CorruptMessage(f"a damaged batch at position {position} in {file.name}")
@@ -214,7 +214,7 @@ def first_with_timestamp(
     """Return (offset, timestamp) of the first record in `start` to `limit` not older than `timestamp`.
 
     It is in the first batch whose header states such a time. If the batch's records cannot be read here or
-    none is as young, the batch stands for them with its base offset and largest timestamp. Raises
+    none is as young, the batch stands for them with its base offset and largest timestamp. Raise
     CorruptMessage at a damaged batch.
     """
     for segment in segments:

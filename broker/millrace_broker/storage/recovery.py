@@ -123,7 +123,8 @@ def _read_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segment]:
-    """Return the segments in order; MillraceError when one that was on the disk is missing or too short.
+    """Return the segments in order. Raise MillraceError when one that was on the disk is missing or too
+    short.
 
     Deletes the files below the checkpoint's start, which an interrupted retention left.
     """
@@ -236,7 +237,7 @@ class Scan:
             raise ChainBroken("a leader epoch falls", position, header, None)
 
     def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
-        """Take in a batch that follows all others; ChainBroken if its epoch falls."""
+        """Take in a batch that follows all others. Raise ChainBroken if its epoch falls."""
         self._note_epoch(header, position)
         facts = segment.facts
         is_filler = header.base_offset != position

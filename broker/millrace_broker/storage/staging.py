@@ -165,7 +165,7 @@ class Staging:
 
 
 def size_in_log(header: BatchHeader) -> int:
-    """Return a batch's bytes with its filler; InvalidRecord when it states too many offsets."""
+    """Return a batch's bytes with its filler. Raise InvalidRecord when it states too many offsets."""
     filler = filler_size(header)
     if filler > MAX_FILLER_BYTES:
         raise _too_many_offsets(header)
@@ -187,8 +187,8 @@ def check_append(
 ) -> None:
     """Refuse an append that does not continue the recorded position; a reset may move it anywhere.
 
-    Raises PolicyViolation for a partition that is no mirror of this origin, PositionMismatch for an append
-    that does not start where the last one ended, or InvalidRequest.
+    Raises PolicyViolation for a partition that is no mirror of this origin. Raise PositionMismatch for an
+    append that does not start where the last one ended, or InvalidRequest.
     """
     recorded = state.mirror
     if position.origin != origin:
