@@ -1,8 +1,8 @@
-"""The `millrace` command: names every command, imports it when it is called, and prints errors.
+"""The `millrace` command: lists every command, imports it when it is called, and prints errors.
 
 Commands of other packages, Millrace's and plugins', join through the entry-point group `millrace.commands`. A
-MillraceError ends the process with exit code 1 and its one line. So does a missing package of an extra, and a
-path or a disk that cannot be used. A wrong option ends it with click's exit code 2.
+MillraceError ends the process with exit code 1 and its one line. A missing package of an extra, and an
+unusable path or disk, end it in the same way. A wrong option ends it with click's exit code 2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ COMMANDS = {
 
 
 class LazyGroup(CommandGroup):
-    """Imports a command's module when the command is called: packages of other commands may be missing."""
+    """A group that imports a command's module when the command is called: other commands' packages may be
+    missing.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_targets())
@@ -70,7 +72,7 @@ class LazyGroup(CommandGroup):
 
 
 def _targets() -> dict[str, str]:
-    """Return command name -> `module:function`, from the entry points; COMMANDS has precedence."""
+    """Return the `module:function` of each command name, from the entry points; COMMANDS has precedence."""
     from importlib.metadata import entry_points  # imports email, which no command of the broker's needs
 
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS

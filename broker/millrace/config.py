@@ -1,8 +1,9 @@
 """Settings as frozen dataclasses, read from TOML with every unknown key refused by name.
 
 A setting is a field: its type checks it, its default is the product's default, its docstring says unit and
-trade-off. Clients read the docstring as the setting's documentation (DescribeConfigs), so it is whole without
-its neighbours and has -1 for None, as files have. Nothing here reads the environment or keeps state.
+trade-off. Clients read the docstring as the setting's documentation (DescribeConfigs), so each docstring must
+be understood alone, and writes -1 for None, as files do. This module reads no environment variables and keeps
+no state.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ class LogConfig:
     segment_bytes: int = 1 << 30
     """Roll to a new segment when the active one would exceed this."""
     segment_ms: int | None = 7 * 24 * 3600 * 1000
-    """Roll to a new segment when the active one is older than this: retention deletes whole ones that nothing
-    was appended to for long, and so never one that always gets a little. -1 rolls by size alone."""
+    """Roll to a new segment when the active one is older than this. Retention deletes only whole segments to
+    which nothing was appended for long, so a segment that always gets a little would never be deleted. -1
+    rolls by size alone."""
     flush: str = "soon"
-    """"soon" flushes also when the disk is free and a fetch waits for any byte. "batch" flushes by
-    flush_messages and flush_ms alone, which costs less CPU for each message and each consumer more time."""
+    """"soon" flushes also when the disk is idle and a fetch waits for new bytes. "batch" flushes by
+    flush_messages and flush_ms alone: less CPU for each message, more delay for each consumer."""
     flush_messages: int = 10_000
-    """Flush, and so show to consumers, after this many messages."""
+    """Flush after this many messages. Consumers see messages once they are flushed."""
     flush_ms: int = 100
     """Flush at the latest this long after an append: the longest that consumers wait for a message."""
     retention_ms: int | None = 7 * 24 * 3600 * 1000
-    """Delete segments last appended to longer ago than this; -1 keeps everything."""
+    """Delete a segment when its last append is longer ago than this; -1 keeps everything."""
     retention_bytes: int | None = None
     """Delete the oldest segments while a partition is larger than this; -1 sets no limit."""
     max_message_bytes: int = 8 << 20
@@ -158,15 +160,15 @@ class OriginConfig:
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the origin's brokers."""
     topics: Sequence[str] = ()
-    """Topics pulled all the time by the brokers themselves: names, or patterns with * ? and [...]. A pattern
-    includes later topics, and leaves out internal topics and topics that the origin mirrors itself."""
+    """Topics that the brokers pull continuously: names, or patterns with * ? and [...]. A pattern includes
+    later topics, and leaves out internal topics and topics that the origin mirrors itself."""
     exclude: Sequence[str] = ()
     """Names or patterns of topics that the patterns in `topics` leave out."""
     batch_topics: Sequence[str] = ()
     """Names or patterns of topics that get target partitions but are filled by the Spark batch mirror; they
     have precedence over `topics`."""
     max_bytes_per_second: int | None = None
-    """The most that one broker reads from this origin, all topics together; -1 sets no limit."""
+    """Highest rate at which one broker reads from this origin, all topics together; -1 sets no limit."""
     security: ClientSecurity = field(default_factory=ClientSecurity)
     """Connection settings and login of this cluster's brokers at the origin's."""
 
@@ -193,7 +195,7 @@ class KafkaMirrorConfig:
     """A brokers' file of `millrace zookeeper identities`; empty: no login to ZooKeeper."""
     metrics_listen: str = ""
     """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` both are
-    open to everybody who can reach the address."""
+    open to every client that can reach the address."""
     metrics_access: str = ""
     """A file of tokens (`millrace access`); `/metrics` requires a token with the role `metrics`."""
     mirror: Mapping[str, OriginConfig]
@@ -213,14 +215,17 @@ class KafkaMirrorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Limits on clients of one broker. The defaults keep it under 1 GiB whatever 2,000 clients do."""
+    """Limits on clients of one broker.
+
+    With the defaults, 2,000 clients cannot make the broker use 1 GiB of memory.
+    """
 
     max_connections: int = 4_000
     """Most open connections; more are closed as they come. An idle connection costs about 3 KiB."""
     max_connections_per_address: int = 3_000
     """Most open connections from one client address: no single host can lock out all others."""
     max_idle_ms: int = 10 * 60 * 1000
-    """Close a connection that for this long has sent no whole request and taken nothing of an answer. A
+    """Close a connection that for this long has sent no whole request and received nothing of an answer. A
     connection whose request waits (a parked fetch, acks=all) is not idle. The default is Kafka's: clients
     know it."""
     max_frame_bytes: int = 64 << 20
@@ -230,13 +235,13 @@ class ClientLimits:
     """Size of unsent answers above which the broker reads no more from a client, until the client receives
     them. Records do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
-    """A client with this many requests without an answer is not read from until some are answered."""
+    """Number of unanswered requests of a client above which the broker reads no more from it."""
     max_buffered_bytes: int = 128 << 20
-    """Most bytes that all connections hold together: requests that are not whole or not served, answers that
-    are not taken, the size of each request without an answer, at least 4 KiB. Above it a client that holds
-    more than a quarter of an even share is not read, but for the oldest unfinished request, and a client that
-    stalls for 10 s is closed. At twice this, a client that leaves more than such a quarter unread is closed
-    at once."""
+    """Most bytes that all connections hold together: unfinished and unserved requests, unsent answers, and
+    each unanswered request with its size, at least 4 KiB. Above the limit the broker reads nothing from a
+    client that holds more than a quarter of an even share, except to finish the oldest unfinished request,
+    and closes a client that stalls for 10 s. Above twice the limit it closes a client with unread answers of
+    more than that quarter at once."""
 
     max_unauthenticated: int = 400
     """Most connections that are not yet authenticated; beyond the limit the oldest of them is closed."""
@@ -261,7 +266,7 @@ class ListenerConfig:
     """An address for clients: where the broker listens, what it advertises, and how clients log in."""
 
     listen: str
-    """HOST:PORT where clients of this listener connect; port 0 takes a free one."""
+    """HOST:PORT where clients of this listener connect; port 0 takes a free port."""
     advertised: str = ""
     """HOST:PORT at which clients of this listener reach the broker; empty: `listen` itself. Port 0 means the
     port that was bound."""
@@ -328,12 +333,12 @@ class OauthConfig:
     issuer: str = ""
     """Value that `iss` of a token must have."""
     audience: str = ""
-    """Value that must be in `aud` of a token: the token was issued for this cluster."""
+    """Value that `aud` of a token must contain: it shows that the token was issued for this cluster."""
     jwks: str = ""
     """https:// address of the issuer's key set."""
     ca: str = ""
-    """PEM file of the authorities that the key set's server is checked by; empty: those that the machine
-    trusts."""
+    """PEM file of the authorities that the key set's server is checked by; empty: the authorities that the
+    machine trusts."""
     principal_claim: str = "sub"
     """Claim of a token that names its user."""
     algorithms: Sequence[str] = ("RS256", "ES256")
@@ -351,13 +356,13 @@ class SecurityConfig:
     """Access control of clients."""
 
     authorizer: bool = False
-    """Allow clients only operations that access control lists allow (`millrace acls`). Off: every client may
-    do everything."""
+    """True: clients may do only what access control lists allow (`millrace acls`). False: every client may do
+    everything."""
     super_users: Sequence[str] = ()
-    """Principals, such as User:admin, that may do everything, without any access control list."""
+    """Principals, such as User:admin, that may do everything without an access control list."""
     reauthenticate_ms: int | None = None
-    """Lifetime of a login. A connection whose client has not logged in again by then is closed. -1: as long
-    as the connection."""
+    """Lifetime of a login in ms. A connection whose client has not logged in again by then is closed. With -1
+    a login lasts as long as its connection."""
 
     def __post_init__(self) -> None:
         for principal in self.super_users:
@@ -366,7 +371,7 @@ class SecurityConfig:
 
 
 _NOT_CLUSTERS = ("zookeeper", "audit")
-"""Nodes at the top of ZooKeeper that are no clusters: its own, and the auditor's."""
+"""Nodes at the top of ZooKeeper that are no clusters: ZooKeeper's own node, and the auditor's."""
 
 
 def check_cluster_name(name: str) -> None:
@@ -398,7 +403,7 @@ class BrokerConfig(ClientLimits):
     cluster: str
     """Name of the cluster, for example dc1; also its ZooKeeper chroot."""
     listen: str = DEFAULT_LISTEN
-    """HOST:PORT where clients connect, unless there are `listeners`; port 0 takes a free one."""
+    """HOST:PORT where clients connect, unless `listeners` are set; port 0 takes a free port."""
     listeners: Mapping[str, ListenerConfig] = field(default_factory=dict)
     """Listeners for several kinds of clients, by name; a cluster's brokers have the same names. Through
     ZooKeeper, Millrace's own processes find the first one."""
@@ -417,23 +422,24 @@ class BrokerConfig(ClientLimits):
     default_partitions: int = 4
     """Partitions of a topic that is created without a number of partitions."""
     default_replicas: int = 1
-    """Replicas of each partition of a topic that is created without a number."""
+    """Replicas of each partition of a topic that is created without a number of replicas."""
     rack: str = ""
     """Name shared by brokers that fail together, for example of their power supply. The replicas of a
     partition are spread over as many racks as possible. Empty: the broker fails alone."""
     replica_lag_ms: int = 10_000
-    """Longest lag of an in-sync replica: its disk must have all bytes that its leader had this long ago."""
+    """Longest lag of an in-sync replica in ms: its disk must have all bytes that its leader had this long
+    ago."""
     replica_catch_up_bytes_per_second: int | None = None
     """Largest rate at which this broker copies committed messages to replicas that lag, from all leaders
     together. In-sync replicas are not limited. -1 sets no limit."""
     replica_listener: str = ""
-    """Name of the only listener through which brokers copy from each other; empty: they find the first, and
-    any serves them."""
+    """Name of the only listener through which brokers copy from each other. Empty: brokers connect to each
+    other's first listener, and every listener serves them."""
     replica_client: ClientSecurity = field(default_factory=ClientSecurity)
     """Connection settings and login of this broker at the other brokers' replica listener."""
     auto_create_topics: bool = False
-    """Create a missing topic when a client asks for it and allows that. Off: a mistyped name is an error, not
-    a new topic with messages that no consumer reads."""
+    """True: create a missing topic when a client asks for it and allows its creation. False: a mistyped name
+    is an error, not a new topic that no consumer reads."""
     max_partitions_per_topic: int = 1_000
     """Most partitions of a topic. A topic is one ZooKeeper node of at most 1 MB, which every broker reads
     again at each change. A partition takes 90 bytes of the node, a mirrored partition 220."""
@@ -441,17 +447,17 @@ class BrokerConfig(ClientLimits):
     """Most ids of idempotent producers that are remembered, in all partitions together; a tenth of them in
     each. One principal takes at most half."""
     session_timeout_ms: int = 6_000
-    """ZooKeeper forgets a dead broker after this time."""
+    """Time in ms after which ZooKeeper removes a dead broker."""
     admin_hosts: Sequence[str] = ()
     """Addresses from which a mirror may be reset and its offsets translated, besides this machine itself and
     the addresses that the cluster's brokers are registered with."""
     metrics_listen: str = ""
-    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` everybody
-    can read the names of topics and groups there."""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` every
+    client of that address can read the names of topics and groups."""
     metrics_access: str = ""
     """A file of tokens (`millrace access`); `/metrics` requires a token with the role `metrics`."""
     metrics_tls: bool = False
-    """Metrics and health speak HTTPS, with the certificate of [tls]."""
+    """True: metrics and health use HTTPS, with the certificate of [tls]."""
     group_min_session_timeout_ms: int = 6_000
     """Smallest session timeout that a consumer group's member may ask for."""
     group_max_session_timeout_ms: int = 1_800_000
@@ -462,8 +468,9 @@ class BrokerConfig(ClientLimits):
     group_max_size: int = 1_000
     """Most members of one group."""
     offsets_retention_minutes: int | None = 7 * 24 * 60
-    """Delete the offsets of a group without members this long after its last member left. If the group never
-    had members, delete each offset this long after its commit. -1 keeps offsets for ever."""
+    """Minutes after which the offsets of a group without members are deleted, counted from the time when its
+    last member left. If the group never had members, each offset is deleted this long after its commit. -1
+    keeps offsets for ever."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""
@@ -519,7 +526,7 @@ def documentation_of(settings: type) -> Mapping[str, str]:
 
 @cache
 def _docstrings() -> Mapping[str, Mapping[str, str]]:
-    """Return class -> field -> docstring, from the source: Python keeps no docstrings of fields."""
+    """Return each class's docstrings by field, from the source: Python keeps no docstrings of fields."""
     found: dict[str, dict[str, str]] = {}
     for statement in ast.parse(Path(__file__).read_bytes()).body:
         if isinstance(statement, ast.ClassDef):
@@ -534,7 +541,7 @@ def _docstrings() -> Mapping[str, Mapping[str, str]]:
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
-    """(host, port) of `HOST:PORT`. Raise ConfigError when `text` is not of that form."""
+    """Return (host, port) of `HOST:PORT`. Raise ConfigError when `text` is not of that form."""
     match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
     if match is None or "/" in match[1] or not _is_name(match[1]) or int(match[2]) > 65535:
         raise ConfigError(f"{what} {text!r} is not HOST:PORT")
@@ -542,7 +549,9 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
 
 
 def _is_name(host: str) -> bool:
-    """Return False for a name that DNS cannot have: looking it up would raise an error that is no OSError."""
+    """Return False for a name that is impossible in DNS: looking it up would raise an error that is no
+    OSError.
+    """
     try:
         return bool(host.encode("idna"))
     except UnicodeError:

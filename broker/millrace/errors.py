@@ -1,8 +1,8 @@
-"""Every error that Millrace raises on purpose, and the wire codes of the errors that Kafka clients may get.
+"""The errors that Millrace raises on purpose, and the protocol's codes of the errors that Kafka clients may
+get.
 
-One small tree. `MillraceError` is for people: its text is one line that says what to do. `BrokerError`
-is for clients: the class carries the protocol's code. The command line prints the first kind,
-the request handlers answer with the second.
+`MillraceError` is for people: its text is one line that says what to do. The command line prints it.
+`BrokerError` is for clients: its class has the protocol's code. Request handlers answer with that code.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ConfigError(MillraceError):
 
 ERRORS: dict[int, type[BrokerError]] = {}
 """Error code -> exception that Millrace's clients raise for it: the first class of this module with the code.
-Codes that are not here raise BrokerError."""
+Any other code raises BrokerError."""
 
 
 MAX_TEXT_CHARACTERS = 1_000
@@ -128,7 +128,7 @@ class CorruptMessage(BrokerError, code=ErrorCode.CORRUPT_MESSAGE):
 
 
 class InvalidRecord(BrokerError, code=ErrorCode.INVALID_RECORD):
-    """A whole, intact batch that breaks a rule: its counts disagree, or it claims to be a control batch."""
+    """An intact batch breaks a rule: its counts disagree, or it claims to be a control batch."""
 
 
 class MessageTooLarge(BrokerError, code=ErrorCode.MESSAGE_TOO_LARGE):
@@ -136,7 +136,7 @@ class MessageTooLarge(BrokerError, code=ErrorCode.MESSAGE_TOO_LARGE):
 
 
 class UnknownTopicOrPartition(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-    """No such topic or partition in this cluster."""
+    """The cluster has no such topic or partition."""
 
 
 class UnknownTopicId(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_ID):
@@ -144,7 +144,7 @@ class UnknownTopicId(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_ID):
 
 
 class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
-    """The partition is about to be served here: retry in a moment."""
+    """This broker will serve the partition soon: retry in a moment."""
 
 
 class NotServedYet(LeaderNotAvailable):
@@ -180,7 +180,7 @@ class InvalidRequest(BrokerError, code=ErrorCode.INVALID_REQUEST):
 
 
 class PolicyViolation(BrokerError, code=ErrorCode.POLICY_VIOLATION):
-    """The request is understood and refused on purpose, for example Produce to a mirrored topic."""
+    """A rule of the cluster forbids the request, for example Produce to a mirrored topic."""
 
 
 class InvalidPartitions(BrokerError, code=ErrorCode.INVALID_PARTITIONS):
@@ -192,7 +192,7 @@ class InvalidReplicationFactor(BrokerError, code=ErrorCode.INVALID_REPLICATION_F
 
 
 class InvalidReplicaAssignment(BrokerError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
-    """The request picks the brokers of a partition itself."""
+    """The request itself chooses the brokers of a partition, which Millrace does not allow."""
 
 
 class PreferredLeaderNotAvailable(BrokerError, code=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):
@@ -228,7 +228,7 @@ class NotEnoughReplicas(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
 
 
 class TooManyProducers(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
-    """A principal sends new producer ids faster than its old ones fall silent; nothing was written.
+    """A principal uses new producer ids faster than its old ids become inactive; nothing was written.
 
     librdkafka and aiokafka give up on THROTTLING_QUOTA_EXCEEDED at once. All clients retry this code.
     """
@@ -247,15 +247,15 @@ class InvalidGroup(BrokerError, code=ErrorCode.INVALID_GROUP_ID):
 
 
 class InconsistentGroupKind(BrokerError, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL):
-    """The group and the request differ in kind: Millrace's own consumers, or Kafka's classic protocol."""
+    """The group and the request differ in protocol: Millrace's own consumers, or Kafka's classic groups."""
 
 
 class NotCoordinator(BrokerError, code=ErrorCode.NOT_COORDINATOR):
-    """This broker does not, or no longer, coordinate the group."""
+    """This broker does not coordinate the group, or no longer does."""
 
 
 class TopicChanged(BrokerError, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
-    """A topic was deleted or recreated, and this broker did not know it yet: retry."""
+    """A topic was deleted or recreated, and this broker has just learned of it: retry."""
 
 
 class GroupNotEmpty(BrokerError, code=ErrorCode.NON_EMPTY_GROUP):

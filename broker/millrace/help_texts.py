@@ -1,7 +1,7 @@
 """Format of every command's help: whole sentences in lists, and examples that can be copied into a shell.
 
 click cuts a command's line in a list short and wraps an example like prose; a wrapped example, pasted, runs
-only its first line. Knows none of the commands.
+only its first line. It depends on no command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ WHOLE = 10_000  # characters: longer than any sentence
 
 
 class CommandGroup(click.Group):
-    """Lists commands with the whole first sentence of each, and suggests one for a mistyped name."""
+    """A group that lists commands with the whole first sentence of each, and suggests a name for a mistyped
+    one.
+    """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -25,7 +27,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's; an unknown name fails with a suggestion, if a command has a similar name."""
+        """Resolve a command as click does; suggest a similar name for an unknown one."""
         if self.get_command(ctx, args[0]) is None:
             for close in difflib.get_close_matches(args[0], self.list_commands(ctx), n=1):
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {close!r}?")

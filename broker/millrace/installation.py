@@ -1,6 +1,6 @@
 """The contents of this installation: the packages of its extras, and the files that come with Millrace.
 
-Knows names only and imports none of the packages.
+It only has their names, and imports none of the packages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def require(*packages: str) -> None:
 def missing_extra(error: ModuleNotFoundError) -> MillraceError:
     """Return the error with the command that installs the missing package.
 
-    Raises `error` if no extra brings it.
+    Raise `error` again if no extra brings the package.
     """
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
@@ -69,7 +69,7 @@ def how_to_install(*extras: str) -> str:
 
 
 def shipped(name: str) -> Path:
-    """Return a file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
+    """Return the path of a file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
 
     They are inside an installed package, or beside the source root of a checkout.
     """

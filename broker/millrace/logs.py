@@ -15,12 +15,14 @@ from millrace.escaping import escaped, escaped_lines
 
 FORMATS = ("text", "json")
 VERBOSE = "MILLRACE_VERBOSE"
-"""Set while `millrace --verbose` runs, also for the processes that it starts."""
+"""Environment variable that is set while `millrace --verbose` runs, also for the processes that it starts."""
 LINE = "%(asctime)s %(name)s %(message)s"
 
 
 class TextLines(logging.Formatter):
-    """One line for each message, with its traceback indented below, so no client's text begins a line."""
+    """A format with one line for each message and its traceback indented below: no client's text can begin a
+    line.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return escaped(super().formatMessage(record))
@@ -30,7 +32,9 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """JSON with time (UTC, ISO 8601), level, logger and message, and an exception with its traceback."""
+    """A format of one JSON object per message: time (UTC, ISO 8601), level, logger, message, exception and
+    traceback.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -1,6 +1,6 @@
 """Printing by commands: JSON for scripts, lines and tables for people, at full width without a terminal.
 
-No other module prints: names chosen by clients and servers are escaped here.
+No other module prints, because this module escapes the names that clients and servers choose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDE = 1000  # columns: wider than any table
 
 
 def json_option(text: str = "Print JSON, for scripts.") -> Callable[[Any], Any]:
-    """Return the option that every command with a table has; the command's parameter is `as_json`."""
+    """Return the option `--json` of every command with a table; the command's parameter is `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
@@ -36,7 +36,7 @@ def print_json(value: object) -> None:
 
 
 def text(*parts: object) -> Text:
-    """Return parts as text for rich, which finds no markup in it. A part may be a pair (value, style)."""
+    """Return the parts as text for rich, without markup. A part may be a pair (value, style)."""
     from rich.text import Text
 
     pairs = (part if isinstance(part, tuple) else (part, "") for part in parts)
@@ -60,7 +60,7 @@ def print_records(records: Sequence[Mapping[str, object]], *, as_json: bool, non
 def print_rows(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Collection[str] = ()
 ) -> None:
-    """Print rows under the names of their columns; those in `right` are aligned to the right.
+    """Print rows under the names of their columns; the columns in `right` are aligned to the right.
 
     A value that is None leaves its cell empty.
     """

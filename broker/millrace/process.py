@@ -1,6 +1,6 @@
 """Services of the operating system for a process: children that end with it, detection of forks, open files.
 
-Knows nothing of what the children do. Linux only where stated.
+It is independent of the children's work. Linux only where stated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ except OSError as error:
 def start_child(
     command: Sequence[str], *, death_signal: signal.Signals = signal.SIGTERM, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a command that gets `death_signal` when this process ends, however that ends (Linux).
+    """Start a command that gets `death_signal` when this process ends for any reason (Linux).
 
     `options` are those of `subprocess.Popen`. If the program does not exist, the child ends with exit code
     127 and a line on its standard error. One thread starts all children: Linux sends the signal when the
@@ -67,7 +67,9 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class HomeProcess:
-    """The process in which an object was made: a fork of it copies the object's memory, not its threads."""
+    """The process in which an object was created: a fork of the process copies the object's memory, not its
+    threads.
+    """
 
     __slots__ = ("_forks", "_what")
 
@@ -88,7 +90,7 @@ class HomeProcess:
 
 
 class _Starter:
-    """Makes calls in one thread, which ends with the process."""
+    """Runs functions in one thread, which ends with the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,12 +132,14 @@ class Child:
         *,
         umask: int = -1,
     ) -> None:
-        """`environment` is added to this process's own; with `umask` -1 the child has this process's."""
+        """Start the child; `environment` is added to this process's own, and `umask` -1 means
+        this process's.
+        """
         self.name = name
         self.log = log
         self.tail: deque[str] = deque(maxlen=20)
         self.address: str | None = None
-        """HOST:PORT of the child's ready line, once that is printed."""
+        """HOST:PORT of the child's ready line, once the child has printed it."""
         # A session of its own: Ctrl-C reaches only the supervisor, which then stops children in order.
         self._process = start_child(
             command,

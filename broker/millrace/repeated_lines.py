@@ -1,6 +1,7 @@
-"""A log that clients cannot flood: many lines of one kind at once, then one a second that counts the rest.
+"""A log that clients cannot flood: many lines of one kind at once, then one line a second that counts the
+rest.
 
-A line for each of a thousand partitions is still logged, but not every line that a client can cause at will.
+Lines for a thousand partitions at once are still logged. Lines that a client can cause at will are limited.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Signals that end Millrace's processes: SIGTERM or Ctrl-C, at any moment, once or several times.
 
-Python runs a signal's handler between two instructions of the main thread, whatever lock that thread holds
-at that moment. A handler that takes a lock, as `Event.set` does, may wait for its own thread for ever. No
-handler here takes a lock: a server handles the signal in another thread, a sequential program gets a
+Python runs a signal's handler between two instructions of the main thread, which may hold any lock at that
+moment. A handler that takes a lock, as `Event.set` does, may wait for its own thread for ever. No handler
+here takes a lock: a server handles the signal in another thread, a sequential program gets a
 KeyboardInterrupt.
 """
 
@@ -24,7 +24,7 @@ REPEAT_S = 1.0
 def stop_on_signals(
     stop: Callable[[], None], *, limited: bool = False, read_again: Callable[[], None] | None = None
 ) -> None:
-    """Call `stop` in a thread of its own at the first SIGTERM or SIGINT; later ones change nothing.
+    """Call `stop` in a thread of its own at the first SIGTERM or SIGINT; later signals change nothing.
 
     For servers, from their main thread. The interpreter itself writes the signal's number to a pipe, also
     while the main thread is inside a library. `limited` is for a process that may be killed at any moment: it
@@ -73,9 +73,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt_is_handled() -> bool:
-    """Return True while the main thread is in an `except`, `finally` or `__exit__` because of
-    an interrupt.
-    """
+    """Return True while the main thread handles an interrupt, in `except`, `finally` or `__exit__`."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
@@ -83,7 +81,7 @@ def _interrupt_is_handled() -> bool:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread acts. Python writes only signals that have a handler to the pipe."""
+    """Do nothing: the thread acts. Python writes a signal to the pipe only if the signal has a handler."""
 
 
 def end_soon(code: int) -> None:

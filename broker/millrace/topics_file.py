@@ -43,17 +43,19 @@ class TopicPolicy:
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     max_bytes: str = ""
-    """`--max-bytes` of its loads."""
+    """Value of `--max-bytes` for the topic's loads."""
     max_rejected: str = ""
-    """`--max-rejected` of its loads."""
+    """Value of `--max-rejected` for the topic's loads."""
     accept_rejected: bool = False
-    """True if its loads succeed although they have set records aside."""
+    """True if the topic's loads succeed although they have set records aside."""
     tombstones_as_rows: bool = False
-    """True if its loads make a row of nulls of each tombstone; else tombstones lie beside the rows."""
+    """True if the topic's loads write each tombstone as a row of nulls; else tombstones are stored beside the
+    rows."""
     mirror: bool = False
     """True if a task of Airflow mirrors the topic from each origin before each load; else the brokers do."""
     conn_id: str = ""
-    """Airflow's connection to its brokers, its auditor and its warehouse; empty for the default one."""
+    """Airflow's connection to the topic's brokers, auditor and warehouse; empty for the default
+    connection."""
 
 
 TopicPolicies = Mapping[str, TopicPolicy]

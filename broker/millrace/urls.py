@@ -8,8 +8,8 @@ from millrace.errors import ConfigError
 
 
 def without_secret(url: str) -> str:
-    """Return the URL with `***` for its user, its password and its query; any other text is shown the same
-    way.
+    """Return the URL with `***` for its user, its password and its query; any other text is treated in the
+    same way.
 
     Everything before the last `@` is hidden, because a wrongly written password may hold any character.
     """
@@ -46,7 +46,7 @@ def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
 def with_password(url: str, password: str) -> str:
     """Return the URL with a password for the user that it names.
 
-    Raise ConfigError when it names none, or has one.
+    Raise ConfigError when it names no user, or has a password already.
     """
     address, auth = address_and_auth(url)
     if auth is None or not auth[0] or auth[1]:

@@ -1,7 +1,7 @@
 """A blocking client of a whole cluster: finds leaders, reconnects, retries within its time limit.
 
-One client per thread. Works against Millrace and against Apache Kafka 3.0 or later (Metadata v12 returns
-topic ids). Does not decode records, commits no offsets, joins no group.
+Use one client per thread. It works with Millrace and against Apache Kafka 3.0 or later (Metadata v12 returns
+topic ids). It does not decode records, commit offsets or join groups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ClusterClient:
-    """A connection to a cluster; each call returns within about `timeout_s` or raises MillraceError."""
+    """A client of one cluster; each call returns within about `timeout_s` or raises MillraceError."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ClusterClient:
         timeout_s: float = 30,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect as `security` says; without it, as the process's client file says."""
+        """Use `security` to connect; without it, the process's client file."""
         self.bootstrap = bootstrap
         self.security = security if security is not None else of_process()
         self._addresses = parse_addresses(bootstrap)
@@ -71,7 +71,10 @@ class ClusterClient:
 
     @property
     def copies(self) -> CopiedTopics | None:
-        """The mapping of topics to their copies in a cluster filled by MirrorMaker 2; None for all others."""
+        """The mapping of topics to their copies in a cluster filled by MirrorMaker 2.
+
+        None in any other cluster.
+        """
         if not self._copies_are_known:
             self.retry(lambda deadline: self._metadata((), deadline))
         return self._copies
@@ -90,7 +93,7 @@ class ClusterClient:
         return self.retry(lambda deadline: self._topic(name, deadline))
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
-        """Return every topic of the cluster by name, or those of `names` that exist."""
+        """Return the topics of the cluster by name: all, or the existing ones among `names`."""
         wanted = None if names is None else tuple(names)
         response = self.retry(lambda deadline: self._metadata(wanted, deadline))
         return metadata.topics_of(response)
@@ -121,8 +124,8 @@ class ClusterClient:
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
-        """Return partition -> offset for LATEST, EARLIEST or a time in ms; all partitions unless some are
-        named.
+        """Return each partition's offset for LATEST, EARLIEST or a time in ms; of all partitions unless some
+        are named.
 
         For a time: the first message at or after it, or the high watermark when there is none.
         """
@@ -145,7 +148,7 @@ class ClusterClient:
         min_bytes: int = 1,
         last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
-        """Partition -> whole batches from the offset on (or its error); at least one batch per broker.
+        """Return whole batches of each partition from its offset on, or an error; at least one batch per broker.
 
         Several brokers are asked at once, each for its share, and wait only if none of them has data. Data
         that arrives while they wait is returned once all have answered. Only records of committed
@@ -183,14 +186,15 @@ class ClusterClient:
         return fetched
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset still there, and the high watermark."""
+        """Return the partition's first remaining offset, and its high watermark."""
         earliest, latest = (self.list_offsets(topic, when, [partition]) for when in (EARLIEST, LATEST))
         return earliest[partition], latest[partition]
 
     def create_topic(
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, *, replicas: int = -1
     ) -> None:
-        """Create the topic and wait until every partition has a leader. Raise BrokerError when it is refused.
+        """Create the topic and wait until every partition has a leader. Raise BrokerError when the cluster
+        refuses.
 
         Without `replicas` the cluster's default replication factor applies.
         """
@@ -219,7 +223,10 @@ class ClusterClient:
         self.retry(wait_for_leaders)
 
     def delete_topic(self, name: str) -> None:
-        """Delete the topic and all its messages. Raise UnknownTopicOrPartition when there is none."""
+        """Delete the topic and all its messages.
+
+        Raise UnknownTopicOrPartition when there is no such topic.
+        """
         request = messages.DeleteTopicsRequest(topic_names=(name,), timeout=int(self._timeout_s * 1000))
 
         def attempt(deadline: float) -> None:
@@ -233,7 +240,7 @@ class ClusterClient:
         self._leaders.pop(name, None)
 
     def mirror_append(self, topic: str, request: mirror_append.MirrorAppend) -> mirror_append.MirrorAppended:
-        """Have the leader of the origin's target partition in `topic` append, describe or reset.
+        """Ask the leader of the origin's target partition in `topic` to append, describe or reset.
 
         Millrace only. Raise PositionMismatch, with the recorded position, when an append or a reset does not
         start there, and PolicyViolation when the origin was recreated and the target does not know that yet.

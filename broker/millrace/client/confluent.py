@@ -26,8 +26,8 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
     """Return a Producer or Consumer with these settings, which reaches brokers as the process's client file
     says.
 
-    Security settings among them replace the file's. After a failed login the password is read again, so that
-    a new one needs no restart; queued messages wait meanwhile.
+    Security settings among them replace the file's. After a failed login the password file is read again, so
+    a new password needs no restart. Queued messages wait until then.
     """
     if any(name.startswith(SECURITY_SETTINGS) for name in settings):
         return client(dict(settings))
@@ -61,7 +61,7 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
 
 
 class _PatientConsumer(Consumer):
-    """A consumer that waits between two polls for a thread that needs it; polls in a row would block it."""
+    """A consumer that lets other threads run between two polls; continuous polls would block them."""
 
     waits_for: threading.Thread | None = None
 
@@ -80,7 +80,7 @@ class _PatientConsumer(Consumer):
 
 
 def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
-    """`security` as librdkafka's settings. They include the password: never log or print them.
+    """Return `security` as librdkafka's settings. They include the password: never log or print them.
 
     librdkafka asks for tokens, which are read from their file each time, as long as the client lives.
     """
@@ -103,7 +103,7 @@ def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
 
 
 def text_of(error: BaseException | KafkaError) -> str:
-    """librdkafka's text of an error, with advice where a policy is violated."""
+    """Return librdkafka's text of an error, with advice after a policy violation."""
     cause = error.args[0] if isinstance(error, BaseException) and error.args else error
     if not isinstance(cause, KafkaError):
         return str(cause)

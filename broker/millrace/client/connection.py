@@ -1,6 +1,6 @@
 """One blocking connection to a broker: a request goes out, its response comes back.
 
-The client side's only socket. Knows frames, headers and time limits; does not know what the messages mean,
+The client side's only socket. It handles frames, headers and time limits, does not interpret messages, and
 does not retry. TLS and login are done when the constructor returns.
 """
 
@@ -28,7 +28,7 @@ _FIRST_BYTES = 16 << 20
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Slowest rate at which a response may arrive beyond its time limit."""
 _LOGIN_SHARE = 0.8
-"""Share of a login's lifetime after which a new connection replaces this one."""
+"""Share of a login's lifetime after which a new connection replaces the connection."""
 _NO_ANSWER_YET = (
     "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
     " if it is older than this client, upgrade it first"
@@ -36,7 +36,7 @@ _NO_ANSWER_YET = (
 
 
 class ConnectionFailed(MillraceError):
-    """A broker cannot be reached, went away or did not answer in time."""
+    """A broker cannot be reached, closed the connection or did not answer in time."""
 
 
 class NotTrusted(MillraceError):
@@ -55,7 +55,7 @@ class Connection:
         timeout_s: float,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect, and log in if `security` says so; without it, as the process's client file says.
+        """Connect, and log in if `security` requires it; without `security`, use the process's client file.
 
         With TLS the broker must prove that it is `host`. Raise ConnectionFailed, or NotTrusted and
         LoginRefused when a retry is of no use.
@@ -116,14 +116,16 @@ class Connection:
         return self._renew_at is not None and time.monotonic() > self._renew_at
 
     def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
-        """Send one request and return its response's body. Raise ConnectionFailed when none comes."""
+        """Send one request and return its response's body. Raise ConnectionFailed when no response comes."""
         self.send(api_key, version, body, timeout_s=timeout_s)
         return self.receive(timeout_s=timeout_s)
 
     def send(
         self, api_key: int, version: int, body: bytes, *, timeout_s: float, answered: bool = True
     ) -> None:
-        """Send one request. `receive` returns the responses of the `answered` ones in the order sent."""
+        """Send one request. `receive` returns the responses of requests with `answered`, in the
+        order sent.
+        """
         flexible = is_flexible(api_key, version)
         self._correlation_id += 1
         client = struct.pack(">h", len(self._client_id)) + self._client_id + (b"\0" if flexible else b"")
@@ -139,7 +141,8 @@ class Connection:
             self._fail(error)
 
     def wait(self, wake_fd: int, timeout_s: float) -> bool:
-        """Wait for bytes of a response; False when the time is up or only the pipe `wake_fd` has bytes.
+        """Wait for bytes of a response. Return False when the time is up or only the pipe `wake_fd` has
+        bytes.
 
         The bytes of the pipe are consumed.
         """
@@ -156,7 +159,7 @@ class Connection:
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
         """Return the body of the next response. Raise ConnectionFailed when it does not come in time.
 
-        It lies in `buffer` if that is large enough, else in memory of its own.
+        The body is in `buffer` if it fits, else in new memory.
         """
         correlation_id, flexible = self._expected.pop(0)
         try:

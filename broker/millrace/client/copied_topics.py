@@ -1,16 +1,17 @@
-"""Topics that MirrorMaker 2 copies into an Apache Kafka: the copies from all origins are seen as one topic.
+"""Topics that MirrorMaker 2 copies into an Apache Kafka: the copies from all origins appear as one topic.
 
 MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1.T`. Millrace's clients see
 one topic T instead, with partitions of every origin. A record in the cluster itself names the origins, so all
 readers see the same numbers:
 
-    topic     __millrace-copies: one partition, compacted
-    record := key = b"origins", value = JSON {"origins": [alias, ...]}; the newest counts
+topic __millrace-copies: one partition, compacted record := key = b"origins", value = JSON {"origins": [alias,
+...]}; the newest counts
 
-    partition of T     0 ...      the cluster's own topic T
-                       10,000 ... partitions of the first origin, 20,000 ... of the second, and so on
+partition of T 0 ... the cluster's own topic T 10,000 ... partitions of the first origin, 20,000 ... of the
+second, and so on
 
-Numbers must never change, so origins are only added at the end. Reads no records of the copied topics.
+Numbers must never change, so origins are only added at the end. This module reads no records of the copied
+topics.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ class CopiedTopics:
     topic_id: UUID
 
     def encode(self) -> bytes:
-        """Return the record's value."""
+        """Return the value of the record in the topic."""
         return json.dumps({"origins": self.origins}).encode()
 
     @classmethod
     def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
-        """Read the record's value. Raise MillraceError when it does not name the origins."""
+        """Read the value of the record. Raise MillraceError when it does not name the origins."""
         try:
             origins = json.loads(value)["origins"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -90,7 +91,7 @@ class CopiedTopics:
         return next(copied, name)
 
     def merged(self, topics: Iterable[Topic], names: Iterable[str] | None) -> tuple[Topic, ...]:
-        """Merge the topics of a cluster's answer into those named, or into all."""
+        """Merge the topics of a cluster's answer into the topics `names`, or into all topics."""
         there = {topic.name or "": topic for topic in topics}
         wanted = dict.fromkeys(map(self._seen_as, there)) if names is None else names
         return tuple(self._merge(name, there) for name in wanted)
@@ -126,7 +127,7 @@ class CopiesFetcher(BrokerFetcher):
         timeout_s: float,
         epoch_of: Callable[[TopicPartition], int],
     ) -> None:
-        """`epoch_of` knows partitions by the cluster's own names."""
+        """Connect; `epoch_of` takes partitions by the cluster's own names."""
         super().__init__(connection, timeout_s=timeout_s, epoch_of=epoch_of)
         self._copies = copies
         self._requested: deque[dict[TopicPartition, TopicPartition]] = deque()

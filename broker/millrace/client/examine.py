@@ -1,6 +1,6 @@
-"""Questions that status, reset and the batch mirror ask an origin from outside the brokers.
+"""Requests to an origin by `mirror status`, `mirror reset` and the batch mirror, from outside the brokers.
 
-Blocking. Knows neither targets nor threads. (The mirror inside a broker reads with puller.py.)
+Blocking. It uses neither targets nor threads. (The mirror inside a broker reads with puller.py.)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def fetch(
 ) -> FetchedPartition:
     """Fetch from an offset on, after a batch of `last_epoch`; wait up to FETCH_WAIT_MS for the first bytes.
 
-    A fetch goes by the topic's name. Topic ids are never reused: an unchanged id after the fetch proves that
-    the batches are of that topic.
+    A fetch names the topic, not its id. Topic ids are never reused: an unchanged id after the fetch proves
+    that the batches are of that topic.
     """
     fetched = client.fetch(
         topic,

@@ -1,7 +1,7 @@
 """Fetches from one broker of the partitions that it leads, and threads that fetch round by round.
 
-Blocking. Does not look for leaders, does not retry, does not look inside the records: the caller interprets
-an answer. CRCs are checked where batches are taken out of an answer (transactions.py).
+Blocking. It does not look for leaders, retry, or read records: the caller interprets an answer. CRCs are
+checked where batches are taken out of an answer (transactions.py).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LISTED_AT_ONCE = MIN_ITEM_LIMIT // 2
 """Most partitions of one request; Millrace's brokers accept it even if each is of a different topic."""
 NO_EPOCHS: Mapping[TopicPartition, int] = {}
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-"""Isolation levels. With READ_COMMITTED, records of an open transaction are neither read nor before LATEST:
-they may yet be aborted. READ_UNCOMMITTED is for requests of the log's own end."""
+"""Isolation levels. With READ_COMMITTED, records of an open transaction, which may yet be aborted, are not
+read, and LATEST lies before them. READ_UNCOMMITTED is for requests of the log's own end."""
 T = TypeVar("T")
 
 
@@ -59,17 +59,20 @@ class FetchLimits:
 
 
 class BrokerFetcher:
-    """One broker's partitions, asked for through one connection. For one thread.
+    """Requests about one broker's partitions, through one connection. For one thread.
 
     Several requests may be sent before the first answer is received; answers come in the order of the
-    requests. An answer that cannot be decoded is a MillraceError: close the connection then.
+    requests. An answer that cannot be decoded raises MillraceError: close the connection then.
     """
 
     def __init__(
         self, connection: Connection, *, timeout_s: float, epoch_of: Callable[[TopicPartition], int]
     ) -> None:
-        """`epoch_of` returns the known leader epoch of a partition, -1 for none. A broker in another epoch
-        refuses to answer, so one that was replaced without noticing cannot send stale data."""
+        """Use the connection; `epoch_of` returns the known leader epoch of a partition, -1 for none.
+
+        A broker in another epoch refuses to answer, so a leader that was replaced without noticing cannot
+        send stale data.
+        """
         self._connection, self._timeout_s, self._wait_s = connection, timeout_s, 0.0
         self._epoch_of = epoch_of
         self._used_at = time.monotonic()
@@ -94,7 +97,7 @@ class BrokerFetcher:
         limits: FetchLimits,
         last_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
     ) -> None:
-        """Ask for the batches from these offsets on; the broker fills its answer in their order.
+        """Request the batches from these offsets on; the broker fills its answer in their order.
 
         `last_epochs` holds, where known, the leader epoch of the batch read before each offset. A broker
         whose log does not hold that batch answers with a `parting`.
@@ -148,7 +151,9 @@ class BrokerFetcher:
         return listed
 
     def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """(first offset still there, high watermark) of each, without partitions answered with an error."""
+        """Return (first remaining offset, high watermark) of each partition that was answered without an
+        error.
+        """
         earliest = self.list_offsets(partitions, EARLIEST)
         latest = self.list_offsets(partitions, LATEST)
         return {
@@ -161,7 +166,7 @@ class BrokerFetcher:
         self._send(ApiKey.METADATA, metadata.VERSION, metadata.encode_request(topics))
 
     def receive_topic_ids(self) -> dict[str, UUID]:
-        """Return topic -> its id, without topics that no longer exist."""
+        """Return the id of each topic that still exists."""
         raw = self._receive()
         response = self._understood(lambda: metadata.decode_response(raw))
         return {name: topic.topic_id for name, topic in metadata.topics_of(response).items()}
@@ -220,7 +225,7 @@ class Rounds(threading.Thread, ABC):
     max_pause_seconds = 5.0
 
     def __init__(self, name: str, log: logging.Logger, subject: str) -> None:
-        """`subject` begins the log lines about failures."""
+        """Prepare the thread; `subject` begins the log lines about failures."""
         super().__init__(name=name, daemon=True)  # waiting for a broker must not keep the process alive
         self.stopping = threading.Event()
         self._wake = threading.Event()
@@ -246,7 +251,7 @@ class Rounds(threading.Thread, ABC):
         """React to a failed round."""
 
     def disconnect(self) -> None:
-        """Close what rounds have opened: a round has failed, or it was the last."""
+        """Close everything that rounds have opened, after a failed round or the last."""
 
     def run(self) -> None:
         pause, logged = FIRST_PAUSE_SECONDS, ""
@@ -291,7 +296,7 @@ class Puller(Rounds):
         subject: str,
         security: ClientSecurity | None = None,
     ) -> None:
-        """`security` says how to reach brokers; without it, the process's client file does."""
+        """Prepare the thread; `security` says how to reach brokers, without it the process's client file."""
         super().__init__(name, log, subject)
         self._client_id, self._security = client_id, security
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
@@ -299,7 +304,7 @@ class Puller(Rounds):
 
     @abstractmethod
     def address(self) -> tuple[str, int]:
-        """Return the broker's current address. Raise MillraceError when it has none."""
+        """Return the broker's current address. Raise MillraceError when the broker has none."""
 
     @abstractmethod
     def epoch_of(self, partition: TopicPartition) -> int:
@@ -308,7 +313,7 @@ class Puller(Rounds):
     def connected(self) -> BrokerFetcher:
         """Return a fetcher at the broker's current address.
 
-        One at its old address stays until it owes no answer.
+        A fetcher at an old address is kept until its last answer has arrived.
         """
         address = self.address()
         if self._broker is not None:
@@ -332,14 +337,16 @@ class Puller(Rounds):
             broker[1].close()
 
     def in_turn(self, partitions: Set[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions in request order: the first of an answer always has room for a batch."""
+        """Return the partitions in request order: an answer always has room for a batch of the first
+        partition.
+        """
         if partitions != self._turns.keys():
             new = sorted(partitions - self._turns.keys())
             self._turns = dict.fromkeys([*new, *(p for p in self._turns if p in partitions)])
         return list(self._turns)
 
     def serve_last(self, partitions: Iterable[TopicPartition]) -> None:
-        """Move partitions that have sent something behind all others."""
+        """Move partitions that have sent records to the end of the request order."""
         for partition in partitions:
             if partition in self._turns:
                 del self._turns[partition]

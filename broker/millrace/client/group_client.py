@@ -1,7 +1,7 @@
 """A client's requests about consumer groups: list, describe, read and set offsets, delete.
 
-Asks the broker that coordinates a group, and looks for the coordinator again when it has moved. Works against
-Millrace and Apache Kafka. Joins no group.
+It asks the broker that coordinates a group, and looks for the coordinator again when it has moved. It works
+with Millrace and Apache Kafka, and joins no group.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
-    """A group; `state` in Kafka's words, `protocol` its assignor while it is stable."""
+    """A group; `state` is Kafka's name of its state, `protocol` its assignor while the group is stable."""
 
     name: str
     state: str
@@ -55,7 +55,7 @@ class GroupDescription:
 
 
 class GroupClient:
-    """Asks a cluster about its groups; each call returns in about twice the client's time or raises."""
+    """A client for a cluster's groups; each call returns in about twice the client's time or raises."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class GroupClient:
         return dict(sorted(descriptions.items()))
 
     def describe(self, group: str) -> GroupDescription:
-        """Return the group as it is now. Raise UnknownGroup when there is none of that name."""
+        """Return the group as it is now. Raise UnknownGroup when there is no group of that name."""
 
         def attempt(coordinator: int) -> GroupDescription:
             (described,) = self._describe(coordinator, [group])
@@ -86,7 +86,7 @@ class GroupClient:
         return description
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
-        """Return everything the group has committed: the next offset to read of each partition."""
+        """Return the group's committed offsets: the next offset to read of each partition."""
         request = messages.OffsetFetchRequest(group_id=group, topics=None)
 
         def attempt(coordinator: int) -> dict[TopicPartition, int]:
@@ -104,7 +104,7 @@ class GroupClient:
         return self._at_coordinator(group, attempt)
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set offsets of a group without members. Raise GroupNotEmpty when it has some."""
+        """Set offsets of a group without members. Raise GroupNotEmpty when it has members."""
         Partition = messages.OffsetCommitRequest.Partition
         topics = group_by_topic(
             (topic, Partition(partition_index=number, committed_offset=offset))

@@ -26,11 +26,12 @@ from millrace.records.mirror_position import MirrorPosition, stated_end
 FETCH_BYTES = 4 << 20
 FETCH_WAIT_MS = 200
 STALL_SECONDS = 30.0
-"""Longest time that a read may make no progress before the end that the cluster reported."""
+"""Longest time without progress for a read that has not reached the end that the cluster reported."""
 AGAIN_SECONDS = 0.1
 SETTINGS = {"cleanup.policy": "compact"}
 BEGIN_KEY = b"begin"
-"""Key of the record that a process writes when it begins. After it is read back, all before it was read."""
+"""Key of the record that a process writes when it begins. A reader that has read this record has read all
+records before it."""
 
 
 class Copy(NamedTuple):
@@ -60,7 +61,7 @@ def positions_topic(origin: str) -> str:
 
 
 class TopicLog:
-    """The records of a topic with one partition, each once, in order. For one thread."""
+    """A reader of a topic with one partition: each record once, in order. For one thread."""
 
     def __init__(self, client: ClusterClient, topic: str) -> None:
         self._client, self._topic = client, topic

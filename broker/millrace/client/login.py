@@ -1,7 +1,7 @@
 """A client's login by SASL, in SaslHandshake v1 and SaslAuthenticate v1: by SCRAM, PLAIN or OAUTHBEARER.
 
-With SCRAM the broker proves as well that it knows the user. PLAIN sends the password, and OAUTHBEARER a
-token: both are for TLS only.
+With SCRAM the broker, too, proves that it has the user's credential. PLAIN sends the password, and
+OAUTHBEARER a token: both are for TLS only.
 """
 
 from __future__ import annotations

@@ -57,5 +57,5 @@ def decode_response(body: memoryview) -> MetadataResponse:
 
 
 def topics_of(response: MetadataResponse) -> dict[str, TopicMetadata]:
-    """Return the topics of an answer by name, without those that it reports with an error."""
+    """Return the topics of an answer by name, without topics that it reports with an error."""
     return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}

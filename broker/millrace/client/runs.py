@@ -1,12 +1,12 @@
 """Runs: the appends made from a fetch answer, each of contiguous whole batches and the position after them.
 
 Pure: bytes and positions in, runs out. Decides which batches are copied, which are left out and counted, and
-when the origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
+when the origin no longer fits what was copied before. It uses no sockets, threads or ZooKeeper.
 
-Left out are control batches, which have a meaning in their own log only, batches of aborted transactions
-(Apache Kafka), and batches that compaction has emptied. The batches of one run are neighbours in the origin
-and the last one ends at the run's position: batches left out lie before the first. So offsets can be
-translated both ways without asking the origin.
+Three kinds of batches are left out: control batches, which have a meaning in their own log only, batches of
+aborted transactions (Apache Kafka), and batches that compaction has emptied. The batches of one run are
+neighbours in the origin and the last one ends at the run's position: batches left out lie before the first.
+Therefore offsets can be translated both ways without asking the origin.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class OffsetRules:
     byte_positions: bool
     """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
     compacted: bool = False
-    """True when records may be missing by intent: a gap is then no loss."""
+    """True when compaction may have removed records: then a gap is no loss."""
 
     @classmethod
     def of_cluster(cls, cluster_id: str, cleanup_policy: str | None) -> OffsetRules:
@@ -76,7 +76,9 @@ class OffsetRules:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The content of one append: accepted only if `expected` is the recorded next offset (None: none yet)."""
+    """The content of one append, accepted only if `expected` is the recorded next offset (None: nothing is
+    recorded).
+    """
 
     expected: int | None
     batches: tuple[memoryview, ...]
@@ -87,7 +89,7 @@ class Run:
 
     @property
     def oldest_ms(self) -> int | None:
-        """The largest timestamp in the first batch; None without batches."""
+        """The largest timestamp in the first batch; None for a run without batches."""
         return BatchHeader.of(self.batches[0]).max_timestamp if self.batches else None
 
 
@@ -138,7 +140,7 @@ def runs_of(
 
 
 class _Gathered:
-    """A run in the making."""
+    """A run that is being gathered."""
 
     __slots__ = ("_dropped", "_recorded", "_records", "_rules", "batches", "before", "cursor")
 
@@ -149,7 +151,10 @@ class _Gathered:
         self._records = self._dropped = 0
 
     def take_plain(self, records: memoryview) -> memoryview:
-        """Copy the plain batches that come next, in a third of the time; return the rest of the records."""
+        """Copy the plain batches that come next, in a third of the time of `take`.
+
+        Return the rest of the records.
+        """
         if self.cursor.next_base is None:
             return records
         next_offset, next_base = self.cursor.next_offset, self.cursor.next_base
@@ -188,8 +193,9 @@ class _Gathered:
         self.cursor = self._rules.after(header, self.cursor)
 
     def ends_in_filler(self, header: BatchHeader) -> bool:
-        """Return True if the batch only fills the log up to `next_base`: the copy gets a filler
-        of its own.
+        """Return True if the batch only fills the log up to `next_base`.
+
+        The copy gets a filler of its own.
         """
         return self._rules.byte_positions and header.next_offset == self.cursor.next_base
 
@@ -274,7 +280,10 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 def readable_after_refusal(
     before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
 ) -> int:
-    """Return the offset to fetch from after the origin refused one as out of range. Raise OriginChanged."""
+    """Return the offset to fetch from after the origin refused an offset as out of range.
+
+    Raise OriginChanged.
+    """
     parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
     if parting is not None:
         raise _cut_at(before, parting)

@@ -1,6 +1,6 @@
 """An operator's requests about topics: read and change settings, add partitions, elect leaders, read sizes.
 
-The client's side, for Millrace and Apache Kafka. Each call sends one request to one broker, or one to each.
+The client's side, for Millrace and Apache Kafka. Each call sends one request to one broker or to each broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
 def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
 ) -> tuple[messages.DescribedConfig, ...]:
-    """Return the topic's settings, all or those named.
+    """Return the topic's settings: all, or the ones in `names`.
 
     Raise BrokerError when the cluster refuses to return them.
     """
@@ -42,7 +42,7 @@ def topic_settings(
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
 ) -> dict[str, tuple[messages.DescribedConfig, ...] | BrokerError]:
-    """Return topic -> its settings, or the error with which the cluster refuses to return them; in one
+    """Return each topic's settings, or the error with which the cluster refuses to return them; in one
     request.
 
     A topic merged of several copies has the settings of the first.
@@ -71,7 +71,10 @@ def settings_of_topics(
 
 
 def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:
-    """Return partition -> brokers that may lead it though they are not in sync; for Millrace or Kafka 3.8."""
+    """Return for each partition the brokers that may lead it although they are not in sync.
+
+    For Millrace or Kafka 3.8.
+    """
     described: dict[int, tuple[int, ...]] = {}
     wanted = (messages.DescribeTopicPartitionsRequest.Topic(name=topic),)
     cursor: messages.DescribeTopicPartitionsRequest.Cursor | None = None
@@ -104,7 +107,7 @@ def elect_unclean(client: ClusterClient, topic: str, partition: int, replica: in
 def elect_preferred(
     client: ClusterClient, partitions: Iterable[tuple[str, int]] | None
 ) -> dict[str, tuple[int, str]]:
-    """Have leaders resign in favour of the first replicas, for all partitions or the named partitions.
+    """Ask leaders to resign in favour of the first replicas, for all partitions or the named partitions.
 
     Returns for each partition that has changed or was refused the error's code and reason, or (0, "").
     """
@@ -129,7 +132,10 @@ def elect_preferred(
 
 
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:
-    """Set the topic's own settings, or delete those given as None. Raise BrokerError when one is refused."""
+    """Set the topic's own settings, or delete the settings given as None.
+
+    Raise BrokerError when one is refused.
+    """
     operation = messages.ConfigOperation
     configs = tuple(
         messages.AlterConfigsRequest.Resource.Config(
@@ -147,7 +153,7 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
 
 
 def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
-    """Give the topic `count` partitions in all. Raise BrokerError when that is refused."""
+    """Increase the topic's partitions to `count`. Raise BrokerError when that is refused."""
     wanted = messages.CreatePartitionsRequest.Topic(name=topic, count=count)
     request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
     response = client.call(None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
@@ -156,8 +162,8 @@ def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
 
 
 def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
-    """Return partition -> bytes on its leader's disk, without partitions whose leader is missing or reports
-    none.
+    """Return each partition's bytes on its leader's disk, without partitions whose leader is missing or
+    reports no size.
     """
     sizes: dict[int, int] = {}
     for leader in sorted(set(leaders.values()) - {-1}):

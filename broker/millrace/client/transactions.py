@@ -21,7 +21,10 @@ class AbortedTransactions:
         self._open: set[int] = set()
 
     def drops(self, header: BatchHeader) -> bool:
-        """Return True for a data batch of an aborted transaction. Call it for every batch, in order."""
+        """Return True for a data batch of an aborted transaction.
+
+        Must be called for every batch, in order.
+        """
         while self._ahead and self._ahead[-1][1] <= header.last_offset:
             self._open.add(self._ahead.pop()[0])
         if header.is_control:
@@ -33,7 +36,7 @@ class AbortedTransactions:
 def batches_from(
     fetched: FetchedPartition, offset: int, name: str | None = None
 ) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
-    """(header, batch, whether it holds committed records) of each batch that ends after `offset`.
+    """Yield (header, batch, True if it holds committed records) of each batch that ends after `offset`.
 
     A fetch inside a batch returns the whole batch. Raise CorruptMessage when one is damaged and, with the
     partition's name. Raise MillraceError when the answer is an error.

@@ -1,7 +1,7 @@
 """Kafka's record batch, format 2: the bytes of a log entry.
 
-Knows the header, the CRC, the framing of records, and the rules by which batches follow each other.
-Does not know files, sockets, topics or schemas.
+It has the header, the CRC, the framing of records, and the rules by which batches follow each other. It does
+not deal with files, sockets, topics or schemas.
 """
 
 from millrace.records.control import MIN_CONTROL_BYTES as MIN_CONTROL_BYTES

@@ -2,7 +2,8 @@
 
 Bytes in, bytes out; a malformed block raises CorruptMessage, and so does a block that would exceed a limit.
 The largest size of a block is read from its framing before it is decompressed: a few kilobytes of zstd can
-expand to gigabytes, and cramjam would allocate them. The bound costs a look at each 128 KiB block's header.
+expand to gigabytes, and cramjam would allocate them. Computing the bound reads the header of each 128 KiB
+block.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
-    """`data` compressed as Kafka producers do it."""
+    """Return `data` compressed as Kafka producers do it."""
     if codec is Codec.NONE:
         return bytes(data)
     if codec is Codec.GZIP:

@@ -1,7 +1,7 @@
 """Check that an uncompressed batch consists of the records that its header states.
 
 A client trusts the fields of a record: a forged offset delta makes it skip records of other producers, and a
-wrong length ends its reading. Written in Python and, if it could be built, in `_runs.c`, as `runs.py` is.
+wrong length ends its reading. Like `runs.py`, it exists in Python and, if that could be built, in `_runs.c`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MAX_TIMESTAMP_BYTES = 10
 
 
 def holds_records_in_python(content: Buffer, count: int) -> bool:
-    """Return True if `content` is `count` whole records and nothing else, numbered from 0.
+    """Return True if `content` is exactly `count` whole records, numbered from 0.
 
     A number may take at most the bytes that its type needs: clients differ in how they read an overflow.
     """

@@ -1,4 +1,7 @@
-"""Bytes of a file that will be sent to a socket. Reads nothing: the server passes them to `os.sendfile`."""
+"""Bytes of a file that will be sent to a socket.
+
+They are not read here: the server passes them to `os.sendfile`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The record framing of many batches at once: offsets, timestamps, positions of keys and values.
+"""Parsing the records of many batches at once: offsets, timestamps, positions of keys and values.
 
 `record_bounds` finds where records begin; the fields of their heads are then read for all records at once.
-Stricter than `records.iter_records`: offsets must rise inside a batch and not pass its header's last offset.
+The checks are stricter than in `records.iter_records`: offsets must rise inside a batch and not exceed its
+header's last offset.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from millrace.records.row_cursor import PADDING, Faults, Longs, PaddedBuffer, Ro
 
 Batch = tuple[BatchHeader, memoryview]
 GROUP_BYTES = 2 << 20
-"""Batches are framed together up to this many bytes uncompressed: fewer bytes mean many calls, more mean
-fresh memory from the system each time (measured: 1 to 4 MiB are alike)."""
+"""Most uncompressed bytes of batches that are framed together. Fewer bytes mean many calls, and more mean
+fresh memory from the system each time (measured: 1 to 4 MiB are equally fast)."""
 MAX_BATCH_BYTES = 256 << 20
 
 
@@ -63,9 +64,7 @@ class BrokenBatch:
 
 
 def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[BrokenBatch]]]:
-    """Yield frames of the batches in order, a few megabytes at a time, and the batches that
-    cannot be framed.
-    """
+    """Yield frames of the batches in order, some megabytes at a time, and the malformed batches."""
     group, broken = _Group(GROUP_BYTES), list[BrokenBatch]()
     for header, batch in batches:
         try:
@@ -92,7 +91,7 @@ class _Group:
         self._data[:PADDING] = 0
         self.batches: list[Batch] = []
         self.edges = [PADDING]
-        """Start of each batch's records, and the end of the last batch's."""
+        """Start of each batch's records, and the end of the last batch's records."""
         self.room = self._data.data[PADDING:-PADDING]
         """Free part of the buffer for further batches."""
 

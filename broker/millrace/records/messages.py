@@ -66,7 +66,7 @@ def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
 def iter_records(header: BatchHeader, batch: Buffer, limit: int = MAX_PLAIN_BYTES) -> Iterator[Record]:
     """Yield every record of a whole batch, in order.
 
-    CorruptMessage when the framing is broken, or the records are larger than `limit` bytes.
+    Raise CorruptMessage when the framing is broken, or the records are larger than `limit` bytes.
     """
     data = decompress(header.codec, memoryview(batch)[layout.HEADER_BYTES :], limit)
     position = 0

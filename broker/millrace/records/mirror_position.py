@@ -7,14 +7,14 @@ Owns the format and its meaning. The partition log decides when a position is ap
                                                       next_offset, next_base, epoch, batches, records,
                                                       dropped, reset_at, numbered, records_end}
 
-It is part of the same append as the data it accounts for, so both survive a crash or neither does. Clients
-skip it like any control batch; a value without the prefix (a filler's zeros) is not a position.
+A position batch is part of the same append as the data that it accounts for, so a crash keeps both or none of
+them. Clients skip it like any control batch. A value without the prefix (a filler's zeros) is not a position.
 
-The batches of one append are neighbours in the origin, too, and the last of them ends at the position: from a
-position backwards, each batch's place in the origin is known to the byte. `records_end` is an offset of the
-log that holds the position: the one after the last record before it. A mirror of this log that finds batches
-missing uses it to decide whether records were among them. `epoch` is the origin's, of the last batch read
-there; positions of older versions have none.
+The batches of one append are neighbours in the origin, too, and the last of them ends at the position:
+counted back from a position, the origin's offset of each batch is known exactly. `records_end` is an offset
+of the log that holds the position: the one after the last record before it. A mirror of this log that finds
+batches missing uses it to decide whether records were among them. `epoch` is the origin's, of the last batch
+read there; positions of older versions have none.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MirrorPosition:
     dropped: int
     """Control batches and aborted records that were left out."""
     reset_at: int = 0
-    """Offset in this log at which an operator last moved the position. Origin offsets before it may mean
+    """Offset in this log at which an operator last moved the position. Before it, origin offsets may be of
     other records."""
     numbered: bool = False
     """True when the origin numbers its records, as Apache Kafka does; else its offsets are byte positions."""

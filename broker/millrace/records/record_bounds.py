@@ -29,9 +29,9 @@ _MOST_CANDIDATES = 16
 
 
 def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
-    """Return the start of each of a batch's records and, last, the batch's end.
+    """Return the start of each record of a batch and, last, the batch's end.
 
-    Raise CorruptMessage if these differ.
+    Raise CorruptMessage if the last record does not end at the batch's end.
     """
     if count < 0 or count * _MIN_RECORD_BYTES > end - position:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
@@ -117,7 +117,9 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
 
 
 def _few_set(mask: Mask) -> Longs:
-    """`np.flatnonzero` for a mask with few set: by eights, then inside them (measured: half the time)."""
+    """Return `np.flatnonzero` of a mask that is nearly all False, in half its time: eight values at once,
+    then inside.
+    """
     whole = len(mask) & ~7
     eights = mask[:whole].view(np.uint64)
     which = np.flatnonzero(eights != 0)

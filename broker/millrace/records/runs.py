@@ -1,8 +1,8 @@
 """Runs of batches: consecutive requests of one client, and the batches of one append.
 
-Only the work that a broker does for each of very many small batches. Each function exists twice: here in
-Python, with its description, and in `_runs.c`, which is used if it could be built. The tests keep the two
-equal. Knows neither the other fields of a request nor what a log is.
+These functions do the work that a broker does for each of very many small batches. Each function exists
+twice: here in Python, with its description, and in `_runs.c`, which is used if it could be built. The tests
+keep the two equal. They depend on no other fields of a request and on no log.
 """
 
 from __future__ import annotations

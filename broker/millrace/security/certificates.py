@@ -1,6 +1,7 @@
 """A process's certificates: the contexts of its TLS connections, read again when files change.
 
-If a context cannot be read, new connections get the old one, and the log says why. Knows no sockets.
+If a context cannot be read, new connections get the old one, and the log gives the reason. It uses no
+sockets.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ def read_secret(path: str, what: str) -> str:
 
 
 def check_secret(path: str, what: str) -> None:
-    """Raise ConfigError unless the file is there and only its owner may read it.
+    """Raise ConfigError unless the file exists and only its owner may read it.
 
-    The group may read it, too, if root owns it and this process is another user: so Kubernetes mounts it.
+    The group may read it, too, if root owns it and this process runs as another user: Kubernetes mounts
+    secrets in this way.
     """
     try:
         found = Path(path).stat()
@@ -114,7 +116,10 @@ def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
 
 
 class ServerCertificates:
-    """The contexts of a broker's listeners; `context` is the newest that could be read. From any thread."""
+    """The TLS contexts of a broker's listeners; `context` is the newest that could be read.
+
+    Callable from any thread.
+    """
 
     def __init__(self, config: TlsConfig, client_certificates: Sequence[str]) -> None:
         """Read the files.

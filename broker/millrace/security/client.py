@@ -1,6 +1,6 @@
 """Credentials of Millrace's clients: the client file, the TLS context, the password, the token.
 
-All connections of a process use the client file that MILLRACE_CLIENT names, or are plain without it. Every
+All connections of a process use the client file that MILLRACE_CLIENT names; without it they are plain. Every
 file is read again when a connection is made, so certificates and passwords change without a restart.
 """
 
@@ -74,7 +74,7 @@ def password(security: ClientSecurity) -> str:
 
 
 def token(security: ClientSecurity) -> tuple[str, float]:
-    """Read the token from its file; also its expiry, in seconds since 1970.
+    """Return the token in its file, and its expiry in seconds since 1970.
 
     ConfigError when the file cannot be used.
     """

@@ -1,13 +1,11 @@
 """The folder of a secure deployment: an authority, the brokers' certificate, users, client files.
 
-    ca.pem           the authority's certificate, for every client
-    ca.key           its key, 0600: its holder can pose as any broker; keep it away from the brokers
-    broker.pem       the brokers' certificate and key, 0600, in one file so that a renewal is one rename
-    NAME.password    a user's password, 0600
-    NAME.toml        the client file of that user
-    SERVICE.token    the token that clients show to a service of `millrace up`, 0600
+ca.pem the authority's certificate, for every client ca.key its key, 0600: its holder can pose as any broker;
+keep it away from the brokers broker.pem the brokers' certificate and key, 0600, in one file so that a renewal
+is one rename NAME.password a user's password, 0600 NAME.toml the client file of that user SERVICE.token the
+token that clients show to a service of `millrace up`, 0600
 
-Existing files stay; only `renew` replaces one. Knows no brokers and no ZooKeeper.
+Existing files stay; only `renew` replaces one. It contacts no brokers and no ZooKeeper.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _EARLIER = datetime.timedelta(hours=1)
 
 
 class SecurityFolder:
-    """The folder at `path`, which `make` fills."""
+    """The folder at `path`; `make` fills it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -211,7 +209,7 @@ def _key_in_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a whole file, then give it its name; it has its final mode from the start."""
+    """Write a whole file under another name, then rename it. The file has its final mode from the start."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)  # whatever the umask

@@ -19,7 +19,8 @@ from millrace.errors import ConfigError
 Subject = Sequence[Sequence[tuple[str, str]]]
 """A subject as `ssl` returns it: relative names, the most general first, each of (attribute, value)s."""
 MAX_SUBJECT_CHARACTERS = 2_000
-"""A longer subject has no principal: clients must not decide how much time matching takes."""
+"""Longest subject that is matched; a longer one has no principal. Clients must not decide how long matching
+takes."""
 _SHORT = {
     "commonName": "CN",
     "organizationalUnitName": "OU",
@@ -47,7 +48,7 @@ def _escaped(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrincipalRule:
-    """One rule; `pattern` None is `DEFAULT`."""
+    """One rule; `DEFAULT` has the `pattern` None."""
 
     pattern: re.Pattern[str] | None
     replacement: str = ""
@@ -88,7 +89,7 @@ def _parse(text: str) -> PrincipalRule:
 
 
 def principal(rules: Sequence[PrincipalRule], subject: Subject) -> str | None:
-    """`User:NAME` by the first rule that matches the subject; None when none does."""
+    """Return `User:NAME` by the first rule that matches the subject; None when none does."""
     name = distinguished_name(subject)
     if len(name) > MAX_SUBJECT_CHARACTERS:
         return None

@@ -1,8 +1,8 @@
 """Access to a web service: a file of tokens with roles, and the check of a request's token.
 
 A token is 32 random bytes as text; the file holds its SHA-256 only. A client sends it as a bearer token, or
-as the password of its name: so `http://NAME:TOKEN@HOST:PORT` works wherever Millrace takes a URL. The file
-is read again when it changes. Knows no routes.
+as the password of its name: `http://NAME:TOKEN@HOST:PORT` therefore works wherever Millrace takes a URL. The
+file is read again when it changes. It depends on no routes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class AccessList:
 
 
 def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
-    """Append a client to the file, which is made if missing; return the client's token, which is not stored.
+    """Append a client to the file, which is created if missing. Return the client's token, which is not
+    stored.
 
     ConfigError when the name is taken or malformed.
     """

@@ -1,6 +1,7 @@
-"""Checks before a web application: the client has the route's role, and no other site's page has sent this.
+"""Checks before a web application: the client has the route's role, and no page of another site has sent the
+request.
 
-Knows no routes: an application brings the role of each, and one without a role does not start.
+An application states the role of each of its routes; without the role of a route it does not start.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_b
 
 
 class _Admission:
-    """Answers refused clients with 401 or 403, and reads nothing of a body."""
+    """Middleware that answers refused clients with 401 or 403, and reads nothing of a body."""
 
     def __init__(
         self,
@@ -99,7 +100,9 @@ def who_asks(request: Request) -> str | None:
 
 
 class _OwnPages:
-    """Refuses changes that a browser sends for another site's page, with the user's name and token."""
+    """Middleware that refuses changes which a browser sends for another site's page with the user's name and
+    token.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -119,7 +122,8 @@ def from_another_site(method: str, headers: Headers) -> bool:
     site.
 
     Browsers state that in Sec-Fetch-Site, except for addresses without TLS on another machine: then they name
-    the page's site as Origin. A client that sends neither is no browser, so nobody else's token is sent.
+    the page's site as Origin. A client that sends neither header is no browser, so it sends its own token
+    only.
     """
     if method in _SAFE_METHODS:
         return False

@@ -18,9 +18,9 @@ from millrace.service.json_answer import JsonAnswer
 
 T = TypeVar("T")
 BODY_TIMEOUT_S = 30.0
-"""A body that is not whole by then is refused, and its connection closed."""
+"""Time limit of a body. A later body is refused, and its connection closed."""
 SMALL_BODY_BYTES = 64 << 10
-"""A body up to this size is decoded at once, on the event loop."""
+"""Largest body that is decoded at once, on the event loop."""
 READERS = 2
 """Threads that decode large bodies."""
 
@@ -41,7 +41,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def _read(parts: AsyncIterator[bytes], body: bytearray, enough: int, most: int) -> bool:
-    """Read until the end or until more than `enough` bytes are there; True at the end."""
+    """Read until the end or until more than `enough` bytes have arrived. Return True at the end."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in parts:
@@ -58,7 +58,7 @@ async def _read(parts: AsyncIterator[bytes], body: bytearray, enough: int, most:
 
 
 class LargeBodies:
-    """Takes one large body at a time from each client, and decodes READERS at once of all clients."""
+    """Reads large bodies: one at a time from each client, READERS at once from all clients."""
 
     def __init__(self) -> None:
         self._readers = ThreadPoolExecutor(READERS, "bodies")
@@ -78,7 +78,10 @@ class LargeBodies:
 
 
 class WholeBodies:
-    """Reads the body of a POST before the application does; a refusal is {"error": "one line"}."""
+    """Middleware that reads the body of a POST before the application does.
+
+    A refusal is {"error": "one line"}.
+    """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most

@@ -1,4 +1,4 @@
-"""Connections to a web service whose clients are not authenticated yet, limited as those of a broker.
+"""Connections to a web service whose clients are not authenticated yet, with limits as in a broker.
 
 A connection is unproven until one of its requests has a known token; without an access list, until its first
 request. Unproven connections are counted in all and by address. If there are too many, the oldest is closed:
@@ -27,10 +27,10 @@ MAX_UNPROVEN = 400
 MAX_UNPROVEN_OF_ADDRESS = 100
 """Most unproven connections from one client address."""
 MAX_CONNECTIONS = 2_000
-"""Most connections of a service; one more is closed at once."""
+"""Most connections of a service; a further connection is closed at once."""
 HANDSHAKE_S = 10.0
 HEAD_TIMEOUT_S = 10.0
-"""A connection is closed if the whole head of its next request does not arrive in this time."""
+"""Time limit for the head of the next request; a connection without it is closed."""
 _ACCEPT_RETRY_S, _LOG_INTERVAL_S = 0.1, 10.0
 _TLS_BUFFER_BYTES = 32 << 10
 """Read buffer of a connection with TLS; asyncio's own default is 256 KiB."""
@@ -102,7 +102,7 @@ class Acceptor:
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         if self._accepting is not None:
             self._accepting.cancel()
         self._listener.close()

@@ -1,4 +1,7 @@
-"""Open the databases of the registry and the auditor, in SQLite or PostgreSQL. Knows no table."""
+"""Opening the databases of the registry and the auditor, in SQLite or PostgreSQL.
+
+It is independent of their tables.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ BEGIN = "millrace_begin"
 
 
 def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine:
-    """Return the engine of a database whose tables `prepare` makes; each transaction reads one consistent
+    """Return the engine of a database whose tables `prepare` creates. Each transaction reads one consistent
     state.
 
     Raises MillraceError in one line when the URL or its database cannot be used.
@@ -64,7 +67,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    """Make a new connection wait for locks, write ahead and sync: commits then survive power cuts.
+    """Set up a new connection: wait for locks, use the write-ahead log, and sync, so that commits survive
+    power cuts.
 
     Transactions begin where the caller begins them, not at the first write. SQLite does not wait when two
     connections switch an empty file to the write-ahead log at the same moment: one of them fails because the

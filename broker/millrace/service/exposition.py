@@ -1,4 +1,7 @@
-"""The registry of every `/metrics` and every file of metrics: it escapes labels, which clients may choose."""
+"""The Prometheus registry behind every `/metrics` and every file of metrics.
+
+It escapes labels, which clients may choose.
+"""
 
 from __future__ import annotations
 

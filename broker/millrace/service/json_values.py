@@ -6,7 +6,7 @@ MOST_VALUES = 200_000
 """Most commas and brackets in a text: Python parses about a million empty lists a second, and holds its lock
 meanwhile."""
 _QUOTES_OF_VALUE = 4
-"""A value and its name are two strings at most."""
+"""Most quotation marks of a value: it and its name are at most two strings."""
 
 
 def has_too_many_values(text: bytes) -> bool:

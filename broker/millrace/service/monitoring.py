@@ -1,7 +1,7 @@
 """A process's metrics and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
 
-Answers in its own threads. With an access list, `/metrics` requires a token with the role `metrics`. Without
-that token, `/healthz` answers only whether the process is healthy. Defines no metric.
+It answers in its own threads. With an access list, `/metrics` requires a token with the role `metrics`.
+Without that token, `/healthz` answers only whether the process is healthy. It defines no metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from millrace.service.exposition import EscapingRegistry
 from millrace.service.unproven import Unproven
 
 MAX_REQUESTS = 16
-"""Largest number of concurrent requests. When another arrives, the oldest request's connection is closed."""
+"""Largest number of concurrent requests. When a further request arrives, the oldest request's connection is
+closed."""
 MAX_REQUESTS_OF_ADDRESS = 8
 """Most requests at once from one client address."""
 REQUEST_TIMEOUT_S = 10
@@ -87,7 +88,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a client that disconnected or was cut off is no event."""
+        """Log nothing: a client that disconnected or was disconnected is no event."""
 
 
 def _cut_off(client: socket.socket) -> None:

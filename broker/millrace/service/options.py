@@ -15,8 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _named(context: click.Context, option: click.Parameter, file: str) -> str:
-    """Return the file's name; an empty one on the command line is refused, so an unset variable opens no
-    access.
+    """Return the file's name. Refuse an empty name: an unset variable on the command line must not disable
+    access control.
     """
     if not file and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
         raise click.BadParameter("the name of the file is empty")

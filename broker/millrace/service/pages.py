@@ -18,7 +18,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""Headers of a page that runs only scripts from files beside it, and shows only what lies beside it."""
+"""Headers of a page that runs scripts and shows content only from files of its own site."""
 
 
 def templates_in(folder: Path) -> Environment:

@@ -1,4 +1,4 @@
-"""Connections whose clients are not authenticated yet, and the limits on their number. Knows no sockets."""
+"""Connections whose clients are not authenticated yet, and the limits on their number. It uses no sockets."""
 
 from __future__ import annotations
 

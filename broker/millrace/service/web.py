@@ -1,4 +1,4 @@
-"""Run a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
+"""Running a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
 
 A service keeps its state in its database alone, so it may be killed at any moment.
 """
@@ -33,10 +33,10 @@ ICON = Path(__file__).with_name("icon.svg").read_bytes()
 
 
 class WebServer(uvicorn.Server):
-    """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
+    """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free port."""
 
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
-        """With `tls` every connection uses it. Raise ConfigError when its files cannot be used."""
+        """Listen; with `tls` every connection uses TLS. Raise ConfigError when its files cannot be used."""
         self._tls = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
         allow_open_files()
         host, port = parse_address(listen, "--listen")
@@ -71,7 +71,7 @@ class WebServer(uvicorn.Server):
         super().__init__(config)
 
     def start_beside(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Do the service's other work in a thread; if it fails, the server stops as well."""
+        """Do the service's other work in a thread; if the work fails, the server stops as well."""
 
         def run() -> None:
             try:
@@ -88,7 +88,7 @@ class WebServer(uvicorn.Server):
         return thread
 
     def serve_until_stopped(self) -> None:
-        """Serve. Raise MillraceError when work beside it has failed."""
+        """Serve requests. Raise MillraceError when the work of `start_beside` has failed."""
         stop_on_signals(self.stop, limited=True)
         self.run([])
         if self._failure:
@@ -99,7 +99,7 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept by `Acceptor`, not uvicorn, which has no limits and lets handshakes take a minute."""
+        """Accept connections by `Acceptor`: uvicorn has no limits and lets handshakes take a minute."""
         await super().startup(sockets)
         acceptor = Acceptor(self._listener, self._tls, self._new_connection)
         self.servers.append(acceptor)  # type: ignore[arg-type]

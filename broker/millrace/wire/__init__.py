@@ -1,1 +1,1 @@
-"""Kafka's bytes: framing, messages, and the blocking connection. Knows no disk and no ZooKeeper."""
+"""Kafka's protocol as bytes: framing and messages. It uses no disk and no ZooKeeper."""

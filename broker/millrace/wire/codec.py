@@ -39,7 +39,7 @@ def decode(message: type[M], api_key: int, version: int, body: Buffer, *, items:
     """Return the message in `body` (header already taken off). Raise InvalidRequest when it does not fit the
     schema.
 
-    RequestTooLarge when its lists have more than `items` items.
+    Raise RequestTooLarge when its lists have more than `items` items.
     """
     # Bytes are cut faster than a view is, and the copy is small: Produce is not decoded here.
     reader = Reader(bytes(body), items=items, flexible=is_flexible(api_key, version))
@@ -86,8 +86,8 @@ def encode_error(
     """Return a response with only `code` and, if it has a field for that, `reason`.
 
     With the request `asked`, a response that lists the request's items has the code in each. Otherwise the
-    lists are empty, and the code is in the response's own error field. None without that field: the response
-    would mean success.
+    lists are empty, and the code is in the response's own error field. Return None if there is no such field:
+    the response would mean success.
     """
     refused = None if asked is None else refuse_each(response, asked, api_key, version, code, reason)
     if refused is not None:

@@ -1,6 +1,6 @@
 """Kafka's consumer protocol: a member's subscription and assignment, bytes that brokers only pass on.
 
-A later version only adds fields at the end, which are not read here.
+A later version only adds fields at the end, which Millrace does not read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ STREAMS_PROTOCOL = "millrace-streams"
 """Assignor name in the description of a group of Millrace's own consumers."""
 
 MAX_SUBSCRIBED_TOPICS = 20_000
-"""Most topics that are read from all subscriptions of one consumer: 10 ms of the event loop."""
+"""Most topics that are read from all subscriptions of one consumer: reading them takes 10 ms of the event
+loop."""
 MAX_SUBSCRIPTIONS = 10
-"""Most different subscriptions that are read of one consumer. Clients send one topic list for each assignor
+"""Most different subscriptions of one consumer that are read. Clients send one topic list for each assignor
 that they support."""
 
 
@@ -50,7 +51,10 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(assignment: bytes) -> list[TopicPartition]:
-    """Return the assigned partitions; none when the bytes are no assignment: a client may write any bytes."""
+    """Return the assigned partitions.
+
+    None when the bytes are no assignment, as a client may write any bytes.
+    """
     try:
         topics = decode(_Assignment, ApiKey.SYNC_GROUP, 0, assignment).topics
     except InvalidRequest:

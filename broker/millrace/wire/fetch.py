@@ -52,11 +52,11 @@ _PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqq
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
 MIN_ITEM_LIMIT = 10_000
-"""Topics and partitions that every fetch may name: each takes 1 to 2 us of the event loop."""
+"""Number of topics and partitions that every fetch may name. Each takes 1 to 2 us of the event loop."""
 
 
 class Sized(Protocol):
-    """Records to be sent: only their number of bytes matters here."""
+    """Records to be sent; only their size is used here."""
 
     @property
     def length(self) -> int: ...
@@ -92,7 +92,8 @@ class FetchedPartition:
 
 
 class FetchRequest(NamedTuple):
-    """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
+    """A fetch: wait until `min_bytes` are available or `max_wait` ms have passed; answer with `max_bytes` at
+    most.
 
     `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows, epoch of the
     batch it has read before the offset)])], -1 for an unknown epoch; other fields of a request are ignored.
@@ -197,7 +198,7 @@ def _decode_flexible(version: int, body: memoryview, item_limit: int) -> FetchRe
 
 
 def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int, int, int]]:
-    """`count` partitions, each as in `FetchRequest`."""
+    """Read `count` partitions, each as in `FetchRequest`."""
     start, size = reader.position, count * _WANTED_12.size
     block = reader.encoded[start : start + size]
     if len(block) == size and not any(block[_WANTED_12.size - 1 :: _WANTED_12.size]):  # no tagged fields
@@ -276,9 +277,9 @@ def encode_error(version: int, code: int) -> bytes | None:
 
 @reads("fetch response")
 def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
-    """Return topic -> partition -> the answer, of a v12 response; the records are views of `body`.
+    """Return the answers of a v12 response by topic and partition; the records are views of `body`.
 
-    Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
+    Raise InvalidRequest when the bytes are malformed, or the response has an error of the whole request.
     """
     reader = Reader(memoryview(body), flexible=True)
     reader.number(INT32)

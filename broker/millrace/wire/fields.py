@@ -9,9 +9,9 @@
         throttle_time: int = i32(since=3, default=0)
         topics: tuple[Topic, ...] = array(Topic)
 
-A field exists from version `since` up to `until`, and may be null from version `null_since` on. Knows no
-bytes: `wire.codec` reads and writes them. A request or a response names its API, or each of its APIs, as
-`request_of` or `response_of`; the messages inside it name none.
+A field exists from version `since` up to `until`, and may be null from version `null_since` on. `wire.codec`
+reads and writes the bytes. A request or a response names its API, or each of its APIs, as `request_of` or
+`response_of`; the messages inside it name none.
 """
 
 from __future__ import annotations
@@ -64,17 +64,20 @@ string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, after their le
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
-    """Return a tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, after their count."""
+    """Declare a tuple of messages, as `array(Topic)`, or of numbers or texts, as `array(i32())`.
+
+    Their count comes first.
+    """
     return Field("array", default, of, **versions)
 
 
 def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
-    """Return a message that may be null, after a byte that says whether it is there."""
+    """Declare a message that may be null; a byte before it says so."""
     return Field("message", default, of, null_since=0, **versions)
 
 
 def by_topic(partition: Any, **options: Any) -> Any:
-    """Return a tuple of `TopicItems`, each with a tuple of `partition` messages."""
+    """Declare a tuple of `TopicItems`, each with a tuple of `partition` messages."""
     fields = {"name": string(), "partitions": array(partition)}
     return array(_MessageType("Topic", (ApiMessage,), fields), **options)
 
@@ -85,7 +88,7 @@ def by_topic(partition: Any, **options: Any) -> Any:
     field_specifiers=(i8, i16, i32, i64, boolean, f64, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
-    """Turns a class of fields into a named tuple that takes keywords only."""
+    """Metaclass that turns a class of fields into a named tuple which takes keywords only."""
 
     def __new__(
         mcs,
@@ -136,7 +139,7 @@ class TopicItems(ApiMessage, Generic[P]):
 
 
 def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[TopicItems[P], ...]:
-    """Return group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
+    """Group pairs of a topic's name and an item about one of its partitions into `TopicItems`."""
     topics: dict[str, list[P]] = {}
     for name, partition in partitions:
         topics.setdefault(name, []).append(partition)
@@ -159,7 +162,7 @@ def response_of(message: type) -> tuple[int, ...]:
 
 
 def items_in(message: object, most: int) -> int:
-    """Return the number of items in all lists of a message; counting stops beyond `most`."""
+    """Return the number of items in all lists of a message. Counting stops above `most`."""
     count = 0
     for values in cast("tuple[object, ...]", message):
         if isinstance(values, tuple):

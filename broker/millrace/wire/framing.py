@@ -1,9 +1,9 @@
-"""Bytes from a client in, whole requests out.
+"""Cutting a client's bytes into whole requests.
 
-A request is a 4-byte length and that many bytes. Frames that lie whole in the received bytes are handed out
-as views of them, without a copy: the server stamps and writes records where it received them. Only a frame
-that a read cut in two is kept; the rest of a large frame is received right after its beginning. Knows no
-sockets and nothing after the request header.
+A request is a 4-byte length and that many bytes. Frames that are whole in the received bytes are handed out
+as views, without a copy: the server stamps and writes records where it received them. Only a frame that a
+read cut in two is kept; the rest of a large frame is received right after its beginning. The module uses no
+sockets and reads nothing after the request header.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
-"""A frame of 64 KiB to 8 MiB gets memory for all of its bytes before they have arrived."""
+"""Largest frame that gets memory for all of its bytes before they have arrived; the smallest is 64 KiB."""
 _AHEAD = 4
-"""A large frame gets its memory once a quarter of it has arrived, so lengths alone get no memory."""
+"""A large frame gets its memory once one part in this number has arrived: a stated length alone gets no
+memory."""
 _SPARE_BYTES = 4 << 20
 MAX_HEADER_TAGS = 100
 """Most tagged fields in the header of a request; clients send none, and 60 MiB of them would take 9 s."""
 _TLS_HANDSHAKE = 0x1603
 """First two bytes of a TLS handshake. As a frame's length they would be 352 MiB or more."""
 MIN_FRAME_BYTES = 8
-"""API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
+"""Size of API key, version and correlation id. A shorter frame cannot be answered in the protocol."""
 
 
 class FrameRefused(MillraceError):
@@ -81,26 +82,29 @@ class RequestFramer:
         self._wanted = 0  # bytes of that frame when it is whole, length included; 0 while unknown
         self._own = False  # `_data` is a copy of our own
         self.held = 0
-        """Bytes held after the last `release`: of a frame cut in two, and of frames not handed out yet."""
+        """Bytes held after the last `release`, of a frame cut in two and of frames not handed out yet."""
 
     def receive_data(self, data: memoryview) -> None:
-        """Take the bytes of one read; every frame received before must have been handed out."""
+        """Take the bytes of one read. Every frame received before must have been handed out."""
         self._data, self._own, self._position = data, False, 0
 
     @property
     def room(self) -> memoryview | None:
-        """Buffer for the rest of a large unfinished frame; None: read into any buffer, for `receive_data`."""
+        """Buffer for the rest of a large unfinished frame.
+
+        None: read into any buffer, and call `receive_data`.
+        """
         if self._wanted - self._filled < _LARGE_BYTES or len(self._kept) < self._wanted:
             return None
         return memoryview(self._kept)[self._filled : self._wanted]
 
     def received(self, count: int) -> None:
-        """Record the number of bytes that one read has put into `room`."""
+        """Note the number of bytes that one read has put into `room`."""
         self._filled += count
 
     @property
     def waiting(self) -> bool:
-        """True while received bytes have not been looked at yet."""
+        """True while received bytes were not cut into frames yet."""
         return self._position < len(self._data)
 
     @property
@@ -119,7 +123,10 @@ class RequestFramer:
 
     @property
     def rest(self) -> tuple[memoryview, int]:
-        """Received bytes and the position of the next frame; no bytes while a frame cut in two is awaited."""
+        """Received bytes and the position of the next frame.
+
+        No bytes while the rest of a frame is awaited.
+        """
         return (_NOTHING, 0) if self._filled else (self._data, self._position)
 
     def skip_to(self, position: int) -> None:
@@ -129,7 +136,7 @@ class RequestFramer:
     def next_frame(self) -> memoryview | None:
         """Return the next whole request without its length, or None when more bytes are needed.
 
-        Raises FrameRefused before any of an oversized frame is kept.
+        Raise FrameRefused before any byte of an oversized frame is kept.
         """
         if self._filled:
             return self._complete_kept()
@@ -149,7 +156,7 @@ class RequestFramer:
         return data[start:end]
 
     def release(self) -> None:
-        """Let go of the bytes given to `receive_data`; frames not handed out yet are copied."""
+        """Release the bytes given to `receive_data`; frames not handed out yet are copied."""
         if self._position >= len(self._data):
             self._data = _NOTHING
             self._position = 0
@@ -206,7 +213,7 @@ class RequestFramer:
 
 
 def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
-    """(API key, version, correlation id, position of the body) of a frame of at least 8 bytes.
+    """Return (API key, version, correlation id, position of the body) of a frame of at least 8 bytes.
 
     The client's name is skipped; the tagged fields of a flexible header are not.
     """
@@ -226,7 +233,10 @@ def client_id(frame: memoryview) -> str:
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:
-    """Return the position after the tagged fields at `position`; a malformed list ends at the frame's end."""
+    """Return the position after the tagged fields at `position`.
+
+    A malformed list extends to the frame's end.
+    """
     reader = Reader(frame, items=MAX_HEADER_TAGS)
     reader.position = position
     try:

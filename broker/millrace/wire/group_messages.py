@@ -167,7 +167,7 @@ class OffsetFetchRequest(ApiMessage, request_of=ApiKey.OFFSET_FETCH):
 
     group_id: str = string(until=7, default="")
     topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, until=7, null_since=2, default=())
-    """None: all that the group committed."""
+    """None: all partitions for which the group has committed offsets."""
     groups: tuple[Group, ...] = array(Group, since=8, default=())
     require_stable: bool = boolean(since=7, default=False)  # KIP-447, of transactions
 

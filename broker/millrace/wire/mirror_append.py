@@ -36,7 +36,7 @@ from millrace.wire.primitives import INT8, INT16, INT32, Reader, reads, text
 
 MIRROR_APPEND_VERSION = 1
 BYTE_OFFSETS_PREFIX = "millrace-"
-"""Prefix of every Millrace cluster's id, and of no Apache Kafka's: its offsets are byte positions."""
+"""Prefix of the id of every Millrace cluster, whose offsets are byte positions; no Apache Kafka has it."""
 
 _REQUEST_END = struct.Struct(">qqqqq?")
 _PARTITION = struct.Struct(">ii?")
@@ -97,7 +97,7 @@ def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
 def decode_request(version: int, body: Buffer) -> tuple[str, MirrorAppend]:
     """Return target topic and request; the records are a view of `body`.
 
-    Raise InvalidRequest when it does not fit.
+    Raise InvalidRequest when it is malformed.
     """
     reader = Reader(memoryview(body))
     mode, topic, origin = MirrorMode(reader.number(INT8)), reader.text(), _read_origin(reader)
@@ -140,7 +140,7 @@ def encode_response(version: int, response: MirrorAppended) -> bytes:
 def decode_response(body: Buffer) -> MirrorAppended:
     """Return the v1 response in `body`.
 
-    Raise InvalidRequest when it is malformed, so not from a Millrace broker.
+    Raise InvalidRequest when it is malformed: no Millrace broker sent it.
     """
     reader = Reader(memoryview(body))
     error, message, state = reader.number(INT16), reader.text(), reader.text()

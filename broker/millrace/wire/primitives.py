@@ -1,6 +1,7 @@
 """The primitive types of Kafka's protocol, read and written: numbers, texts, bytes, ids and lengths.
 
-In flexible versions a length is a varint of the length plus 1, so that 0 stands for null. Knows no message.
+In flexible versions a length is a varint of the length plus 1, so that 0 means null. The module declares no
+message.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ INT16 = struct.Struct(">h")
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 MIN_ITEM_LIMIT = 2_000
-"""Items that every cluster accepts in all lists of a request together. Each takes up to 8 us of the event
-loop, its answer included: less than 20 ms for all of them."""
+"""Number of items that every cluster accepts in all lists of a request together. Each takes up to 8 us of the
+event loop, its answer included: less than 20 ms together."""
 MAX_STRING_BYTES = 0x7FFF
 """Longest string in every version, as in Kafka. Flexible versions have no other bound."""
 REFUSED_ITEMS = 4_000
-"""A request with up to this many items over the limit is still read, so that each item can be refused."""
+"""Number of items over the limit up to which a request is still read, so that each item can be refused."""
 _MAX_VARINT_BITS = 35
 _NO_UUID = bytes(16)
 
@@ -61,7 +62,8 @@ def reads(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class Reader(Generic[B]):
-    """A position in a message's bytes; malformed bytes raise ValueError, IndexError or struct.error.
+    """A reader at a position in a message's bytes; malformed bytes raise ValueError, IndexError or
+    struct.error.
 
     Parts of bytes are bytes, parts of a view are views. `items` is the number of list items still allowed.
     """
@@ -154,7 +156,7 @@ class Reader(Generic[B]):
 
 
 class Writer:
-    """Values into bytes, as `Reader` reads them."""
+    """A writer of the bytes that `Reader` reads."""
 
     def __init__(self, *, flexible: bool = False) -> None:
         self._flexible = flexible

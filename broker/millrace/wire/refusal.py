@@ -23,7 +23,10 @@ _Refuse: TypeAlias = Callable[[Any], Any]
 def refuse_each(
     response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
 ) -> Any | None:
-    """Return a `response` with the error in each item of the request's list; None if it has no such list."""
+    """Return a `response` with the error in each item of the request's list.
+
+    None if the request has no such list.
+    """
     refuse = _of_list(response, cast(Hashable, type(request)), api_key, version, code, reason)
     if refuse is None:
         return None
@@ -64,7 +67,7 @@ def _of_item(
 
 
 def _copying(cls: Any, source: Any, version: int, given: dict[str, object]) -> _Refuse | None:
-    """Return a function that makes a `cls` of a `source` and `given`; None if they are not enough."""
+    """Return a function that makes a `cls` of a `source` and `given`; None if they lack a required field."""
     known = fields_of(source) if hasattr(source, "declared") else {}
     names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
     for index, (name, field) in enumerate(fields_of(cls).items()):

@@ -1,6 +1,6 @@
 """ReplicaFetch and ReplicaAck, by which a follower copies its leaders' logs: Millrace's own, between brokers.
 
-A connection has one ReplicaFetch under way. The leader remembers its follower's position in each partition,
+A connection has one ReplicaFetch in flight. The leader remembers its follower's position in each partition,
 so a request names only partitions that changed, and an answer only partitions with news.
 
     ReplicaFetch v0 := follower int32, directory 8 bytes, starts_over int8 (1: forget all partitions),
@@ -38,7 +38,7 @@ _ACKED = struct.Struct(">16siiq")
 _PARTITION = struct.Struct(">16si")
 _FETCHED = struct.Struct(">16sihqqqqiqi")
 MAX_PARTITIONS = 20_000
-"""Most partitions of one request, each a microsecond or two of the event loop."""
+"""Most partitions of one request; each takes 1 to 2 us of the event loop."""
 NOT_DIVERGING = -1
 
 

@@ -7,7 +7,7 @@ from millrace.wire.messages import ApiKey
 
 
 class ElectUncleanRequest(ApiMessage, request_of=ApiKey.ELECT_UNCLEAN):
-    """The partition, the replica that shall lead it, and the operator's reason."""
+    """The partition, the replica that should lead it, and the operator's reason."""
 
     topic: str = string()
     partition: int = i32()

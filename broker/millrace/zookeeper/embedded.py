@@ -1,8 +1,8 @@
 """A real ZooKeeper for one machine, run by Java from the jars inside the installed PySpark.
 
-Used when no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
-PySpark is only looked up, never imported. Of ZooKeeper's protocol only the question whether the server
-answers is used.
+It is used when no ensemble is given: one standalone server on 127.0.0.1, with its data in a directory of its
+own. PySpark is only looked up, never imported. Of ZooKeeper's protocol only the check that the server answers
+is used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _EndedAtOnce(MillraceError):
 
 
 class ZooKeeper:
-    """One running server. It ends with the process that started it, however that ends, or by `stop`."""
+    """One running server. It ends when the process that started it ends for any reason, or by `stop`."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -151,7 +151,7 @@ class ZooKeeper:
 
 
 def answers(host: str, port: int) -> bool:
-    """Return True when a ZooKeeper server that serves requests answers there."""
+    """Return True when a ZooKeeper server that serves requests answers at the address."""
     try:
         with socket.create_connection((host, port), timeout=1) as connection:
             connection.sendall(b"srvr")
@@ -161,9 +161,9 @@ def answers(host: str, port: int) -> bool:
 
 
 def find_java() -> str:
-    """Return path of a Java of at least version 17, from JAVA_HOME or PATH.
+    """Return the path of a Java of at least version 17, from JAVA_HOME or PATH.
 
-    Raise MillraceError when there is none.
+    Raise MillraceError when no Java is found.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")

@@ -25,13 +25,16 @@ _CHANGE = Permissions.READ | Permissions.WRITE | Permissions.CREATE | Permission
 
 
 def load_identity(path: str) -> ZooKeeperIdentity:
-    """Return the identity in a file that only its owner may read; ConfigError says what is wrong with it."""
+    """Return the identity in a file that only its owner may read.
+
+    Raise ConfigError, with the reason, when the file cannot be used.
+    """
     check_secret(path, "the identity for ZooKeeper")
     return load(ZooKeeperIdentity, Path(path))
 
 
 def draw_identities() -> dict[str, ZooKeeperIdentity]:
-    """New identities of one ensemble by name, each with its own password and the digests of both."""
+    """Return new identities of one ensemble by name, each with its own password and the digests of both."""
     passwords = {name: secrets.token_hex(_SECRET_BYTES) for name in (BROKERS, CLIENTS)}
     digests = {name: make_digest_acl_credential(name, password) for name, password in passwords.items()}
     return {

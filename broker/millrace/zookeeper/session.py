@@ -1,7 +1,7 @@
 """One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
 
-Owns the client, and repeats calls over lost connections. Knows no registry: cluster.py and groups.py decide
-what is read and written. Ephemeral nodes live as long as the session.
+Owns the client, and repeats calls over lost connections. Other modules, such as cluster.py and groups.py,
+decide what is read and written. Ephemeral nodes live as long as the session.
 """
 
 from __future__ import annotations
