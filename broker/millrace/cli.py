@@ -116,7 +116,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def _unusable(error: OSError) -> MillraceError | None:
     """Return the error to report for an unusable path or disk.
 
-    None for any other error, such as a socket's.
+    Return None for any other error, such as a socket's.
     """
     if error.errno in _FULL:
         place = f"{error.filename}: " if error.filename else ""

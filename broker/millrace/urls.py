@@ -20,7 +20,7 @@ def without_secret(url: str) -> str:
 
 
 def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
-    """Return an HTTP URL without user and password, and these two, or None when it has none.
+    """Return an HTTP URL without its user and password, and the two as a pair (None if the URL has none).
 
     HTTP clients log the URLs of their requests, so a URL given to them must not hold the password. Raise
     ConfigError for a text that is no HTTP URL.

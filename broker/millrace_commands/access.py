@@ -29,7 +29,8 @@ def access() -> None:
 @click.argument("name")
 @click.argument("roles", nargs=-1, required=True)
 def add(file: Path, name: str, roles: Sequence[str]) -> None:
-    """Add a client NAME with ROLES to FILE, and print its token: this once, because FILE keeps a hash only.
+    """Add a client NAME with ROLES to FILE, and print its token. The token cannot be printed again: FILE
+    keeps a hash only.
 
     Roles of the registry: read, register, admin, also for subjects (register:web-*). Of the auditor: read,
     accept, metrics. Of an agent: write, also for topics (write:web-*), metrics. Of brokers and readers:

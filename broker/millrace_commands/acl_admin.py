@@ -20,7 +20,8 @@ _DENY, _ALLOW = 2, 3
 
 
 def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
-    """Return the rules that the filter takes, without rules about things that Millrace does not know.
+    """Return the rules that match the filter, without rules about types of resources that Millrace does not
+    have.
 
     BrokerError when the cluster refuses.
     """
@@ -34,7 +35,7 @@ def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
 
 
 def add(client: ClusterClient, added: Sequence[Rule]) -> None:
-    """Add rules, also those that exist already. Raise BrokerError when one is refused."""
+    """Add rules; rules that exist already are no error. Raise BrokerError when a rule is refused."""
     creations = tuple(
         messages.CreateAclsRequest.Creation(
             resource_type=rule.type,
@@ -54,7 +55,7 @@ def add(client: ClusterClient, added: Sequence[Rule]) -> None:
 
 
 def remove(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
-    """Delete the rules that the filter takes, and return them. Raise BrokerError when that is refused."""
+    """Delete the rules that match the filter, and return them. Raise BrokerError when that is refused."""
     request = messages.DeleteAclsRequest(filters=(_filter(wanted),))
     answer = client.call(None, ApiKey.DELETE_ACLS, _VERSION, request, messages.DeleteAclsResponse)
     (result,) = answer.filter_results

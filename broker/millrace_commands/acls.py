@@ -29,8 +29,8 @@ _RESOURCES: dict[str, tuple[ResourceType, Pattern]] = {
 def acls() -> None:
     """List, add and remove access control lists: rules of who may do what.
 
-    They count where brokers have `authorizer = true` under [security]; there, only what a rule allows is
-    allowed.
+    They apply where brokers have `authorizer = true` under [security]; there, a client may do only what a
+    rule allows.
 
     Example: millrace acls list --bootstrap 127.0.0.1:9092
     """
@@ -66,7 +66,7 @@ def _rule_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @json_option()
 @bootstrap_option
 def list_(principal: str | None, as_json: bool, bootstrap: str, **resource: Any) -> None:
-    """List the rules; with --topic, --group or --cluster those that count for it.
+    """List the rules; with --topic, --group or --cluster only the rules that apply to it.
 
     Example: millrace acls list --topic PageView
     """
@@ -108,7 +108,7 @@ def deny(principal: str, operations: Sequence[str], host: str, bootstrap: str, *
 @json_option()
 @bootstrap_option
 def remove(principal: str, operations: Sequence[str], as_json: bool, bootstrap: str, **resource: Any) -> None:
-    """Remove rules of PRINCIPAL, allowing and denying: all of them, or those for OPERATIONS and names.
+    """Remove rules of PRINCIPAL, allowing and denying: all, or only the rules for OPERATIONS and names.
 
     Example: millrace acls remove User:web write --topic PageView
     """

@@ -12,7 +12,7 @@ from millrace.wire.messages import ApiKey
 
 
 def broker_racks(client: ClusterClient) -> dict[int, str]:
-    """Return each live broker and its rack, "" for a broker without one."""
+    """Return the rack of each live broker, "" for a broker without a rack."""
     request = messages.DescribeClusterRequest()
     response = client.call(None, ApiKey.DESCRIBE_CLUSTER, 0, request, messages.DescribeClusterResponse)
     raise_error(response.error_code, f"the brokers of {client.bootstrap}", response.error_message)
@@ -20,7 +20,7 @@ def broker_racks(client: ClusterClient) -> dict[int, str]:
 
 
 def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[int, str]:
-    """Return the log directory of each broker; each broker is asked for its own."""
+    """Return the log directory of each broker. Each broker is asked for its own directory."""
     found = {}
     for broker in brokers:
         request = messages.DescribeLogDirsRequest(topics=())
@@ -32,7 +32,7 @@ def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[in
 
 
 def move_replicas(client: ClusterClient, plan: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-    """Move partitions to these replicas. Raise BrokerError for the first that is refused."""
+    """Move partitions to these replicas. Raise BrokerError for the first move that is refused."""
     Topic = messages.AlterPartitionReassignmentsRequest.Topic
     for name in dict.fromkeys(topic for topic, _ in plan):
         partitions = tuple(
@@ -57,7 +57,7 @@ def move_replicas(client: ClusterClient, plan: Mapping[TopicPartition, tuple[int
 
 
 def count_moving(client: ClusterClient, partitions: Iterable[TopicPartition]) -> int:
-    """Return how many of these partitions are being reassigned."""
+    """Return the number of these partitions that are being reassigned."""
     request = messages.ListPartitionReassignmentsRequest()
     response = client.call(
         None, ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, request, messages.ListPartitionReassignmentsResponse

@@ -67,7 +67,7 @@ def drain(broker: int, bootstrap: str) -> None:
     """Move every replica off BROKER to the other brokers, and wait until it stores none.
 
     The number of each partition's replicas stays. New partitions still go to BROKER as long as it runs. The
-    command may be stopped: moves that it has begun go on, and the next call continues.
+    command may be stopped: moves that it has begun go on, and the next call continues with the rest.
 
     Example: millrace brokers drain 3
     """

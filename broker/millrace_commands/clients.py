@@ -1,6 +1,6 @@
 """`millrace produce` and `millrace consume`: lines in, records out, through confluent-kafka.
 
-`consume` decodes Avro values when it is given a registry.
+With a registry, `consume` decodes Avro values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
 MAX_LAST = 100_000
 _ID_BYTES = 5
-"""Bytes before an Avro value's record: a zero byte and the four of its schema's id."""
+"""Bytes before an Avro value's record: a zero byte and the four bytes of its schema's id."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _messages(lines: Iterable[bytes], separator: str | None) -> Iterator[tuple[b
 
 
 def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines; with a counter on the terminal when they do not come from one."""
+    """Yield the lines. Show a counter on the terminal unless the lines come from a terminal."""
     if sys.stdin.isatty() or not sys.stderr.isatty():
         yield from lines
         return
@@ -152,8 +152,8 @@ def consume(
 
     Control characters in a value except tabs are escaped; --json shows every value unchanged.
 
-    With --registry an Avro value is a line of JSON, and any other value is shown unchanged. Schemas of
-    another subject than the topic's are named once, on standard error.
+    With --registry an Avro value is a line of JSON, and any other value is shown unchanged. A schema of
+    another subject than the topic's is reported once, on standard error.
 
     Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """
@@ -193,7 +193,7 @@ def consume(
 
 
 def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:
-    """Return partition -> the offset at which its last `count` messages begin."""
+    """Return for each partition the offset at which its last `count` messages begin."""
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         return {number: offset_of_last(client, topic, number, count) for number in partitions}
 
@@ -208,7 +208,7 @@ def _reader(bootstrap: str, positions: list[Any]) -> Any:
 
 
 def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any:
-    """Return a member of a group; without a committed offset it begins at the oldest or new messages."""
+    """Return a member of a group. Without a committed offset it begins at the oldest or at new messages."""
     reset = "earliest" if from_beginning else "latest"
     consumer = connected(Consumer, _consumer_settings(bootstrap, group) | {"auto.offset.reset": reset})
     consumer.subscribe([topic])
@@ -220,7 +220,9 @@ def _consumer_settings(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:
-    """Yield messages as they come; end when `open_partitions` were read to their end, None: never."""
+    """Yield messages as they come; end when `open_partitions` partitions were read to their end (None:
+    never).
+    """
     at_end: set[int] = set()
     while open_partitions is None or len(at_end) < open_partitions:
         message = consumer.poll(1.0)
@@ -281,7 +283,9 @@ class AvroValues:
         return self._schemas.keys()
 
     def __call__(self, value: bytes | None) -> object:
-        """Return the record for JSON; for anything but an Avro message of this registry, `printable`."""
+        """Return the record for JSON; for any value but an Avro message of this registry, the result of
+        `printable`.
+        """
         if value is None or len(value) < _ID_BYTES or value[0]:
             return printable(value)
         schema = self._schema(int.from_bytes(value[1:_ID_BYTES], "big"))

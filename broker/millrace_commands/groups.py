@@ -1,7 +1,7 @@
 """`millrace groups`: list, describe, move and delete consumer groups, of both kinds.
 
-All of it goes through the brokers, like every other command: they answer for groups of Kafka's classic
-protocol and, from the registries, for those of Millrace's own consumers.
+All requests go to the brokers, as in every other command. Brokers answer for groups of Kafka's classic
+protocol and, from the registries, for groups of Millrace's own consumers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def list_(as_json: bool, bootstrap: str) -> None:
 
 
 class _Position(NamedTuple):
-    """A group's position in one partition; None: not known, or no member."""
+    """A group's position in one partition; None for an unknown value, or without a member."""
 
     topic: str
     partition: int

@@ -63,7 +63,7 @@ def verify(directory: Path, as_json: bool) -> None:
 
     Damage above a partition's checkpoint is printed but is no failure: these bytes are still being written,
     or the next start of the broker cuts them off. The second implementation, crcmod, is slow: 300 MB a second
-    with batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB where it has no C extension.
+    with batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB without its C extension.
     """
     if find_spec("crcmod._crcfunext") is None:
         say("crcmod has no C extension here: this takes 100 times as long", err=True)
@@ -95,7 +95,7 @@ def verify(directory: Path, as_json: bool) -> None:
 @click.argument("directories", metavar="DIR DIR...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @_JSON
 def compare(directories: Sequence[Path], as_json: bool) -> None:
-    """Compare the replicas that lie in two or more DIRs, byte by byte and file by file.
+    """Compare the replicas in two or more DIRs, byte by byte and file by file.
 
     The comparison ends at the lowest end that each replica knows to be committed. Exit 1 with file and
     position if replicas differ. Works beside running brokers: the commits of the last seconds may be left
@@ -150,7 +150,8 @@ def _comparison_json(found: Comparison) -> dict[str, Any]:
 def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
     """Replace every damaged batch in DIR by a control batch that readers skip, and print what was lost.
 
-    Refused while a broker uses the directory. Restore the file from a copy instead if there is one.
+    The command is refused while a broker uses the directory. If there is a copy of the file, restore it
+    instead.
     """
     repaired = 0
     with _locked(directory):
@@ -165,7 +166,7 @@ def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
 
 @contextmanager
 def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how many of the partitions' bytes were checked; elsewhere nothing."""
+    """Show the number of checked bytes on a terminal; elsewhere show nothing."""
     console = Console(stderr=True)
     total = sum(path.stat().st_size for partition in partitions for path in partition.glob("*.log"))
     with Progress(
@@ -183,7 +184,7 @@ def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a log directory, given itself or by a partition in it."""
+    """Hold the lock of a log directory, given by its own path or by the path of a partition in it."""
     is_partition = partition_directories(directory) == [directory]
     fd = lock_directory(directory.resolve().parent if is_partition else directory)
     try:

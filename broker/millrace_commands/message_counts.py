@@ -1,7 +1,7 @@
 """Counts of the messages between two offsets, and the offset of the last N messages, from batch headers.
 
-On Millrace an offset is a byte position, so neither is a difference of offsets. Works against Apache Kafka as
-well. The count of a range that is too large to read is estimated from its beginning.
+On Millrace an offset is a byte position, so a difference of offsets is no count. It works with Apache Kafka
+as well. The count of a range that is too large to read is estimated from its beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millrace.records import BatchHeader
 from millrace.records.header import split_batches
 
 COUNTED_BYTES = 1 << 20
-"""Bytes read of one partition to count a lag; beyond them the lag is estimated."""
+"""Most bytes read of one partition to count a lag. A larger lag is estimated."""
 _GROWTH = 4
 _FETCH_BYTES = 1 << 20
 _MAX_WAIT_MS = 500
@@ -50,7 +50,7 @@ def count_messages(
 
 
 def offset_of_last(client: ClusterClient, topic: str, partition: int, count: int) -> int:
-    """Return the offset of the `count`-th last message of a partition, or of the first that it still has."""
+    """Return the offset of the `count`-th last message of a partition, or of its first remaining message."""
     start, end = client.bounds(topic, partition)
     back = count
     while True:

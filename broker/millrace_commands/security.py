@@ -75,8 +75,8 @@ def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) ->
 def renew(folder: Path, days: int) -> None:
     """Give the brokers a new key and certificate in DIR/broker.pem, for the hosts of the old one.
 
-    A broker takes the file within 5 s; copy it to brokers on other machines, under a new name first, then
-    rename it.
+    A broker reads the new file within 5 s. Copy the file to brokers on other machines under another name, and
+    then rename it.
 
     Example: millrace security renew security
     """

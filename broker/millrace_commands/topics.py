@@ -31,7 +31,7 @@ _SOURCES: dict[int, str] = {
     ConfigSource.STATIC_BROKER: "broker",
     ConfigSource.DEFAULT: "default",
 }
-"""Source of a setting, in a word."""
+"""Names of the sources of a setting."""
 
 bootstrap_option = click.option(
     "--bootstrap",
@@ -109,9 +109,9 @@ def list_(as_json: bool, bootstrap: str) -> None:
 def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     """Show settings of TOPIC, and leader, replicas, offsets and size of each partition.
 
-    Replicas are ids of brokers: all, those in sync, and those that may lead though they are not in sync.
-    Offsets are byte positions, not counts of messages; -1 stands for an unknown number, because the
-    partition's broker is not running. A mirrored topic shows its origins, too.
+    Replicas are ids of brokers: all replicas, the in-sync replicas, and the replicas that may lead although
+    they are not in sync. Offsets are byte positions, not counts of messages; -1 means that a number is
+    unknown, because the partition's broker is not running. A mirrored topic shows its origins, too.
 
     Example: millrace topics describe PageView
     """
@@ -165,7 +165,7 @@ def alter(
     """Change settings of TOPIC, or give it more partitions, while it is in use.
 
     Partitions are only ever added, and old messages stay where they are: from then on a key may belong to
-    another partition than before. A mirrored topic takes no partitions but those of its origins.
+    another partition than before. A mirrored topic takes no partitions except its origins' partitions.
 
     Example: millrace topics alter PageView --config retention.ms=86400000 --delete-config flush.ms
     """
@@ -194,11 +194,11 @@ def alter(
 @click.option("--reason", default="", help="Why, for the brokers' log.")
 @bootstrap_option
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
-    """Give the lead of partitions back to the first of their replicas; without arguments, of all partitions.
+    """Make the first replica of partitions their leader again; without arguments, of all partitions.
 
-    With --unclean, partitions go on that no replica can lead without a loss, because all disks that have
-    everything committed are gone or were put back from an older copy. Messages that --replica lacks are lost,
-    and their offsets may mean others.
+    With --unclean, --replica becomes the leader of partitions that no replica can lead without a loss,
+    because all disks with everything committed are lost or were restored from an older copy. Messages that
+    --replica lacks are lost, and their offsets may be used for other messages.
 
     Example: millrace topics elect --unclean PageView-0 --replica 3 --reason "disks of 1 and 2 burnt"
     """
@@ -245,7 +245,7 @@ def delete(topic: str, bootstrap: str) -> None:
 
 @contextmanager
 def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
-    """Yield turn the protocol's error for an unknown topic into advice."""
+    """Turn the protocol's error for an unknown topic into advice."""
     try:
         yield
     except UnknownTopicOrPartition:
@@ -258,7 +258,7 @@ def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
 def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> list[int]:
     """Return the topic's partitions, or only the requested one.
 
-    Raise MillraceError when it does not exist.
+    Raise MillraceError when that does not exist.
     """
     partitions = list(client.topic(topic).partitions)
     if only is None:
@@ -269,12 +269,12 @@ def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> li
 
 
 def led(topic: TopicMetadata) -> list[int]:
-    """Return the partitions that have a leader: no broker knows offsets of the others."""
+    """Return the partitions that have a leader: without a leader a partition's offsets are unknown."""
     return [partition for partition, leader in topic.partitions.items() if leader >= 0]
 
 
 def _leaderless(partition: str, replicas: Sequence[int]) -> str:
-    """Return why a partition may have no leader, and what to do."""
+    """Return the reason why a partition may have no leader, and the remedy."""
     brokers = ", ".join(map(str, replicas))
     return (
         f"{partition} has no leader: start its brokers ({brokers}). If they all run, a log directory was"
@@ -322,6 +322,6 @@ def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[st
 
 
 def _origins(text: str | None) -> dict[int, str]:
-    """Return partition -> the origin's partition of which it is a copy."""
+    """Return for each partition the origin's partition of which it is a copy."""
     entries = [entry.partition("=") for entry in (text or "").split(",")]
     return {int(number): origin for number, equals, origin in entries if equals}

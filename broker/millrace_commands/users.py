@@ -55,7 +55,7 @@ def users() -> None:
 def create(
     name: str, password_file: str, mechanisms: Sequence[str], iterations: int, zookeeper: str, cluster: str
 ) -> None:
-    """Create user NAME, or give it a new password; connections that are open go on.
+    """Create user NAME, or give it a new password; open connections stay open.
 
     Example: millrace users create alice --cluster dc1 --password-file alice.password
     """
@@ -75,7 +75,7 @@ def create(
 @zookeeper_option
 @cluster_option
 def list_users(as_json: bool, zookeeper: str, cluster: str) -> None:
-    """Print each user, and how it may log in.
+    """Print each user and its login mechanisms.
 
     Example: millrace users list --cluster dc1
     """

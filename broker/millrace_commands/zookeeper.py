@@ -109,7 +109,7 @@ def identities(directory: Path) -> None:
     help="The ensemble, addresses separated by commas.",
 )
 def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
-    """Give every node of a cluster, and the audit's, the rights of its place; safe to repeat.
+    """Set the rights of every node of a cluster and of the audit, by the node's path. Safe to repeat.
 
     Example: millrace zookeeper secure --identity zookeeper/brokers.toml --cluster dc1
     """

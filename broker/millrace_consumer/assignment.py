@@ -1,6 +1,6 @@
 """Algorithm 1 of the 2011 paper: the assignment of a topic's partitions to the streams of a group.
 
-Pure. Every consumer computes it for itself from the same registries, so all of them come to the same answer.
+Pure. Every consumer computes the assignment from the same registries, so all consumers get the same result.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 
 def assign(partitions: Iterable[int], streams: Iterable[str]) -> dict[str, list[int]]:
-    """Return stream -> its partitions: each partition to one stream, in shares that differ by one at most.
+    """Return the partitions of each stream: each partition goes to one stream, and shares differ by one at
+    most.
 
     The paper gives Ci the partitions j*N to (j+1)*N-1 with N = |P|/|C|. Where that leaves a rest, the first
     P| mod |C| streams take one more each, as in LinkedIn's code.

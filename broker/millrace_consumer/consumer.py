@@ -1,8 +1,8 @@
 """The consumer of the 2011 paper: streams of messages, shared out among the consumers of a group.
 
-Owns the application's side: making streams, committing, seeking, closing. There is no coordinator: consumers
-find each other in ZooKeeper, and each computes its own share (rebalance.py), claims it there and pulls it
-from the brokers that lead its partitions (puller.py), ahead of the application (streams.py).
+This module is the application's side: making streams, committing, seeking, closing. There is no coordinator.
+Consumers find each other in ZooKeeper. Each consumer computes its own share (rebalance.py), claims it there,
+and pulls it ahead of the application (streams.py) from the brokers that lead its partitions (puller.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
 logger = logging.getLogger("millrace.consumer")
 
 MAX_SESSION_TIMEOUT_MS = 40_000
-"""Longest session that a ZooKeeper with default settings grants: a longer one would end before we know."""
+"""Longest session that a ZooKeeper with default settings grants. A longer session would end before the
+consumer notices."""
 
 
 class Consumer:
@@ -36,22 +37,22 @@ class Consumer:
 
     Every message of a subscribed topic goes to one stream of the group, in order within its partition, at
     least once. A message comes again only after a consumer has died without closing, lost its session, or
-    worked on one message for more than five seconds while its partition was given to another. With
+    worked on one message for more than five seconds while its partition moved to another consumer. With
     `auto_commit=False`, messages also come again that were not committed when their partition changed hands.
 
-    A message counts as consumed when the thread that took it from its stream asks for the next one, commits
-    or closes; leaving the `with` block by an exception gives up the message in hand. Only consumed messages
-    are committed, never those pulled ahead. An application that hands messages to other threads, or writes
-    them somewhere later, takes `auto_commit=False` and commits the smallest offset that it has not stored
-    yet.
+    A message counts as consumed when the thread that took it from its stream asks for the next message,
+    commits or closes. Leaving the `with` block by an exception gives up the message in hand. Only consumed
+    messages are committed, never messages that were pulled ahead. An application that hands messages to other
+    threads, or writes them somewhere later, takes `auto_commit=False` and commits the smallest offset that it
+    has not stored yet.
 
     Ownership: a partition is given to another consumer only when this one has released it or its ZooKeeper
     session has expired on the server. A stream hands out a message only within two thirds of the session
     timeout after ZooKeeper last confirmed the session with a write, so never at a time when another consumer
-    can have got the partition. Without confirmation it blocks, and goes on once it is confirmed. A message
-    that the application has already taken cannot be taken back, nor can one of a process that was stopped
-    between the check and the return. Offsets are written in one transaction with a check of the registration:
-    a consumer that has lost its session cannot write any.
+    can own the partition. Without confirmation the stream blocks, and it continues once the session is
+    confirmed. A message that the application has already taken cannot be taken back, nor can a message of a
+    process that was stopped between the check and the return. Offsets are written in one transaction with a
+    check of the registration: a consumer that has lost its session cannot write offsets.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Consumer:
         queued_bytes: int = 3_000_000,
         session_timeout_ms: int = 6000,
     ) -> None:
-        """Make a consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
+        """Create a consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
 
         `start`: where to begin in a partition without a committed offset, or whose committed offset has
         expired. `fetch_bytes`: bytes that one pull requests of a partition. `queued_bytes`: pulling ahead for
@@ -131,11 +132,11 @@ class Consumer:
         return sorted(self._rebalancer.owned) if self._rebalancer is not None else []
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Commit these next offsets to read, or the messages that this thread has taken and other threads
-        have done.
+        """Commit `offsets`, the next to read; without them, the messages that this thread has taken and that
+        other threads have done.
 
-        Blocks until ZooKeeper has them. NotOwner when a partition is not, or no longer, this consumer's: its
-        owner goes on at the offset committed before.
+        Blocks until ZooKeeper has stored them. NotOwner when a partition is not, or no longer, this
+        consumer's: its owner goes on at the offset committed before.
         """
         self._home.check()
         if offsets is not None and self._commit_every is not None:

@@ -1,7 +1,7 @@
-"""Pulls batches ahead of the application: one thread for each broker that leads a partition of ours.
+"""Pulls batches ahead of the application: one thread for each broker that leads a partition of this consumer.
 
-Owns the meaning of an answer for the streams. The addresses of leaders come from the broker registry; the
-streams decide what to pull and what becomes of it. Every CRC is checked here.
+This module interprets answers for the streams, and checks every CRC. The addresses of leaders come from the
+broker registry. The streams decide which offsets to pull, and keep the pulled batches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ logger = logging.getLogger("millrace.consumer.puller")
 
 FETCH_WAIT_MS = 250
 FULL_WAIT_MS = 50
-"""Longest wait for an answer while another stream's queue is full: it may have room any moment."""
+"""Longest wait for an answer while another stream's queue is full: the queue may have room at any moment."""
 PAUSE_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 CRC_TRIES = 3
-"""Tries of a damaged batch before it counts as damaged in the log, and not by the network."""
+"""Tries of a damaged batch. After them the batch counts as damaged in the log, not by the network."""
 
 Owned = Mapping[TopicPartition, OwnedPartition]
 
@@ -39,7 +39,9 @@ class Pullers:
     def __init__(
         self, group: str, cluster: Cluster, owned: Callable[[], Owned], *, start: int, fetch_bytes: int
     ) -> None:
-        """`start`: EARLIEST or LATEST, for a partition whose committed offset is missing or gone."""
+        """Prepare the threads; `start` is EARLIEST or LATEST, for a partition whose committed offset is
+        missing or gone.
+        """
         self.group, self.cluster, self.owned, self.start = group, cluster, owned, start
         self.fetch_bytes = fetch_bytes
         self._pullers: dict[int, ConsumerPuller] = {}
@@ -51,7 +53,10 @@ class Pullers:
             puller.wake()
 
     def refresh(self) -> None:
-        """Have a thread for every broker that leads one of our partitions. From one thread."""
+        """Start a thread for every broker that leads a partition of this consumer.
+
+        Must be called by one thread.
+        """
         for broker_id in {self.leader(partition) for partition in self.owned()} - self._pullers.keys():
             if broker_id is not None and not self._closed:
                 puller = self._pullers[broker_id] = ConsumerPuller(self, broker_id)
@@ -75,7 +80,7 @@ class Pullers:
             puller.stop()
 
     def close(self) -> None:
-        """Stop, and wait a moment for answers that are on their way."""
+        """Stop, and wait a moment for outstanding answers."""
         self.stop()
         for puller in self._pullers.values():
             puller.join(2 * FETCH_WAIT_MS / 1000)
@@ -104,7 +109,7 @@ class ConsumerPuller(Puller):
         self._pullers, self._broker_id = pullers, broker_id
         self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
         self._refused: dict[TopicPartition, tuple[int, float]] = {}
-        """Partition -> the broker's last error for it, and when to ask for it again."""
+        """Partition -> the broker's last error for it, and the time of the next request."""
 
     def address(self) -> tuple[str, int]:
         address = self._pullers.cluster.brokers.get(self._broker_id)
@@ -147,7 +152,7 @@ class ConsumerPuller(Puller):
         }
 
     def _begin(self, partitions: Collection[tuple[OwnedPartition, int]]) -> dict[TopicPartition, int]:
-        """Have partitions without a committed offset pulled from where the start policy says."""
+        """Look up the offsets at which partitions without a committed offset begin, by the start policy."""
         lives = {partition.topic_partition: (partition, life) for partition, life in partitions}
         listed = self.connected().list_offsets(lives, self._pullers.start)
         for name, answer in listed.items():
@@ -193,7 +198,10 @@ class ConsumerPuller(Puller):
             self._corrupt(pull, error)
 
     def _pause_for(self, errors: Mapping[TopicPartition, int]) -> None:
-        """Pause partitions with errors while others go on; after a move, wait for the registry's news."""
+        """Pause partitions with errors, while other partitions continue.
+
+        After a leader's move, wait for the registry.
+        """
         for name, error in errors.items():
             if error in MOVED:
                 continue
@@ -218,14 +226,19 @@ class ConsumerPuller(Puller):
         partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
     def _go_back(self, pull: _Pull, parting: Parting, log_start: int) -> None:
-        """Go on where the log was cut back: its messages from there on were not delivered yet."""
+        """Continue at the offset at which the log was cut back: its messages from there on were not delivered
+        yet.
+        """
         cut = log_was_cut(str(pull.partition), pull.offset, pull.epoch, parting)
         offset = max(parting.end, log_start)
         logger.warning("group %s: %s. Going on at %d", self._pullers.group, cut, offset)
         pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, offset))
 
     def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
-        """Go on after the deleted offsets; False when the broker does not state its bounds."""
+        """Continue after the deleted offsets.
+
+        Return False when the broker does not state the log's bounds.
+        """
         partition, offset = pull.partition, pull.offset
         bounds = broker.bounds([partition.topic_partition]).get(partition.topic_partition)
         if bounds is None:

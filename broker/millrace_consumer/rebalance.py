@@ -1,8 +1,8 @@
 """The decentralised rebalancing of the 2011 paper: every consumer of a group does it for itself.
 
-Owns this consumer's partitions: it claims, releases and commits them, and follows the registries. Any change
-of the brokers, the topics or the group's consumers wakes it; a topic whose partitions and streams are
-unchanged since its last rebalance is left alone.
+The rebalancer owns this consumer's partitions: it claims, releases and commits them, and watches the
+registries. Any change of the brokers, the topics or the group's consumers wakes it. A topic whose partitions
+and streams are unchanged since its last rebalance stays as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from millrace_consumer.streams import MessageStream, OwnedPartition
 logger = logging.getLogger("millrace.consumer.rebalance")
 
 HAND_OVER_SECONDS = 5.0
-"""Seconds that a partition is kept for a message in hand, before it is given up without that message."""
+"""Seconds for which a partition is kept for a message in hand. Then it is released without that message."""
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 1.0
 TRIES_BEFORE_LOGGED = 4
 
 Shape = tuple[UUID | None, tuple[int, ...], tuple[str, ...]]
-"""Input of a topic's assignment: its id, its live partitions, the streams that read it."""
+"""Input of a topic's assignment: the topic's id, its live partitions, the streams that read it."""
 
 
 class Rebalancer(Rounds):
@@ -52,7 +52,7 @@ class Rebalancer(Rounds):
         *,
         commit_every: float | None,
     ) -> None:
-        """`commit_every` in seconds; None: only by `commit`."""
+        """Prepare the thread; `commit_every` is in seconds, None for commits by `commit` only."""
         super().__init__(f"consumer {group}", logger, f"group {group}")
         self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
@@ -69,7 +69,7 @@ class Rebalancer(Rounds):
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
 
     def register(self) -> None:
-        """Join the group. Raise MillraceError when it is refused."""
+        """Join the group. Raise MillraceError when the group refuses."""
         self._registration.register()
 
     def start(self) -> None:
@@ -241,7 +241,7 @@ class Rebalancer(Rounds):
         self.owned = {name: owned for name, owned in self.owned.items() if owned not in partitions}
 
     def _forget_everything(self) -> None:
-        """Forget everything owned: the registration is gone, and ownership with it."""
+        """Forget everything owned: the registration is lost, and all ownership with it."""
         with self._writing:
             self._end(list(self.owned.values()))
             self._settled.clear()
@@ -251,7 +251,7 @@ class Rebalancer(Rounds):
     # Offsets
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Go on at `offset` in a partition; NotOwner when it is not ours."""
+        """Continue at `offset` in a partition. Raise NotOwner when this consumer does not own it."""
         with self._writing:  # not while the partition is given up: its offset is written already
             owned = self.owned.get(topic_partition)
             if owned is None:
@@ -259,7 +259,10 @@ class Rebalancer(Rounds):
             owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Write these offsets, or the application's positions; NotOwner when a partition is not ours."""
+        """Write these offsets, or the application's positions.
+
+        Raise NotOwner when this consumer does not own a partition.
+        """
         with self._writing:
             owned, fence = self.owned, self._fence
             missing = sorted(set(offsets or ()) - owned.keys())

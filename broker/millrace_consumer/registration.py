@@ -1,11 +1,11 @@
-"""A consumer's entry in the consumer registry, and the time for which it may trust that the entry exists.
+"""A consumer's entry in the consumer registry, and the time for which the consumer may trust that the entry
+exists.
 
-Owns the registration, and the heartbeats that prove the registration for a limited time. After ZooKeeper last
-received a message from a consumer, it keeps the consumer's partitions from others for the whole session
-timeout. A heartbeat is a write, because a server that is cut off from its ensemble still answers reads. A
-heartbeat is trusted for two thirds of the timeout, from the moment when it was sent. The last third allows
-for clocks that run at different speeds, and for the time in which an ensemble reports a live session to its
-leader.
+Heartbeats prove the registration for a limited time. After ZooKeeper last received a message from a consumer,
+other consumers cannot get its partitions for the whole session timeout. A heartbeat is a write, because a
+server that is cut off from its ensemble still answers reads. A heartbeat is trusted for two thirds of the
+timeout, from the moment when it was sent. The last third allows for clocks that run at different speeds, and
+for the time in which an ensemble reports a live session to its leader.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEARTBEATS_PER_TIMEOUT = 6
 
 
 class Registration:
-    """One consumer's registration; a lost one is replaced by a new one with a new consumer id."""
+    """One consumer's registration. A lost registration is replaced by a new one with a new consumer id."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Registration:
         return self.fence is fence and time.monotonic() < self._trusted_until
 
     def register(self) -> Fence:
-        """Return the fence of this consumer's registration; register first if need be.
+        """Return the fence of this consumer's registration; register first if necessary.
 
-        Blocks. Raise BrokerError.
+        Blocks. Raise BrokerError when ZooKeeper refuses.
         """
         if self.fence is None:
             # Kept after a try whose answer was lost: else the first id might stay registered, and read
@@ -80,7 +80,7 @@ class Registration:
         self._trusted_until = 0.0
 
     def close(self) -> None:
-        """Stop the heartbeats and remove the consumer from the list, if it is listed. Blocks; BrokerError."""
+        """Stop the heartbeats and remove the consumer from the registry, if it is there. Blocks."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join()

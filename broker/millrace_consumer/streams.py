@@ -1,10 +1,11 @@
 """The streams that an application iterates, and the partitions that feed them.
 
-Owns the bounded queue between pulling and iterating, and the position up to which a partition counts as
-consumed. Knows no sockets and no ZooKeeper: pullers hand in batches, the rebalancing hands in partitions.
+This module has the bounded queue between pulling and iterating, and the position up to which a partition
+counts as consumed. It uses no sockets and no ZooKeeper: pullers bring batches, and the rebalancer brings
+partitions.
 
-A message is taken when the iterator returns it, and done when the thread that took it asks for the next one,
-commits or closes. Only done messages are ever committed.
+A message is taken when the iterator returns it, and done when the thread that took it asks for the next
+message, commits or closes. Only done messages are ever committed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from millrace.records import BatchHeader, Record, iter_records
 from millrace.records.topic_partition import TopicPartition
 
 UNPROVEN_WAIT_SECONDS = 0.1
-"""Seconds between checks of whether ownership is proved again."""
+"""Seconds between checks whether ownership is proven again."""
 
 
 class Message(NamedTuple):  # a frozen dataclass takes four times as long to make
-    """One message. `timestamp` in ms. Offsets of a partition rise, but not always by one."""
+    """One message; `timestamp` is in ms. Offsets of a partition rise, but not always by one."""
 
     topic: str
     partition: int
@@ -48,7 +49,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A change of the position to read on from: `offset` in place of `instead_of`."""
+    """A jump of the read position: to `offset`, from `instead_of`."""
 
     instead_of: int | None
     offset: int
@@ -68,19 +69,19 @@ class OwnedPartition:
     proved: Callable[[], bool]
     """Returns True if no other consumer can own the partition now."""
     done: int | None = field(init=False)
-    """Position after the last done message, where the next owner goes on; None: not known yet."""
+    """Position after the last done message, at which the next owner continues; None: not known yet."""
     taken: int = field(init=False)
-    """Messages below this were handed out, or are not wanted."""
+    """Offset below which all messages were handed out or are not wanted."""
     pull_offset: int | None = field(init=False)
-    """Offset to pull next; None: where the start policy says."""
+    """Offset to pull next; None: the start policy decides."""
     pull_epoch: int = -1
     """Leader epoch of the batch before `pull_offset`; -1: not known."""
     life: int = 0
     """Number of seeks, and the end of ownership. Batches that were pulled in an earlier life are dropped."""
     stopped: bool = False
-    """True: nothing more is handed out or pulled."""
+    """True when nothing more may be handed out or pulled."""
     broken: bool = False
-    """True: the next batch is damaged, and nothing more is pulled until a seek."""
+    """True when the next batch is damaged: nothing more is pulled until a seek."""
 
     def __post_init__(self) -> None:
         self.done = self.pull_offset = self.committed
@@ -100,11 +101,11 @@ class _InHand(NamedTuple):
 
 
 class MessageStream(Iterator[Message]):
-    """Messages of the partitions that this stream owns at the moment; it blocks while there are none.
+    """An iterator over the messages of the partitions that this stream owns. It blocks while there are none.
 
-    Ends only when the consumer is closed. In order within a partition. Raise CorruptMessage when a batch is
-    damaged: its partition stands still until `Consumer.seek` puts it after the batch, others go on. Meant for
-    one thread at a time.
+    It ends only when the consumer is closed. Messages of a partition come in order. It raises CorruptMessage
+    when a batch is damaged: then this partition pauses until `Consumer.seek` moves it past the batch, and the
+    other partitions continue. For one thread at a time.
     """
 
     def __init__(self, name: str, queued_bytes: int, on_room: Callable[[], None]) -> None:
@@ -134,7 +135,7 @@ class MessageStream(Iterator[Message]):
             raise StopIteration
 
     def _advance(self) -> Message | None:
-        """Return the next message to hand out; None when there is none, or no proof of ownership."""
+        """Return the next message to hand out; None when there is no message or no proof of ownership."""
         while self._reading is not None or self._queue:
             partition, life, *_ = self._reading or self._queue[0]
             alive = partition.life == life
@@ -174,7 +175,7 @@ class MessageStream(Iterator[Message]):
             self._reading = (partition, partition.life, self._records(partition, pulled))
 
     def _records(self, partition: OwnedPartition, batch: Batch) -> Iterator[Record]:
-        """Yield the records; a batch with a right CRC that still cannot be decoded stops its partition."""
+        """Yield the records. A batch with a right CRC that cannot be decoded stops its partition."""
         try:
             yield from iter_records(batch.header, batch.data)
         except CorruptMessage as error:
@@ -189,7 +190,10 @@ class MessageStream(Iterator[Message]):
     # The pullers' side
 
     def next_pull(self, partition: OwnedPartition) -> tuple[int, int | None] | None:
-        """Return (life, offset) of the next pull; None when nothing is wanted, as when the queue is full."""
+        """Return (life, offset) of the next pull.
+
+        None when nothing is to be pulled, for example because the queue is full.
+        """
         with self._changed:
             if partition.stopped or partition.broken or self._closed or self._queued >= self._limit:
                 return None
@@ -227,7 +231,7 @@ class MessageStream(Iterator[Message]):
             self._stop(partitions)
 
     def end(self, partitions: Collection[OwnedPartition]) -> None:
-        """End these partitions, which are no longer ours: their message in hand does not count."""
+        """End these partitions, which this consumer no longer owns: their message in hand does not count."""
         with self._changed:
             for partition in partitions:
                 partition.life += 1
@@ -240,7 +244,7 @@ class MessageStream(Iterator[Message]):
         self._drop(partitions)
 
     def seek(self, partition: OwnedPartition, offset: int) -> None:
-        """Go on at `offset`: the next message handed out is the first at or after it."""
+        """Continue at `offset`: the next message handed out is the first at or after it."""
         with self._changed:
             partition.life += 1
             partition.broken = False
@@ -271,7 +275,7 @@ class MessageStream(Iterator[Message]):
                 self._put_down(held if done else held._replace(life=-1))
 
     def wait_for_hands(self, partitions: Collection[OwnedPartition], seconds: float) -> bool:
-        """Wait until no message of these partitions is in hand; False when that takes too long."""
+        """Wait until no message of these partitions is in hand. Return False when that takes too long."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._in_hand is not None and self._in_hand.partition in partitions:

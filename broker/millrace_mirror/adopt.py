@@ -1,6 +1,6 @@
 """Record in an Apache Kafka that MirrorMaker 2 copies into it: readers then see the copies by origin.
 
-client/copied_topics.py describes the record and its meaning. Copies nothing.
+client/copied_topics.py describes the record and its meaning. This module copies nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SEND_SECONDS = 30.0
 def adopt(session: Session, cluster: str, client: ClusterClient, origins: Sequence[str]) -> CopiedTopics:
     """Record in the cluster that MirrorMaker 2 copies these origins into it, for readers that start later.
 
-    Origins that are recorded already keep their numbers, and stay if they are left out. Raise MillraceError
-    when the record cannot be written.
+    Origins that are already recorded keep their numbers, and stay recorded if `origins` lacks them. Raise
+    MillraceError when the record cannot be written.
     """
     claim_name(session, cluster, client)
     before = client.copies

@@ -1,4 +1,4 @@
-"""Choice of an origin's topics to mirror, and of the way.
+"""The choice of an origin's topics to mirror, and of the way to mirror each.
 
 A name in the configuration means that topic. A pattern (* ? [...]) means every topic with a matching name
 that the origin's own producers fill: not topics that the origin mirrors itself, so that no message goes round
@@ -41,8 +41,8 @@ def names_only(config: OriginConfig) -> list[str] | None:
 
 
 def choose(config: OriginConfig, topic: str) -> tuple[Choice | None, bool]:
-    """Return the way in which a topic is mirrored (None: not at all), and whether its own name
-    is configured.
+    """Return the way in which a topic is mirrored (None: it is not), and True if the configuration has its
+    own name.
     """
     for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
         if topic in entries:

@@ -1,4 +1,4 @@
-"""`millrace mirror`: shows the progress of mirrors, resets stopped ones, translates consumers' offsets."""
+"""`millrace mirror`: show the progress of mirrors, reset stopped mirrors, translate consumers' offsets."""
 
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def _metrics_server(
 def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) -> None:
     """Record in an Apache Kafka that MirrorMaker 2 copies other clusters into it.
 
-    Audit, loads and registry that start afterwards see `dc1.Clicks` and `dc2.Clicks` as one topic, Clicks.
-    Give each origin once; run the command again to add one, then restart the readers and the auditor.
+    To the audit, loads and the registry that start afterwards, `dc1.Clicks` and `dc2.Clicks` are one topic,
+    Clicks. Give each origin once. To add an origin, run the command again, then restart the readers and the
+    auditor.
 
     Example: millrace mirror adopt --cluster offline --bootstrap 10.3.0.1:9092 --zookeeper 10.3.0.9:2181
     --origin dc1 --origin dc2
@@ -182,7 +183,7 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
     A partition whose offsets have expired continues at the first offset left. If the origin's log is shorter
     than its copy, copying continues at the end of that log. If the log began again on an empty disk, give
     --partition N --at 0: otherwise the messages produced since then are left out. A partition of a topic that
-    was deleted and created anew gets a new target partition; the old one keeps its messages.
+    was deleted and recreated gets a new target partition; the old target partition keeps its messages.
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
@@ -208,7 +209,7 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
 
 
 def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
-    """Reset one partition if the user confirms it; False when it needs no reset."""
+    """Reset one partition if the user confirms it. Return False when it needs no reset."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     if mirrors.former(origin) is not None:
         if yes or click.confirm(f"{name} was deleted and created anew: begin to copy the new one?"):
@@ -253,10 +254,10 @@ def translate(
     apply: bool,
     as_json: bool,
 ) -> None:
-    """Translate offsets of an origin into those of its mirror, exactly, or back.
+    """Translate offsets of an origin into offsets of its mirror, exactly, or back.
 
     For one offset give TOPIC, --partition and --offset. For a whole consumer group give --group: stop its
-    consumers, run with --apply, and start them on the other cluster, where they continue with the very next
+    consumers, run with --apply, and start them on the other cluster, where they continue with the next
     message. If an offset cannot be translated, the reason is shown and nothing is committed.
 
     Example: millrace mirror translate offline-1.toml --origin dc1 --group warehouse --apply
@@ -311,7 +312,7 @@ def _rows_of_kafka(settings: KafkaMirrorConfig) -> tuple[str, list[MirrorRow]]:
 
 @contextmanager
 def _connected(config: Path, origin: str | None = None) -> Iterator[tuple[BrokerConfig, Cluster]]:
-    """Yield the file's settings and its cluster. Raise ConfigError when the settings have no such origin."""
+    """Yield the file's settings and its cluster. Raise ConfigError when the settings lack the origin."""
     settings = load(BrokerConfig, config)
     if origin is not None and origin not in settings.mirror:
         origins = ", ".join(settings.mirror) or "none"
@@ -328,7 +329,7 @@ def _text(number: int | None) -> str:
 def latency_text(milliseconds: int | None) -> str:
     """Return a latency in seconds or hours.
 
-    `replay` from a day on, because old messages are being replayed then.
+    Return `replay` for a day or more: then old messages are being replayed.
     """
     if milliseconds is None:
         return "?"
@@ -355,7 +356,7 @@ def _cluster_of(row: MirrorRow) -> str:
 
 
 def _totals(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
-    """Return totals of one origin: the sum of its partitions' lags if all are known, and the
+    """Return one origin's totals: the sum of its partitions' lags if all are known, and the
     longest latency.
     """
     lags = [row.lag for row in rows if row.lag is not None]

@@ -1,8 +1,8 @@
 """The mirror inside a broker: for each origin a thread that watches it, and one for each of its brokers.
 
-The 2011 paper's embedded consumers. Whatever the number of topics, an origin takes one thread and one more
-for each of its brokers that leads a partition copied here; a broker that is down, slow or faulty delays only
-its own partitions. Appends go through a MirrorTarget; nothing here knows the broker.
+These are the 2011 paper's embedded consumers. Whatever the number of topics, an origin takes one thread, and
+one more for each of its brokers that leads a partition copied here. A broker that is down, slow or faulty
+delays only its own partitions. Appends go through a MirrorTarget; the module does not depend on the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP_SECONDS = 2.0
 
 
 class Mirror:
-    """Every origin of one broker."""
+    """The mirrors of all origins of one broker."""
 
     def __init__(
         self, origins: Mapping[str, OriginConfig], broker_id: int, cluster: Cluster, target: MirrorTarget
@@ -41,7 +41,7 @@ class Mirror:
             origin.start()
 
     def stop(self) -> None:
-        """Stop copying; a thread that still waits for an origin is left running, but appends nothing."""
+        """Stop copying. A thread that still waits for an origin keeps running, but appends nothing."""
         threads = [thread for origin in self._origins for thread in origin.stop()]
         deadline = time.monotonic() + STOP_SECONDS
         for thread in threads:
@@ -53,7 +53,7 @@ class Mirror:
 
 
 class CopiedOrigin:
-    """One origin's threads. Only its watch assigns the pullers."""
+    """One origin's threads. Only its OriginWatch assigns partitions to the pullers."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """MirrorAppend v0 to v1 and TranslateOffsets v0, which are not advertised to clients.
 
-MirrorAppend fills, describes and resets mirrored partitions. It answers an append or a reset once that is on
-the disk, so that a successful batch job has really moved its data. A missing target partition is allocated in
-a thread, because ZooKeeper is asked for it; everything else happens on the event loop.
+MirrorAppend fills, describes and resets mirrored partitions. It answers an append or a reset once the data is
+on the disk, so a successful batch job has really moved its data. A missing target partition is allocated in a
+thread, because ZooKeeper is asked for it; everything else happens on the event loop.
 
 TranslateOffsets translates offsets of a mirror led here to its origin, or back, from visible records. It
 reads files, so it runs in a thread. A partition that is no mirror is refused, and so is a client that may not
@@ -42,7 +42,7 @@ APPEND_TIMEOUT_MS = 30_000
 
 
 class _PendingAppend:
-    """One request under way, answered once. To its partition it looks like a produce request."""
+    """One request in progress, answered once. Its partition treats it like a produce request."""
 
     acks_all = True
     timeout_ms = APPEND_TIMEOUT_MS
@@ -135,7 +135,7 @@ class _PendingAppend:
         return end
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
-        """Answer with the position recorded now, and with the error if there is one."""
+        """Answer with the position recorded now, and with the error, if any."""
         recorded = self._partition.log.appended
         self._answer = dataclasses.replace(
             self._answer, position=recorded.mirror, high_watermark=recorded.high_watermark
@@ -170,8 +170,9 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
 
 
 def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
-    """Return the rights that a request needs: MIRROR_WRITE, which Write does not include,
-    protects positions.
+    """Return the rights that a request needs.
+
+    MIRROR_WRITE, which Write does not include, protects positions.
     """
     topic, mode = rights.topic(asked[0]), asked[1].mode
     if mode is MirrorMode.DESCRIBE:  # audit readers only look at positions

@@ -1,7 +1,7 @@
 """The mirror into an Apache Kafka, as one process: the same watching and pulling as inside a broker.
 
-Creates all parts in the order of their start. kafka_target.py writes to Kafka, kafka_aggregate.py registers
-which partition is a copy of which.
+This module creates all parts in the order of their start. kafka_target.py writes to Kafka, kafka_aggregate.py
+registers which partition is a copy of which.
 """
 
 from __future__ import annotations

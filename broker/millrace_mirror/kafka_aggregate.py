@@ -1,9 +1,9 @@
 """The registry of an Apache Kafka as aggregate cluster: the origin partition of each of its partitions.
 
-Kafka itself cannot hold it. The registry is in Millrace's ZooKeeper in the form that Millrace's brokers use,
+Kafka itself cannot store it. The registry is in Millrace's ZooKeeper in the form that Millrace's brokers use,
 so that auditor and readers find it there: `/<cluster>/id` holds Kafka's cluster id,
 `/<cluster>/topics/<topic>` the entry described in zookeeper/topic_state.py, with the topic id from Kafka.
-Creates topics and partitions in Kafka; copies nothing.
+This module creates topics and partitions in Kafka, and copies nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class KafkaAggregate:
             )
 
     def _write(self, topic: str, state: TopicState, version: int | None) -> bool:
-        """Write the topic's node; False when another process has changed it first."""
+        """Write the topic's node. Return False when another process has changed it first."""
         path, data, client = self._path(topic), encode_topic(state), self._session.client
         try:
             if version is None:

@@ -5,9 +5,9 @@ the same few writes whatever its size, so all records of one answer of the origi
 refuses the transaction, each partition is tried alone, so that an unwritable partition does not delay others.
 
 A start fences the process that copied before (InitProducerId), which also aborts its open transaction; then
-positions are read back. So after a SIGKILL or a lost answer, copying continues at the end of the last
-transaction that Kafka has committed: nothing is lost, and nothing is there twice for readers of committed
-records. Everything happens in the pulling threads, one transaction at a time.
+positions are read back. Therefore, after a SIGKILL or a lost answer, copying continues at the end of the last
+transaction that Kafka has committed. Readers of committed records miss nothing and see nothing twice.
+Everything happens in the pulling threads, one transaction at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KafkaTarget:
         self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
         self._on_fenced = fenced
         self._fenced: Fenced | None = None
-        """Error after which no new producer is made: it would fence the process that has taken over."""
+        """Error after which no new producer is created: it would fence the process that has taken over."""
         self._lock = threading.Lock()
         self._client = ClusterClient(bootstrap, client_id="millrace-mirror")
         self._producer: Producer | None = None
@@ -80,7 +80,8 @@ class KafkaTarget:
     # For the pulling threads
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """Return the recorded position of a copy. Raise UnknownTopicOrPartition when it is not registered.
+        """Return the recorded position of a copy. Raise UnknownTopicOrPartition when the copy is not
+        registered.
 
         MillraceError while Kafka cannot be written to.
         """
@@ -190,7 +191,7 @@ class KafkaTarget:
     def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
         """Return the error if a copy holds records without a position, which might be copied twice.
 
-        Else None.
+        Return None if there is none.
         """
         topic, number, cluster = append.topic, append.partition, self._aggregate.name
         if copy in self._checked:
@@ -214,8 +215,8 @@ class KafkaTarget:
         return None
 
     def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
-        """Return the error if a partition has no leader: a transaction with it would not end, and block
-        others.
+        """Return the error if a partition has no leader: a transaction with it would not end, and would block
+        other partitions.
         """
         asked, there = self._leaders
         if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
@@ -308,7 +309,7 @@ class KafkaTarget:
         delivered.ends(producer)
 
     def _end(self, call: Callable[[float], None]) -> None:
-        """Commit or abort: call again while librdkafka reports that a retry may help."""
+        """Commit or abort; repeat the call while librdkafka reports that a retry may help."""
         give_up_at = time.monotonic() + END_SECONDS
         while True:
             try:
@@ -319,7 +320,7 @@ class KafkaTarget:
                     raise
 
     def _give_up(self, producer: Producer, error: KafkaException | _Undelivered) -> MillraceError:
-        """Abort after an error; drop a producer that cannot abort: the next one reads positions back."""
+        """Abort after an error. Drop a producer that cannot abort: the next producer reads positions back."""
         refused = self._refused(error)
         cause = error.args[0]
         may_abort = isinstance(error, _Undelivered) or cause.txn_requires_abort()
@@ -348,7 +349,7 @@ class KafkaTarget:
 
 
 class _Undelivered(Exception):
-    """Kafka did not take a message of the transaction; holds the KafkaError."""
+    """Kafka did not take a message of the transaction; the exception holds the KafkaError."""
 
 
 class _Delivered:

@@ -5,8 +5,9 @@ origin and end there at the position (see records/mirror_position.py). So one ap
 translates exactly; the task is to find the append. A copy's offset lies in its append. For an origin's offset
 the append is searched: by the position at the start of each file, then by halving the file.
 
-Work, whatever the log's size: one header for each halving of the number of files, some ten reads in a file of
-1 GiB, each at most the headers of one append, and the headers of the last MiB. Reads files, changes none.
+Whatever the log's size, a search reads one header for each halving of the number of files; then, in a file of
+1 GiB, it makes some ten reads of at most the headers of one append, and reads the headers of the last MiB.
+Nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from millrace_broker.storage.segment import Files, Segment
 from millrace_broker.storage.state import LogState, holds_offsets
 
 SHORT_WALK_BYTES = 1 << 20
-"""Size at which a search by halving ends, and the rest is walked."""
+"""Size at which a search by halving ends and the rest is read batch by batch."""
 ATTEMPTS = 3
 
 
@@ -33,7 +34,8 @@ class Outcome(IntEnum):
     """Outcome of a translation."""
 
     TRANSLATED = 0
-    """The result is the offset of the same record, or of the next copied record if none has the offset."""
+    """The result is the offset of the same record, or of the next copied record if no record
+    has the offset."""
     NOT_COPIED = 1
     """The copy does not reach the offset yet."""
     NOT_RETAINED = 2
@@ -41,11 +43,11 @@ class Outcome(IntEnum):
     BEFORE_START = 3
     """The copy began after the offset."""
     BEFORE_RESET = 4
-    """An operator has moved the mirror since; appends before that are not searched."""
+    """An operator has moved the mirror since. Appends before the reset are not searched."""
 
 
 class Translated(NamedTuple):
-    """An outcome; `offset` is -1 unless it was translated."""
+    """An outcome; `offset` is -1 unless the offset was translated."""
 
     outcome: Outcome
     offset: int = -1
@@ -72,9 +74,9 @@ class _Append(NamedTuple):
 
 
 def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
-    """Translate an origin's next offset to read into this log's.
+    """Translate an origin's next offset to read into this log's offset.
 
-    Raises CorruptMessage for a damaged log, FileNotFoundError when retention deletes a file meanwhile.
+    Raises CorruptMessage for a damaged log, and FileNotFoundError when retention deletes a file meanwhile.
     """
     last = visible.mirror
     if last is None:
@@ -100,7 +102,7 @@ def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
 
 
 def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
-    """Translate this log's next offset to read into the origin's; raises as `offset_in_copy`."""
+    """Translate this log's next offset to read into the origin's offset. Raises as `offset_in_copy` does."""
     last = visible.mirror
     if last is None or offset > visible.end:
         return Translated(Outcome.NOT_COPIED)
@@ -174,7 +176,10 @@ def _locate(segment: Segment, offset: int, limit: int) -> int:
 
 
 def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:
-    """Yield every append from a batch boundary on; the first may lack its batches before that boundary."""
+    """Yield every append from a batch boundary on.
+
+    The first append lacks its batches before that boundary.
+    """
     batches: list[tuple[int, BatchHeader]] = []
     file = segment.open_reader()
     try:

@@ -1,15 +1,15 @@
 """One thread that copies the partitions led by one broker of an origin into the partitions led here.
 
-A round: fetch from every partition at once, check that the topics are still the same ones, append each
-partition's runs, wait for the appends. While there is much to copy, the next answer is on its way during the
+A round fetches from every partition at once, checks that the topics are still the same, appends each
+partition's runs, and waits for the appends. While there is much to copy, the next answer arrives during the
 appends. A position is read from the target's log when a round begins, and again before an append, so that
-another process's append or reset in the meantime is noticed; the append itself compares, too.
+another process's append or reset in the meantime is noticed. The append itself compares the positions, too.
 
-Fair: the partition served last is asked for last. Memory: two answers, in two buffers that are used in turn.
-Nothing that an origin does ends the thread: it waits and retries, except that a partition whose next offsets
-are lost stays stopped until `millrace mirror reset`. The loss is noticed here (`_out_of_range`) when the
-origin refuses the offset, and in runs.py (`_check_follows`) when the origin sends later batches. Each fetch
-states the epoch of the last batch copied: an origin that has reused offsets reports it.
+For fairness, the partition served last is requested last. The memory is two answers, in two buffers that are
+used in turn. The thread waits and retries, whatever an origin does. Only a partition whose next offsets are
+lost stays stopped, until `millrace mirror reset`. The loss is noticed here (`_out_of_range`) when the origin
+refuses the offset, and in runs.py (`_check_follows`) when the origin sends later batches. Each fetch states
+the epoch of the last batch copied: an origin that has reused offsets reports it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ANSWER_BYTES = 4 << 20
 """Most bytes of one answer. A single larger batch still comes whole."""
 PARTITION_BYTES = 2 << 20
 SMALL_ANSWER_BYTES = 256 << 10
-"""An origin gets large buffers only after an answer larger than this."""
+"""Size of an answer above which an origin gets large buffers."""
 FRAMING_BYTES = 1 << 20
 FETCH_WAIT_MS = 500
 MAX_PAUSE_SECONDS = 5.0
@@ -83,12 +83,18 @@ class MirrorTarget(Protocol):
         """
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
-        """Compare positions and append, in order; the result of each is None or the exception raised."""
+        """Compare positions and append, in order.
+
+        The result of each append is None or the exception raised.
+        """
 
 
 @dataclass(slots=True)
 class Pull:
-    """One origin partition with a target here; belongs to the thread that reads from the origin's leader."""
+    """One origin partition with a target here.
+
+    It belongs to the thread that reads from the origin's leader.
+    """
 
     origin: Origin
     target: int
@@ -101,9 +107,9 @@ class Pull:
     stopped_at: MirrorPosition | None = None
     """Recorded position when copying stopped; copying continues when a reset changes it."""
     start: int = -1
-    """First offset to read when nothing is recorded; -1: not asked yet."""
+    """First offset to read when nothing is recorded; -1: not requested yet."""
     skip_to: int = -1
-    """A fetch offset past the recorded one that leaves out no record; -1: none."""
+    """A fetch offset after the recorded offset, with no record between the two; -1: none."""
     retry_at: float = 0.0
     pause: float = 0.0
     high_watermark: int = -1
@@ -132,7 +138,7 @@ class _Fetch:
     high_watermark: int = -1
     runs: Sequence[Run] = ()
     problem: MillraceError | None = None
-    """Error because of which there are no runs."""
+    """Error that prevents the runs."""
 
     @property
     def before(self) -> MirrorPosition:
@@ -168,7 +174,9 @@ class BrokerPuller(Puller):
         refresh: Callable[[], None],
         security: ClientSecurity,
     ) -> None:
-        """`refresh` is called when the origin's broker no longer has or leads a requested partition."""
+        """Prepare the thread; `refresh` is called when the origin's broker no longer has or leads a requested
+        partition.
+        """
         super().__init__(f"mirror {name}", client_id, logger, f"mirror of {name} waits", security)
         self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
         self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
@@ -218,7 +226,7 @@ class BrokerPuller(Puller):
             self._take(broker, news[:MAX_NEWS])  # the rest is asked for again, first
 
     def _next_buffer(self) -> bytearray | None:
-        """Return the buffer for the next answer: its old content was appended before the last answer came."""
+        """Return the buffer for the next answer. Its old content was appended before the last answer came."""
         self._buffers.reverse()
         if self._large_answers and self._buffers[0] is None:
             self._buffers[0] = bytearray(ANSWER_BYTES + FRAMING_BYTES)
@@ -256,7 +264,7 @@ class BrokerPuller(Puller):
     ) -> bool:
         """Send a fetch of all partitions that may be fetched now; `ahead` holds positions not recorded yet.
 
-        False when there is nothing to fetch, or, with `ahead`, when the fetch would have to wait.
+        Return False when there is nothing to fetch or, with `ahead`, when the fetch would have to wait.
         """
         wait = self._allowance.wait_seconds()
         if ahead is None:
@@ -331,7 +339,7 @@ class BrokerPuller(Puller):
     # Appends
 
     def _append(self, fetches: list[_Fetch]) -> None:
-        """Append runs to logs whose recorded positions are the same as when the runs were asked for."""
+        """Append runs to logs whose recorded positions have not changed since the runs were requested."""
         appends, pulls = list[TargetAppend](), list[Pull]()
         for fetch in fetches:
             pull = fetch.pull
@@ -382,7 +390,7 @@ class BrokerPuller(Puller):
     # Answers without records
 
     def _note(self, fetch: _Fetch) -> None:
-        """Report the state that follows from an answer with nothing to append."""
+        """Report the mirror's state after an answer with nothing to append."""
         pull = fetch.pull
         if pull.high_watermark != fetch.high_watermark:
             pull.high_watermark, pull.running = fetch.high_watermark, False
@@ -461,7 +469,8 @@ def _fetch_of(pull: Pull, recorded: MirrorPosition | None) -> _Fetch:
 
 
 def _offset(recorded: MirrorPosition | None) -> tuple[int, int] | None:
-    """Return the fields that identify a position recorded in a log: a reset may go back to an
-    earlier offset.
+    """Return the fields that identify a recorded position.
+
+    The offset alone does not: a reset may go back to an earlier offset.
     """
     return None if recorded is None else (recorded.cursor.next_offset, recorded.reset_at)

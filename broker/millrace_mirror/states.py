@@ -1,8 +1,8 @@
 """State of each partition's mirror, for people: `millrace mirror status`, the log, metrics.
 
-States are written by the pulling threads, counts and latencies by the event loop; any thread may read them.
-Nothing depends on them: a restarted broker finds again which mirrors are stopped, because the reason lies in
-the origin and in the recorded position.
+Pulling threads write states; the event loop writes counts and latencies; any thread may read them. No
+decision depends on them: after a restart the broker finds the stopped mirrors again, from the origin and the
+recorded position.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class State(StrEnum):
 
     RUNNING = "running"
     WAITING = "waiting"
-    """A cluster is unreachable or data is damaged: the mirror retries, and continues by itself."""
+    """A cluster is unreachable or data is damaged. The mirror retries, and continues by itself."""
     STOPPED = "stopped"
-    """The origin does not fit the position: it continues after `mirror reset`, or once both fit again."""
+    """The origin does not fit the position. The mirror continues after `mirror reset`, or once both fit
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """State of one origin partition's mirror; `detail` is the reason when it is not running."""
+    """State of one origin partition's mirror. `detail` is the reason while it is not running."""
 
     origin: Origin
     state: State

@@ -1,7 +1,7 @@
-"""Progress of every mirrored partition, asked from outside the brokers: rows for people and scripts.
+"""Progress of every mirrored partition, requested from outside the brokers: rows for people and scripts.
 
-ZooKeeper names the partitions, their leaders report recorded positions and pullers' states, the origins their
-high watermarks. A missing answer leaves a gap in the row and is never an error.
+ZooKeeper has the list of partitions. Their leaders report recorded positions and pullers' states, and the
+origins their high watermarks. A missing answer leaves a gap in the row and is never an error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class MirrorRow:
 
 
 class Described(NamedTuple):
-    """The target cluster's report of one partition; an empty state means that it reports none."""
+    """The target cluster's report of one partition.
+
+    An empty state means that the cluster reports no state.
+    """
 
     position: MirrorPosition | None
     state: str
@@ -63,10 +66,10 @@ class Described(NamedTuple):
 
 
 class MirrorStatus:
-    """Asks once about all partitions that are mirrored into one cluster."""
+    """A single request for the status of all partitions that are mirrored into one cluster."""
 
     otherwise = "batch"
-    """State of a partition for which none is reported."""
+    """State of a partition for which the cluster reports no state."""
 
     def __init__(self, cluster: Cluster | KafkaAggregate, origins: Mapping[str, OriginConfig]) -> None:
         self._cluster, self._origins = cluster, origins
@@ -74,7 +77,7 @@ class MirrorStatus:
         self._clients: dict[str, ClusterClient] = {}
         """Origin cluster -> its client."""
         self._silent: dict[str, str] = {}
-        """Origin cluster -> error of the first request to it; it is not asked again."""
+        """Origin cluster -> error of the first request to it. No further request is sent to it."""
 
     def close(self) -> None:
         if self._client is not None:
@@ -157,8 +160,9 @@ class MirrorStatus:
         )
 
     def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
-        """Return state of a partition whose origin topic is deleted: retired once the new topic has a
-        partition.
+        """Return the state of a partition whose origin topic is deleted.
+
+        It is retired once the new topic has a partition.
         """
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
@@ -166,7 +170,7 @@ class MirrorStatus:
 
 
 class KafkaMirrorStatus(MirrorStatus):
-    """The same for a target that is an Apache Kafka: positions are in topics, and no state is reported."""
+    """The status of a target that is an Apache Kafka: positions are in topics, and no state is reported."""
 
     otherwise = "recorded"
 

@@ -1,7 +1,8 @@
 """Translation of consumers' offsets between a datacenter's cluster and the aggregate cluster.
 
-Asks the brokers that lead the copies, which alone can translate. Decides which offsets of a group belong to
-an origin, and whether all of them can be moved. Reads and commits through the brokers, like any client.
+Only the brokers that lead the copies can translate; this module asks them. It finds the offsets of a group
+that belong to an origin, and checks that all of them can be moved. It reads and commits through the brokers,
+like any client.
 
 TranslateOffsets v0 is Millrace's own API, key 10001, never advertised. It is sent to the leader of the
 mirrored partition and answered in the request's order. A broker without this API answers only an error.
@@ -46,7 +47,9 @@ class TranslateOffsetsRequest(ApiMessage, request_of=ApiKey.TRANSLATE_OFFSETS):
 
 
 class TranslateOffsetsResult(ApiMessage):
-    """`outcome` is an `Outcome`; `offset` is -1 unless it was translated."""
+    """The result for one offset: `outcome` is an `Outcome`, `offset` is -1 unless the offset
+    was translated.
+    """
 
     outcome: int = i8()
     offset: int = i64()
@@ -91,7 +94,7 @@ def translate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """One offset on both sides; `answer` is the translated one."""
+    """One offset on both sides; `answer` is the translated offset."""
 
     topic: str
     origin_partition: int
@@ -102,7 +105,7 @@ class Translation:
 
 
 class Translator:
-    """Translates between one origin and this cluster; every method raises MillraceError."""
+    """A translator between one origin and this cluster; every method may raise MillraceError."""
 
     def __init__(self, cluster: Cluster, name: str, config: OriginConfig, *, to_origin: bool) -> None:
         self._cluster, self._name, self._to_origin = cluster, name, to_origin
@@ -116,7 +119,7 @@ class Translator:
         self._origin.close()
 
     def one(self, topic: str, partition: int, offset: int) -> Translation:
-        """Translate one offset of the origin's partition, or of the copy's if it is translated back."""
+        """Translate one offset of the origin's partition, or back: one offset of the copy."""
         pairs = self._pairs(topic, partition)
         if not pairs:
             raise MillraceError(
@@ -167,7 +170,8 @@ class Translator:
         )
 
     def _pairs(self, topic: str, number: int) -> list[tuple[int, int]]:
-        """(origin partition, copy) of a partition that the group reads; none if it is not of this origin.
+        """Return (origin partition, copy) for a partition that the group reads; nothing if it is not of this
+        origin.
 
         A partition of a recreated origin topic has several copies: only the last is of the current topic.
         """

@@ -1,8 +1,8 @@
 """One thread that watches one origin: its topics and partitions, and the target partitions of their copies.
 
-Allocates a target partition for every partition of every mirrored topic, and assigns partitions to the
-pullers, one for each broker of the origin. Copies nothing itself. An origin that does not answer is asked
-again; a topic that cannot be mirrored does not delay others.
+The thread allocates a target partition for every partition of every mirrored topic, and assigns partitions to
+the pullers, one puller for each broker of the origin. It copies nothing itself. It retries an origin that
+does not answer; a topic that cannot be mirrored does not delay other topics.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from millrace_mirror.states import MirrorState, MirrorStates, State
 logger = logging.getLogger("millrace.mirror.watch")
 
 REFRESH_SECONDS = 1.0
-"""Interval at which new topics, partitions and leaders are looked for."""
+"""Interval at which the thread looks for new topics, partitions and leaders."""
 TIMEOUT_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
 """Time for which the list of brokers must be unchanged before targets are allocated: otherwise the first
-broker to start would get them all."""
+broker to start would get all targets."""
 TOPICS_AT_ONCE = 500
 """Most topics in one request for settings."""
 Assign = Callable[[Mapping[int, tuple[str, int]], list[Pull]], None]
@@ -80,7 +80,7 @@ class OriginWatch(Rounds):
         self._settings: dict[tuple[str, UUID], Mapping[str, str]] = {}
         self._targets: dict[str, tuple[TopicState, Mapping[Origin, int]]] = {}
         self._shown: set[TopicPartition] = set()
-        """Target partitions that are not pulled, and whose state gives the reason."""
+        """Target partitions that are not pulled; their state gives the reason."""
         self._logged: dict[str, str] = {}
         """Topic -> last logged reason."""
         self._brokers: tuple[Mapping[int, BrokerAddress], float] = ({}, 0.0)
@@ -124,9 +124,10 @@ class OriginWatch(Rounds):
     def _learn_settings(
         self, topics: Mapping[str, TopicMetadata], wanted: list[str]
     ) -> dict[str, BrokerError]:
-        """Ask once about each topic: whether it is compacted, and whether it is itself a copy.
+        """Find out, once for each topic, if it is compacted and if it is itself a copy.
 
-        Returns the topics whose settings the origin refuses to return, with the error: they are asked again.
+        Return the topics whose settings the origin refuses to return, with the error. Their settings will be
+        requested again.
         """
         present = {(topic, topics[topic].topic_id): topic for topic in wanted if topics[topic].partitions}
         self._settings = {key: settings for key, settings in self._settings.items() if key in present}
@@ -145,7 +146,9 @@ class OriginWatch(Rounds):
         return refused
 
     def _check_source(self, topic: TopicMetadata, by_name: bool) -> None:
-        """Raise unless the topic may be mirrored: a cluster's own messages must not come back to it."""
+        """Raise an error unless the topic may be mirrored: a cluster's own messages must not
+        come back to it.
+        """
         if not topic.partitions:
             raise _LeftOut("it has no partitions yet")
         origins = self._settings[topic.name, topic.topic_id].get(ORIGINS, "")
@@ -235,7 +238,7 @@ class OriginWatch(Rounds):
         return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}
 
     def _of_missing_topics(self, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, MirrorState]:
-        """Return partitions led here whose topic the origin does not have."""
+        """Return the partitions led here whose topic the origin does not have."""
         return {
             (name, target): MirrorState(origin, State.WAITING, f"{self._origin_name} has no topic {name} now")
             for name in self._cluster.topics
@@ -258,4 +261,4 @@ class OriginWatch(Rounds):
 
 
 class _LeftOut(MillraceError):
-    """A topic is rightly not mirrored."""
+    """A topic is not mirrored, and should not be."""

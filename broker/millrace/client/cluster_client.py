@@ -88,7 +88,7 @@ class ClusterClient:
     def topic(self, name: str) -> TopicMetadata:
         """Return the topic as it is now.
 
-        Raise UnknownTopicOrPartition when the cluster has none of that name.
+        Raise UnknownTopicOrPartition when the cluster has no topic of that name.
         """
         return self.retry(lambda deadline: self._topic(name, deadline))
 
@@ -148,12 +148,13 @@ class ClusterClient:
         min_bytes: int = 1,
         last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
-        """Return whole batches of each partition from its offset on, or an error; at least one batch per broker.
+        """Return whole batches of each partition from its offset on, or an error.
 
-        Several brokers are asked at once, each for its share, and wait only if none of them has data. Data
-        that arrives while they wait is returned once all have answered. Only records of committed
-        transactions count as readable (on Apache Kafka the bytes include aborted ones, which
-        `aborted_transactions` names). `last_epochs`: see BrokerFetcher.request.
+        Each broker returns at least one batch. Several brokers are asked at once, each for its share, and
+        wait only if none of them has data. Data that arrives while they wait is returned once all have
+        answered. Only records of committed transactions count as readable (on Apache Kafka the bytes
+        include aborted records, which `aborted_transactions` names). `last_epochs`: see
+        BrokerFetcher.request.
         """
         last = {(topic, partition): epoch for partition, epoch in (last_epochs or {}).items()}
         fetched: dict[int, FetchedPartition] = {}
@@ -281,7 +282,7 @@ class ClusterClient:
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
         """Return the raw response of one broker, or of any when `broker_id` is None.
 
-        Retries lost connections.
+        Retry lost connections.
         """
         return self.retry(lambda deadline: self._ask(broker_id, api_key, version, body, deadline))
 
@@ -384,9 +385,9 @@ class ClusterClient:
         return replace(response, topics=copies.merged(response.topics, names))
 
     def _read_copies(self, deadline: float) -> CopiedTopics | None:
-        """Return the record of the copied origins; None if the cluster has none.
+        """Return the record of the copied origins; None if the cluster has no such record.
 
-        It is read once: a reader must keep the partition numbers that it began with.
+        The record is read once: a reader must keep the partition numbers that it began with.
         """
         response = self._asked_metadata([COPIES_TOPIC], deadline)
         there = metadata.topics_of(response).get(COPIES_TOPIC)

@@ -23,8 +23,7 @@ PATIENCE_S = 5.0
 
 
 def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]) -> C:
-    """Return a Producer or Consumer with these settings, which reaches brokers as the process's client file
-    says.
+    """Return a Producer or Consumer with these settings, connected by the process's client file.
 
     Security settings among them replace the file's. After a failed login the password file is read again, so
     a new password needs no restart. Queued messages wait until then.

@@ -78,9 +78,9 @@ class CopiedTopics:
         return partition if origin is None else (f"{origin}.{topic}", number % PARTITIONS_EACH)
 
     def names(self, topic: str) -> list[str]:
-        """Return the cluster's own names of the topics that are seen as `topic`.
+        """Return the cluster's own names of the topics that appear as `topic`.
 
-        A copy's own name stays alone.
+        A copy's own name means that copy alone.
         """
         if self._seen_as(topic) != topic:
             return [topic]

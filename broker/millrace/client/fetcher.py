@@ -128,7 +128,9 @@ class BrokerFetcher:
     def list_offsets(
         self, partitions: Iterable[TopicPartition], timestamp: int, *, isolation_level: int = READ_COMMITTED
     ) -> dict[TopicPartition, ListOffsetsResponse.Partition]:
-        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST), or an error."""
+        """Return each partition's first offset at or after a time in ms (or EARLIEST, LATEST),
+        or an error.
+        """
         api, version, rest = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, list(partitions)
         listed: dict[TopicPartition, ListOffsetsResponse.Partition] = {}
         while rest:

@@ -105,7 +105,7 @@ def runs_of(
 
     `before` is `recorded`, or the beginning when nothing is recorded. Raise OriginChanged when the log was
     cut back below it or the first new batch does not continue there. Raise CorruptMessage when that batch is
-    damaged. Before a later batch with such an error the runs end without raising.
+    damaged. If a later batch is wrong, the runs end before it without an error.
     """
     if fetched.parting is not None:
         raise _cut_at(before, fetched.parting)
@@ -263,7 +263,7 @@ def _only_positions_are_gone(
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
     """Return the offset to fetch from, for an origin that holds [earliest, high_watermark).
 
-    Raises OriginChanged when the origin has lost the next offsets or some that it had shown before.
+    Raises OriginChanged when the origin has lost the next offsets, or offsets that it had shown before.
     """
     if cursor.next_offset < earliest:
         if rules.byte_positions and (cursor.next_base in (None, earliest) or earliest < high_watermark):

@@ -130,7 +130,7 @@ def _few_set(mask: Mask) -> Longs:
 def _first_tag(data: Buffer) -> bytes | None:
     """Return the first 5 bytes of the first record's value.
 
-    None unless a zero byte and an id below 65,536.
+    Return None unless they are a zero byte and a schema id below 65,536.
     """
     try:
         position = read_varint(data, PADDING)[1] + 1

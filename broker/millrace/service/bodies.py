@@ -106,7 +106,7 @@ class WholeBodies:
 def _refusal_of(error: BodyRefused) -> JsonAnswer:
     """Return the answer to a refused body.
 
-    It closes the connection, as the rest must not become a request.
+    The answer closes the connection: the rest of the body must not be read as a request.
     """
     return JsonAnswer({"error": str(error)}, status_code=error.status, headers={"Connection": "close"})
 

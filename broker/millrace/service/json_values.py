@@ -10,10 +10,7 @@ _QUOTES_OF_VALUE = 4
 
 
 def has_too_many_values(text: bytes) -> bool:
-    """Return True for JSON of more than MOST_VALUES commas and brackets outside of strings.
-
-    It must be UTF-8.
-    """
+    """Return True for JSON in UTF-8 with more than MOST_VALUES commas and brackets outside of strings."""
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
     if plain.count(b'"') > _QUOTES_OF_VALUE * MOST_VALUES:
         return True

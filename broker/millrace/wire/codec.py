@@ -75,7 +75,7 @@ def _read(message: type[M], api_key: int, version: int, reader: Reader[bytes]) -
 def encode(message: object, api_key: int, version: int) -> bytes:
     """Return the body of `message` at `version`, without a header.
 
-    Or an item of the lists of such a message.
+    `message` may also be an item of a message's list.
     """
     return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
@@ -166,7 +166,7 @@ def _absent(fields: dict[str, Field]) -> _Type:
 
 
 def _numbers(fields: dict[str, Field], position: int) -> _Type:
-    """Return fields of a fixed size that follow each other are read and written as one."""
+    """Return a reader and a writer of consecutive fields of a fixed size, all of them at once."""
     layout = struct.Struct(">" + "".join(field.kind for field in fields.values()))
     unpack, pack, size, end = layout.unpack_from, layout.pack, layout.size, position + len(fields)
 
@@ -214,7 +214,7 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
 def _items(item: _Type) -> _Type:
     """Return the reader and the writer of a list's items, after their count.
 
-    Bytes are items encoded before.
+    An item may be bytes that were encoded before.
     """
     read_item, write_item = item
     return _Type(

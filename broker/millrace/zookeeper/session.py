@@ -1,4 +1,4 @@
-"""One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
+"""One ZooKeeper session: it reconnects for ever, and every call has a time limit.
 
 Owns the client, and repeats calls over lost connections. Other modules, such as cluster.py and groups.py,
 decide what is read and written. Ephemeral nodes live as long as the session.
@@ -38,7 +38,7 @@ OPERATION_SECONDS = 15.0
 
 
 class Session:
-    """One ZooKeeper session. A lost one is replaced by a new one, under a new `id`."""
+    """One ZooKeeper session. A lost session is replaced by a new session with a new `id`."""
 
     def __init__(self, client: KazooClient, zookeeper: str, timeout_ms: int) -> None:
         self.client, self.zookeeper, self.timeout_ms = client, zookeeper, timeout_ms
@@ -54,7 +54,7 @@ class Session:
 
     @classmethod
     def connect(cls, zookeeper: str, *, timeout_ms: int = 6000, identity: str = "") -> Session:
-        """Return a session with the ensemble at `zookeeper`; MillraceError within 10 s when no server
+        """Return a session with the ensemble at `zookeeper`. Raise MillraceError within 10 s when no server
         answers.
 
         `identity` is the file of the process's identity there; without it the client file may name one.
@@ -166,7 +166,9 @@ class Session:
             yield from self.tree(f"{path}/{name}")
 
     def set_acl(self, path: str, acl: Sequence[ACL]) -> bool:
-        """Give a node these rights; True when it had different ones, False also when it no longer exists."""
+        """Give a node these rights. Return True when it had different rights, False also when it no longer
+        exists.
+        """
         with contextlib.suppress(NoNodeError):
             present, _ = self.call(self.client.get_acls_async, path)
             if sorted(present) != sorted(acl):
@@ -175,7 +177,7 @@ class Session:
         return False
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, in kazoo's thread, after each reconnection, also into a new session."""
+        """Call `callback` in kazoo's thread after each reconnection, also when it begins a new session."""
         self.client.add_listener(lambda state: callback() if state == KazooState.CONNECTED else None)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class BrokerAddress:
     directory: str = ""
     """The id of its log directory."""
     protocol: int = 1
-    """Number of the protocol between brokers; from REPLICATING on the broker copies partitions."""
+    """Number of the protocol between brokers. From REPLICATING on, the broker copies partitions."""
 
     def at(self, listener: str) -> tuple[str, int] | None:
         """Return the broker's address for clients of the named listener.
@@ -90,8 +90,8 @@ class PartitionState:
     leader_epoch: int
     origin: Origin | None = None
     eligible: Mapping[int, str] = field(default_factory=dict)
-    """Brokers that left the in-sync replicas when those became too few -> id of the log directory. They still
-    have everything committed, as nothing is committed meanwhile."""
+    """Brokers that left the in-sync replicas when these became too few -> id of the log directory. They still
+    have all committed messages, as nothing is committed until then."""
 
     adding: Replicas = ()
     """Replicas that a reassignment adds; the leader ends the reassignment when all of them are in sync."""
@@ -134,7 +134,7 @@ class TopicState:
         return self.minimum_of(self.partitions[number].factor)
 
     def minimum_of(self, replicas: int) -> int:
-        """`min.insync.replicas` of a partition with the given number of replicas."""
+        """Return `min.insync.replicas` of a partition with the given number of replicas."""
         own = self.settings.get(MIN_INSYNC_REPLICAS)
         return default_minimum(replicas) if own is None else int(own)
 
@@ -144,7 +144,7 @@ class TopicState:
         return min((state.factor for state in self.partitions.values()), default=1)
 
     def targets(self) -> dict[Origin, int]:
-        """Return origin -> number of the partition that mirrors it."""
+        """Return the number of the mirroring partition of each origin."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
 
     def target_of(self, origin: Origin) -> int | None:
@@ -155,7 +155,7 @@ class TopicState:
     def former_origin(self, origin: Origin) -> Origin | None:
         """Return the newest mirrored origin that differs from `origin` in the topic id only.
 
-        None without one.
+        Return None if there is none.
         """
         same = (origin.cluster, origin.topic, origin.partition)
         for _, partition in sorted(self.partitions.items(), reverse=True):
@@ -168,7 +168,7 @@ class TopicState:
 
 
 def default_minimum(replicas: int) -> int:
-    """Return default of `min.insync.replicas` for a number of replicas."""
+    """Return the default of `min.insync.replicas` for a number of replicas."""
     return 1 if replicas <= 2 else 2
 
 
