@@ -26,7 +26,7 @@ from millrace_registry.subjects import Strategy, Subjects
 logger = logging.getLogger("millrace.agent")
 
 DRAIN_S = 2.0
-"""Time for which a stopped agent goes on sending; its next process sends the rest."""
+"""Time for which a stopped agent continues to send; its next process sends the rest."""
 FULL = 0.9
 """Used part of the spool above which the agent is unhealthy."""
 
@@ -55,7 +55,10 @@ class AgentConfig:
 
 
 class Agent:
-    """Recovers its spool and starts when it is created; a context, whose end ends the instance if it can."""
+    """The running agent. It recovers its spool and starts when it is created.
+
+    It is a context manager, which ends the producer instance if possible.
+    """
 
     def __init__(self, config: AgentConfig) -> None:
         for name in (config.server, config.service):
@@ -96,7 +99,7 @@ class Agent:
         self._carrying = beside("carrier", lambda: self._carrier.run(self._stop, DRAIN_S))
 
     def serve(self) -> None:
-        """Take events until SIGTERM. Raise MillraceError when a part of it failed."""
+        """Take events until SIGTERM. Raise MillraceError when a part of the agent failed."""
         self._server.serve_until_stopped()
 
     def __enter__(self) -> Agent:
@@ -120,7 +123,7 @@ class Agent:
 
 
 def _check_subjects(config: AgentConfig) -> None:
-    """ConfigError when a topic's subject would be named by its record: events that come name no record."""
+    """Raise ConfigError when a topic's subject would be named by its record: the events name no record."""
     subjects = config.subjects
     named_by_record = [topic for topic, named in subjects.by_topic.items() if named == Strategy.RECORD]
     if subjects.strategy is Strategy.RECORD:

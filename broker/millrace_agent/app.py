@@ -1,16 +1,16 @@
 """The agent over HTTP.
 
-    POST /v1/topics/{topic}/events   one event or a list of them, in JSON (application/json); or an array of
-                                     them in Avro (application/avro) with ?schema_id=ID of the registry
-    GET  /v1/topics/{topic}/schema   the schema of such an array [?schema_id=ID]
-    GET  /healthz                    503 with the reasons while events do not get on
-    GET  /metrics                    for Prometheus
+POST /v1/topics/{topic}/events one event or a list of them, in JSON (application/json); or an array of them in
+Avro (application/avro) with ?schema_id=ID of the registry GET /v1/topics/{topic}/schema the schema of such an
+array [?schema_id=ID] GET /healthz 503 with the reasons while events do not reach the brokers GET /metrics for
+Prometheus
 
-With a list of tokens a client shows a token with the route's role; /healthz shows no reasons without one.
+With a list of tokens, a client must show a token with the route's role; without a token /healthz shows no
+reasons.
 
 200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none of
-them was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to send
-again later.
+the events was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to
+send again later.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from millrace_agent.spool import Event, Spool
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REQUESTS = 64
-"""Most requests with events at once, which bounds the bodies in memory. One more is answered with 503."""
+"""Most concurrent requests with events; it bounds the bodies in memory. A further request is answered with
+503."""
 DECODERS = 2
-"""Threads that decode events: at most this many requests take the memory of decoding at once."""
+"""Threads that decode events: decoding takes the memory of at most this many requests at once."""
 
 
 ROLES: Mapping[tuple[str, str], str] = {
@@ -47,7 +48,8 @@ ROLES: Mapping[tuple[str, str], str] = {
     ("GET", "/healthz"): "",
     ("GET", "/metrics"): "metrics",
 }
-"""Method and path -> the role that it takes, for the topic of the path; empty: open to every client."""
+"""Method and path -> the role that the client needs for the topic in the path; empty: open to
+every client."""
 
 
 class _Busy(MillraceError):

@@ -1,7 +1,8 @@
-"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports their outcomes.
+"""Sending events from the spool to the brokers, a chunk of each topic at a time, and reporting their
+outcomes.
 
-A chunk and its sequences are in the spool before the first of its events is handed to the client library,
-and stay there until all its events have an outcome. So the sequences that a killed agent may have sent are
+A chunk and its sequences are in the spool before the first of its events is handed to the client library, and
+stay there until all its events have an outcome. Therefore the sequences that a killed agent may have sent are
 known: the next agent reports them as failed ("may be in the log or not") and sends the events again under its
 own instance.
 
@@ -41,19 +42,19 @@ logger = logging.getLogger("millrace.agent")
 
 CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
 MAX_CHUNKS = 64
-"""Chunks of different topics that are at the client library at once."""
+"""Most chunks of different topics that are in the client library at once."""
 MAX_AGAIN = 10_000
 """Most refused events of a topic; with more, the topic takes no new events from the spool."""
 RETRY_S = (1.0, 60.0)
 """First and longest wait before a refused event is sent again; the wait doubles."""
 PUBLISH_TIMEOUT_S = 5.0
-"""Longest time for which a hello or report may hold up the events before it is tried again later."""
+"""Longest time for which a hello or report may delay the events. Then it is retried later."""
 CLUSTER_WAIT_S = 1.0
-"""Timeout of asking the brokers which cluster they belong to."""
+"""Timeout of the request for the brokers' cluster id."""
 TOPICS_WAIT_S = 5.0
-"""Timeout of asking the brokers whether a topic exists."""
+"""Timeout of the request whether a topic exists."""
 STALLED_S = 60.0
-"""Time after which a chunk without an acknowledgement is reported as trouble."""
+"""Time after which a chunk without an acknowledgement is reported as a problem."""
 _POLL_S = 0.05
 _SETTINGS: dict[str, Any] = {
     "acks": "all",
@@ -68,7 +69,7 @@ _SETTINGS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class _Sent:
-    """A chunk at the client library."""
+    """A chunk in the client library."""
 
     first_sequence: int
     events: list[tuple[int, Event]]
@@ -88,7 +89,7 @@ class _Retry(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """A topic: its position in the spool, its chunk on the way and its refused events."""
+    """A topic: its position in the spool, its chunk in the client library and its refused events."""
 
     topic: str
     behind: int = 0
@@ -99,7 +100,7 @@ class _Lane:
     again: dict[int, _Retry] = field(default_factory=dict)
     """Refused events, by id."""
     retries_next: bool = True
-    """True if a refused event goes before the next new ones: they take turns."""
+    """True if a refused event is sent before the next new events: the two alternate."""
     trouble: str | None = None
 
 
@@ -146,7 +147,7 @@ class Carrier:
 
     @property
     def troubles(self) -> list[str]:
-        """Reasons why events do not reach the brokers just now; for any thread."""
+        """Reasons why events do not reach the brokers at the moment; for any thread."""
         now, found = time.monotonic(), []
         if self._failing is not None:
             found.append(self._failing)
@@ -162,10 +163,11 @@ class Carrier:
         return found
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
-        """Carry until `stop`; then go on for up to `drain_s` until all is sent and the instance is ended.
+        """Send events until `stop`; then continue for up to `drain_s`, until all events are sent and the
+        instance is ended.
 
         Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
-        when another agent has gone on with a copy of the spool.
+        when another agent uses a copy of the spool.
         """
         while not self._may_send and not stop.is_set():
             self._step(self._check)
@@ -243,8 +245,9 @@ class Carrier:
         return sum(1 + outcome.range_count for outcome in unreported.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
-        """Return the time before which no event will follow: no event that waits or is being
-        taken is older.
+        """Return the time before which no event will follow.
+
+        No event that waits, or is being taken, is older.
         """
         clock = min(self._spool.arrived_by, self._caught_up())
         return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
@@ -282,7 +285,7 @@ class Carrier:
     # Events.
 
     def _carry(self) -> None:
-        """Take outcomes and hand over waiting events; returns after a moment."""
+        """Take outcomes and hand over waiting events. Returns after a moment."""
         if self._chunks:
             self._producer.poll(_POLL_S)
         else:
@@ -307,7 +310,7 @@ class Carrier:
             self._lanes.setdefault(topic, _Lane(topic)).has_news = True
 
     def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
-        """New events, or one refused event alone, for the brokers refuse the whole batch that it is in."""
+        """Return new events, or one refused event alone: the brokers would refuse the whole batch with it."""
         most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
         lane.retries_next = not lane.retries_next
         may_take_new = lane.has_news and len(lane.again) <= MAX_AGAIN
@@ -402,8 +405,10 @@ class Carrier:
 
     @staticmethod
     def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
-        """Return the next try: at once for an event that was refused with others, for these may
-        be the cause.
+        """Return the next try.
+
+        An event that was refused together with other events is retried at once: another event may be the
+        cause.
         """
         first, longest = RETRY_S
         wait_s = 0.0
@@ -413,7 +418,7 @@ class Carrier:
 
 
 def _message(event: Event, who: bytes, sequence: int) -> bytes:
-    """Return the message of an event; `who` are the bytes that every header of the instance has in common."""
+    """Return the message of an event; `who` are the names and the instance, as bytes of every header."""
     out = bytearray(b"\0")
     out += event.schema_id.to_bytes(4, "big")
     write_varint(out, event.time)

@@ -2,7 +2,7 @@
 
 Two copies of a spool have the same next instance and, for each instance that has not ended, the same key for
 its next report. The first hello or report with such an instance or key in the topic decides: its agent
-continues, and the other agent must not send. Depends neither on events nor on the spool's tables.
+continues, and the other agent must not send. The check depends neither on events nor on the spool's tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Claim:
         mine: SpooledInstance,
         left: Sequence[SpooledInstance],
     ) -> None:
-        """`left` are the instances of earlier processes that have not ended."""
+        """Prepare the check; `left` are the instances of earlier processes that have not ended."""
         self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
         self._offset = spool.audit_offset  # of a message older than any copy's
         self._own: set[bytes] = set()
@@ -56,7 +56,7 @@ class Claim:
         return not self._awaited
 
     def note(self, message: bytes) -> None:
-        """Remember a message that this process is about to publish."""
+        """Note a message that this process is about to publish."""
         if self._awaited:
             self._own.add(message)
 

@@ -1,8 +1,8 @@
-"""Follows files that services write, an event in JSON on each line, and takes every whole line once.
+"""Following files that services write, with an event in JSON on each line. Every whole line is taken once.
 
 A file's position is written in the transaction that takes its lines. A file is known by its inode and by the
 bytes before that position, so a rename loses nothing, even while no agent runs: the renamed file is read to
-its end, then the files renamed after it, then the new one. A truncated file is read from its beginning.
+its end, then the files renamed after it, then the new file. A truncated file is read from its beginning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK_BYTES = 4 << 20
 TAKE_BYTES = 1 << 20
 """Bytes of events after which a transaction takes no more lines."""
 TAIL_BYTES = 64
-"""Bytes before its position by which a file is recognized."""
+"""Number of bytes before its position by which a file is recognized."""
 ROTATED_S = 2.0
 """Time for which a renamed file is still watched: its writer may not have opened the new file yet."""
 IDLE_S = 0.1
@@ -131,7 +131,7 @@ class Follower:
         return max(watched_s, time.time() - renamed_at) >= ROTATED_S
 
     def _take(self, one: FollowedFile, block: bytes) -> None:
-        """Take the lines of a block and note the position behind them."""
+        """Take the lines of a block and note the position after them."""
         read = self._intake.of_lines(one.topic)  # raises what is wrong with the topic, not with a line
         events: list[Event] = []
         refused: list[tuple[int, str]] = []
@@ -164,7 +164,7 @@ class Follower:
 
     @staticmethod
     def _position(one: FollowedFile, taken: bytes) -> FilePosition:
-        """Return the file's position once these bytes are taken, too."""
+        """Return the file's position after these bytes."""
         assert one.file is not None
         status = os.fstat(one.file.fileno())
         offset, tail = one.offset + len(taken), (one.tail + taken)[-TAIL_BYTES:]
@@ -173,7 +173,10 @@ class Follower:
     # Which file.
 
     def _open(self, one: FollowedFile) -> bool:
-        """Continue the file that was read before, whatever its name is now; False when there is no file."""
+        """Continue the file that was read before, whatever its name is now.
+
+        Return False when there is no file.
+        """
         known = self._spool.file_position(str(one.path))
         if known is not None:
             is_it = partial(_continues, offset=known.offset, tail=known.tail)
@@ -187,9 +190,11 @@ class Follower:
         return self._begin_next(one)
 
     def _begin_next(self, one: FollowedFile) -> bool:
-        """Begin the file that was written after a renamed one, or the log; False when there is none yet.
+        """Begin the file that was written after a renamed file, or the log. Return False when there is none
+        yet.
 
-        Its position is noted at once, so that it is found again if it is renamed before its first line.
+        The file's position is noted at once, so that the file is found if it is renamed before its first
+        line.
         """
         file = open_next(one.path, one.file)
         if file is not None:

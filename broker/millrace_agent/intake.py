@@ -1,9 +1,9 @@
-"""Strict reading of the events that services give the agent: each event is encoded, or refused with its
-field and the reason.
+"""Strict reading of the events that services give the agent: each event is encoded, or refused with its field
+and the reason.
 
-An event in JSON is `{"time": ms, "key": text or null, "event": {fields without the header}}`; a request
-has one or a list of them, a line of a file has one. In Avro a request is one value of `batch_schema`.
-Knows the registry and which topics there are, neither HTTP nor the disk.
+An event in JSON is `{"time": ms, "key": text or null, "event": {fields without the header}}`; a request has
+one or a list of them, a line of a file has one. In Avro a request is one value of `batch_schema`. It uses the
+registry and the list of topics, but neither HTTP nor the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_BATCH_BYTES = 8 << 20
 SUBJECT_AGE_S = 60.0
 """Time for which the latest schema of a subject is used without asking the registry again."""
 AWAY_S = 10.0
-"""Time for which brokers that did not answer are not asked again, so that no events wait for them."""
+"""Time for which brokers that did not answer are not asked again. Events would wait for them."""
 _REGISTRY_WAIT_S = 2.0
 _FIELDS = {"time", "key", "event"}
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
@@ -68,7 +68,7 @@ class Topics(Protocol):
 
 
 class Notes(Protocol):
-    """Topics and schemas that were seen before; they outlast restarts."""
+    """Topics and schemas that were seen before, also before a restart."""
 
     def topics(self) -> set[str]: ...
     def note_topic(self, topic: str) -> None: ...
@@ -91,7 +91,7 @@ class _Schema:
 
 
 class Intake:
-    """Reads events for the spool. Safe between threads."""
+    """A reader of events for the spool. Thread-safe."""
 
     def __init__(
         self,
@@ -109,23 +109,24 @@ class Intake:
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
 
     def from_json(self, topic: str, body: bytes) -> list[Event]:
-        """Return the events of a request; Refused names the first wrong event, and none is taken then."""
+        """Return the events of a request.
+
+        Raise Refused, with the first wrong event, when any event is wrong: none is taken then.
+        """
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
     def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
-        """Return a function that reads a file's line to a list of its event; it raises Refused for a wrong
-        line.
+        """Return a function that reads a line of a file, as a list of one event. It raises Refused for a
+        wrong line.
 
-        MillraceError here unless events of the topic can be encoded.
+        Raise MillraceError unless events of the topic can be encoded.
         """
         schema = self._latest(topic)
         return lambda line: self._events(topic, schema, [_parse_json(line)])
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
-        """Return the same for a request in Avro, whose events are written with the registry's schema of that
-        id.
-        """
+        """Return the events of a request in Avro, which are written with the registry's schema of that id."""
         schema = self._by_id(topic, schema_id)
         if schema.avro_problem is not None:
             raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
@@ -269,7 +270,7 @@ def _check_number(events: int) -> None:
 def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
     """Return the events of an Avro array, by blocks.
 
-    None of too many is read, since events may take a few bytes.
+    If there are too many events, none is read: an event may take a few bytes only.
     """
     given: list[Any] = []
     while True:
@@ -326,9 +327,9 @@ def _parse_json(body: bytes) -> Any:
 
 
 def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
-    """Return reason why a few bytes of Avro could keep a reader busy for ever, or end it.
+    """Return the reason why a few bytes of Avro could keep a reader busy for ever, or crash it.
 
-    None if they cannot.
+    Return None if they cannot.
     """
     if isinstance(schema, list):
         return next(filter(None, (_unreadable(branch, above) for branch in schema)), None)
@@ -364,5 +365,7 @@ def _is_empty(schema: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the error's text, cut and escaped: it may quote a long event, or half of a surrogate pair."""
+    """Return the error's text, shortened and escaped: it may quote a long event, or half of a
+    surrogate pair.
+    """
     return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The agent's metrics for Prometheus, read when it asks; names and units."""
+"""The agent's metrics for Prometheus, read at each scrape; names and units."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PREFIX = "millrace_agent_"
 
 @dataclass(slots=True)
 class Taken:
-    """Events and requests that came over HTTP."""
+    """Numbers of events and requests over HTTP."""
 
     events: int = 0
     refused: int = 0
     """Requests answered with 4xx."""
     put_off: int = 0
-    """Requests answered with 503: none of their events was taken, the client may send them again."""
+    """Requests answered with 503: none of their events was taken, and the client may send them again."""
 
 
 class AgentNumbers(Collector):
-    """Collects from the parts of an agent."""
+    """Collector of the metrics of an agent's parts."""
 
     def __init__(self, spool: Spool, carrier: Carrier, taken: Taken, files: Sequence[FollowedFile]) -> None:
         self._spool, self._carrier, self._taken, self._files = spool, carrier, taken, files

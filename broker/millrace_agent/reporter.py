@@ -1,8 +1,8 @@
-"""Hellos and reports of one producer instance on `audit`, each of which is in the spool first.
+"""Publishing the hellos and reports of one producer instance on `audit`. Each is in the spool first.
 
 The next process ends a killed instance from the spool. It publishes the last report again, byte for byte, and
-the hellos behind it with the same seal; this changes nothing when they are there already. Then comes one more
-report: no event will follow. Knows no events; for one thread.
+the hellos after it with the same seal; this changes nothing if they are in the topic already. Then it
+publishes one more report: no event will follow. For one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from millrace_audit.reports.seals import new_key, seal_of
 
 
 class Reporter:
-    """Publisher of an instance; `publish` returns once a message is acknowledged, or raises MillraceError."""
+    """Publishes an instance's hellos and reports.
+
+    `publish` returns once a message is acknowledged, or raises MillraceError.
+    """
 
     def __init__(
         self,
@@ -37,11 +40,11 @@ class Reporter:
 
     @property
     def closed_through(self) -> int:
-        """The time of the last promise: no event before it will follow."""
+        """Time of the last promise: no event before this time will follow."""
         return self._closed_through
 
     def announce(self, topic: str, closed_through: int) -> None:
-        """Announce a topic unless it is; on return the hello is acknowledged."""
+        """Announce a topic, unless it is announced; on return the hello is acknowledged."""
         if topic not in self.spooled.hellos:
             self.say()
             if not self.spooled.hellos:
@@ -51,7 +54,7 @@ class Reporter:
         self.say()
 
     def report(self, closed_through: int) -> None:
-        """Report new outcomes and the closed time; nothing when both are reported already."""
+        """Report new outcomes and the closed time. Do nothing when both are reported already."""
         self.say()
         while self.spooled.hellos and (self.spooled.unreported or closed_through != self._closed_through):
             self._write_report(closed_through)

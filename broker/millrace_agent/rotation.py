@@ -1,7 +1,8 @@
-"""Finds the files of a rotated log: the file that was read, whatever its name is now, and the file after it.
+"""Finding the files of a rotated log: the file that was read, whatever its name is now, and the file after
+it.
 
 For readers of a file that grows. Rotated files are found by their names, FILE.1 or FILE-20260101; compressed
-files are not read. Reads no lines.
+files are not read. The lines are read by the callers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DATE_DIGITS = 6
 def is_replaced(path: Path, file: io.FileIO) -> bool:
     """Return True when the path names another file than the open one.
 
-    False while it names none: it is rotated.
+    Return False while the path names no file: the log is being rotated.
     """
     try:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -34,7 +35,8 @@ def is_replaced(path: Path, file: io.FileIO) -> bool:
 def open_again(
     path: Path, device: int, inode: int, offset: int, is_it: Callable[[io.FileIO], bool]
 ) -> io.FileIO | None:
-    """Open the log or rotated file that was read up to an offset; None when it is gone.
+    """Open the log or rotated file that was read up to an offset. Return None when the file does not exist
+    any more.
 
     `is_it` tells the file from a later one of the same inode.
     """
@@ -92,6 +94,8 @@ def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _order(suffix: str) -> tuple[int, str]:
-    """Sort key of files of the same time, oldest first: .2 before .1, but -20260101 before -20260102."""
+    """Return the sort key of files of the same time, oldest first: .2 before .1, but -20260101 before
+    -20260102.
+    """
     number = suffix[1:]
     return (-int(number), "") if number.isdigit() and len(number) < _DATE_DIGITS else (0, suffix)

@@ -2,18 +2,16 @@
 producer instances.
 
 One SQLite database in a folder that one process at a time holds. All changes run in one thread. Changes that
-wait at the same time are one transaction and one fsync (group commit), and each of them happens whole or not
-at all. Knows neither HTTP nor Kafka.
+wait at the same time are one transaction and one fsync (group commit), and each change happens completely or
+not at all. The module uses neither HTTP nor Kafka.
 
-    events     taken, and not known to be acknowledged
-    chunks     events that are at the client library, or were about to be, and the sequences they have there
-    instances  producer instances that have not ended: number and key of the next report, the last one's bytes
-    hellos     topics that an instance has announced, or was about to, and the number of its next report then
-    untold     sequences with an outcome that is not reported
-    files      followed files, and the position up to which each is taken
-    topics, schemas   those that brokers and registry had, for a start while they are away
-    spool      one row: the instance of the next process that announces a topic, and an offset on the audit
-               topic: messages of an agent that has gone on with a copy lie behind it
+events taken, and not known to be acknowledged chunks events that are in the client library, or were about to
+be, and their sequences instances producer instances that have not ended: number and key of the next report,
+the last one's bytes hellos topics that an instance has announced, or was about to, and the number of its next
+report then untold sequences with an outcome that is not reported files followed files, and the position up to
+which each is taken topics, schemas those that brokers and registry had, for a start while they are away spool
+one row: the instance of the next process that announces a topic, and an offset on the audit topic: messages
+of an agent that uses a copy lie after it
 """
 
 from __future__ import annotations
@@ -129,7 +127,7 @@ SPOOL = sa.Table(
 
 
 class SpoolFull(MillraceError):
-    """No event was taken: the waiting events use all the room they may."""
+    """No event was taken: the waiting events use all the allowed space."""
 
 
 class SpoolFailed(MillraceError):
@@ -137,7 +135,10 @@ class SpoolFailed(MillraceError):
 
 
 class Event(NamedTuple):
-    """A waiting event; `body` is its Avro body behind the header. The header is added when it is sent."""
+    """A waiting event; `body` is its Avro body after the header.
+
+    The header is added when the event is sent.
+    """
 
     topic: str
     schema_id: int
@@ -162,7 +163,7 @@ class FilePosition(NamedTuple):
 
 @dataclass(slots=True)
 class SpooledInstance:
-    """A producer instance as the spool knows it."""
+    """A producer instance in the spool."""
 
     instance: int
     cluster: str
@@ -175,14 +176,14 @@ class SpooledInstance:
     report: bytes | None = None
     """The last report; until the next report is written, the brokers may not have it."""
     ended: bool = False
-    """True if the last report says that no event will follow."""
+    """True if the last report stated that no event will follow."""
     hellos: dict[str, int] = field(default_factory=dict)
     """Number of the next report at the time when each topic was announced."""
     unreported: Unreported = field(default_factory=dict)
 
 
 class Chunk(NamedTuple):
-    """Events of a topic at the client library; the first of them has the first sequence, and so on."""
+    """Events of a topic in the client library. The first event has the first sequence, and so on."""
 
     topic: str
     instance: int
@@ -191,7 +192,7 @@ class Chunk(NamedTuple):
 
 
 class Spool:
-    """The spool of a folder. Safe between threads; the methods for instances are for one thread."""
+    """The spool of a folder. Thread-safe; the methods for instances are for one thread."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -204,7 +205,7 @@ class Spool:
         self._arrivals: dict[object, float] = {}  # when each request that is being read began
         self._news: set[str] = set()
         self.awake = threading.Event()
-        """Set when there is something to send."""
+        """Set when events wait to be sent."""
         self.events = self.bytes = 0
         """Number and bytes of the waiting events. Changed only in the thread of the changes."""
         self.committed_groups = 0
@@ -216,7 +217,7 @@ class Spool:
         with self._engine.connect() as connection:
             row = connection.execute(sa.select(SPOOL)).one()
         self.next_instance: int = row.next_instance
-        """Instance of the next process that announces a topic; a copy of the spool has the same."""
+        """Instance of the next process that announces a topic; a copy of the spool has the same instance."""
         self.created: int = row.created
         self.audit_offset: int | None = row.audit_offset
         """Offset of an instance's newest message on the audit topic; None before the first one."""
@@ -237,7 +238,7 @@ class Spool:
             self._news.update(connection.scalars(sa.select(EVENTS.c.topic).distinct()))
 
     def close(self) -> None:
-        """Make the waiting changes and release the folder."""
+        """Apply the waiting changes and release the folder."""
         self._changes.put(None)
         self._thread.join()
         self._engine.dispose()
@@ -264,7 +265,7 @@ class Spool:
             self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
 
     def _commit(self, group: Sequence[tuple[Callable[[sa.Connection], Any], Future[Any]]]) -> None:
-        """Make the changes of a group; each has its own outcome, unless the disk fails for all."""
+        """Apply the changes of a group. Each has its own outcome, unless the disk fails for all of them."""
         before = self.events, self.bytes
         done: list[tuple[Future[Any], Any]] = []
         try:
@@ -294,7 +295,9 @@ class Spool:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Hold `arrived_by` back while a request is read, so that no window of its events is closed."""
+        """Keep `arrived_by` from rising while a request is read, so that no window of its
+        events is closed.
+        """
         token = object()
         with self._lock:
             self._arrivals[token] = time.time()
@@ -372,7 +375,7 @@ class Spool:
     def waiting(
         self, topic: str, *, behind: int = 0, ids: Sequence[int] = (), most: int, most_bytes: int
     ) -> list[tuple[int, Event]]:
-        """Return the topic's next events behind an id, or those with the ids.
+        """Return the topic's next events after the id `behind`, or the events with these ids.
 
         At least one event if there is any.
         """
@@ -414,7 +417,9 @@ class Spool:
     def settle(
         self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Unreported
     ) -> None:
-        """Note the outcome of the topic's chunk: acknowledged events are deleted, the others wait."""
+        """Note the outcome of the topic's chunk: acknowledged events are deleted, and the other
+        events wait.
+        """
         merged = _merged(instance.unreported, news)
         ids = [{"gone": number} for number in acknowledged]
         windows = Counter(window_start(event.time) for event in acknowledged.values())
@@ -443,7 +448,7 @@ class Spool:
     ) -> None:
         """Note that an instance is about to publish its next report, on the topics and windows `reported`.
 
-        `rest` are the outcomes of these windows that the report leaves to later ones.
+        `rest` are the outcomes of these windows that the report leaves to later reports.
         """
         rows = [{"of_topic": topic, "of_window": window} for topic, window in reported]
         values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
@@ -478,7 +483,10 @@ class Spool:
         self._change(change).result()
 
     def adopt(self) -> None:
-        """Make a copy a separate spool: a new instance sends the waiting events; old ones are not ended."""
+        """Make a copy a separate spool: a new instance sends the waiting events.
+
+        Old instances are not ended.
+        """
 
         def change(connection: sa.Connection) -> None:
             for table in (CHUNKS, UNREPORTED, HELLOS, INSTANCES, SPOOL):

@@ -1,6 +1,6 @@
 """The proof that nothing was lost: producers report events, readers count arrivals, the auditor judges.
 
-Never reads a warehouse: it relies on what the warehouse's reader reports.
+The package never reads a warehouse: it relies on the reports of the warehouse's reader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["AuditedProducer", "Delivered", "DeliveryFailed", "NotSent"]
 if not TYPE_CHECKING:  # for mypy the names above are enough, and a misspelt one is an error
 
     def __getattr__(name):
-        """Import the producer when it is first named: readers of the audit do without Kafka's client."""
+        """Import the producer at its first use: readers of the audit do not need Kafka's client."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from millrace_audit import producer

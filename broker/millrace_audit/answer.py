@@ -1,6 +1,6 @@
 """The auditor's answers about topics, windows and instances, as values and as JSON.
 
-The service writes the JSON and the client reads it. Knows neither HTTP nor how a verdict comes about.
+The service writes the JSON and the client reads it. This module neither uses HTTP nor decides a verdict.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Any
 from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 DOWNSTREAM = (OFFLINE, WAREHOUSE)
-"""The tiers behind the cluster that an event was produced to, in the order in which it reaches them; for a
-published hour, TABLE follows them."""
+"""The tiers after the cluster to which an event was produced, in the order in which the event reaches them.
+For a published hour, TABLE follows."""
 LAST_MS = 253_402_300_799_999
-"""The last time that Python and ISO 8601 can write, in 9999. Answers end the window around it there."""
+"""The last time that Python and ISO 8601 can write, in 9999. In answers, the window around this time ends at
+it."""
 _FIRST_MS = -62_135_596_800_000
 
 
 class Verdict(StrEnum):
-    """The five answers, the worst one first; neither `unknown` nor `pending` is ever a yes."""
+    """The five verdicts, the worst first. `unknown` and `pending` never prove anything."""
 
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
     PENDING = "pending"
-    """Nothing is wrong, but something is not over or not read yet."""
+    """Nothing is wrong so far, but the window is not over, or some messages are not read yet."""
     CARRIED = "carried"
-    """All messages of the first cluster are everywhere; their producers did not report all of them."""
+    """All messages of the first cluster are at every tier, but their producers did not report all of them."""
     COMPLETE = "complete"
 
 
@@ -44,14 +45,14 @@ def overall(verdicts: Iterable[str]) -> Verdict:
 
 
 def iso(time_ms: int) -> str:
-    """Return the time in ISO 8601, UTC; `for ever` or `nothing` for a time that this form cannot write."""
+    """Return the time in ISO 8601, UTC; `for ever` or `nothing` for a time that ISO 8601 cannot write."""
     if not _FIRST_MS <= time_ms <= LAST_MS:
         return "for ever" if time_ms > 0 else "nothing"
     return _text(utc(time_ms))
 
 
 def utc(time_ms: int) -> datetime:
-    """That time, or the nearest one that a datetime can hold."""
+    """Return the time as a datetime, or the nearest time that a datetime can hold."""
     seconds, ms = divmod(min(max(time_ms, _FIRST_MS), LAST_MS), 1000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=ms * 1000)
 
@@ -74,9 +75,10 @@ _REMEDIES_OF_TIER = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Sequences of one producer instance that are wrong at a tier, the first tier where they are.
+    """Sequences of one producer instance that are wrong at a tier, which is the first tier where they are
+    wrong.
 
-    `kind` is `missing`, `duplicate`, `unexpected` (there, but neither reported nor in the tier before) or
+    `kind` is `missing`, `duplicate`, `unexpected` (counted, but neither reported nor in the tier before) or
     `altered` (the same sequences with other content). Messages without an audit header have no sequences,
     server "", service "messages without a header" and instance 0.
     """
@@ -108,7 +110,7 @@ class Window:
     acknowledged: int
     failed: int
     tiers: Mapping[str, int]
-    """Messages counted at each tier, repeats included."""
+    """Number of messages counted at each tier, repeats included."""
     findings: Sequence[Finding]
     reasons: Sequence[str]
     """Causes of an unknown or pending verdict, and the silent instances that an operator has accepted."""
@@ -122,7 +124,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class LoadHour:
-    """Rows of one hour in the newest counted edition of a load; only loads with rows in the hour have one."""
+    """Rows of one hour in the newest counted edition of a load.
+
+    Only loads with rows in the hour have a LoadHour.
+    """
 
     load: int
     edition: int
@@ -136,7 +141,7 @@ class LoadHour:
 
 @dataclass(frozen=True, slots=True)
 class JudgedHour:
-    """The loads whose rows the verdicts on an hour's windows rest on, in the order of their numbers."""
+    """An hour and the loads whose rows decide the verdicts on its windows, in the order of their numbers."""
 
     start: datetime = field(metadata={"name": "hour"})
     loads: Sequence[LoadHour]
@@ -170,7 +175,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A window that is not complete."""
+    """A window that is not complete, and its topic."""
 
     topic: str
     window: Window
@@ -178,14 +183,14 @@ class Bad:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """The verdict on [start, end): as bad as its worst window."""
+    """The verdict on [start, end): the verdict of its worst window."""
 
     topic: str
     start: datetime = field(metadata={"name": "from"})
     end: datetime = field(metadata={"name": "to"})
     verdict: str
     watermark: datetime | None
-    """Every window before it is complete or carried, without a hole; None when the first window is not."""
+    """Time before which every window is complete or carried; None when the first window is not."""
     held_by: str | None = field(default=None, kw_only=True)
     """Reason why the watermark is not later."""
     foreign: Mapping[str, int] = field(default_factory=dict, kw_only=True)
@@ -197,7 +202,7 @@ class Completeness:
     applied_at: datetime | None = field(default=None, kw_only=True)
     """Time when the auditor last had applied every audit record; None if that has not happened yet."""
     newest_load: NewestLoad | None = field(default=None, kw_only=True)
-    """None while no load of the topic is counted."""
+    """The newest counted load of the topic; None while there is none."""
     hours: Sequence[JudgedHour] | None = field(default=None, kw_only=True)
     """Every requested hour, ascending; None from an auditor that is too old to list them."""
     windows: Sequence[Window]
@@ -245,15 +250,16 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A producer instance: its names and what the auditor has received from it."""
+    """A producer instance: its names, and the messages that the auditor has received from it."""
 
     instance: int
     server: str
     service: str
     cluster: str
-    """Cluster that it produces to."""
+    """Cluster to which the instance produces."""
     announced: bool = True
-    """True if its hello has arrived. Without a hello the auditor does not know which events it sent."""
+    """True if its hello has arrived. Without a hello the auditor does not know which events the instance
+    sent."""
     heard_at: int = field(default=NOTHING, metadata={"write": iso})
     closed_through: int = field(default=NOTHING, metadata={"write": iso})
     missing_reports: Sequence[Sequence[int]] = ()
@@ -266,7 +272,7 @@ class Instance:
 
     @property
     def disowned(self) -> bool:
-        """True if its reports do not count, either: an operator accepted it, and it has no hello."""
+        """True if its reports do not count: an operator accepted the instance, and it has no hello."""
         return self.accepted is not None and not self.announced
 
     @property
@@ -276,7 +282,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The end up to which a topic is proved, and the instances that may still report on it."""
+    """The end up to which a topic is proven, and the instances that may still report on it."""
 
     topic: str
     watermark: datetime | None
@@ -287,7 +293,7 @@ class Topic:
 
 
 def to_json(value: Any) -> Any:
-    """Convert like `dataclasses.asdict`, but without copies and with times as text."""
+    """Convert as `dataclasses.asdict` does, but without copies and with times as text."""
     if is_dataclass(value):
         written = {}
         for column in fields(value):
@@ -330,7 +336,7 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:
-    """Return the tiers in the windows: clusters by name, then the tiers behind them in the order of
+    """Return the tiers in the windows: clusters by name, then the tiers after them in the order of
     DOWNSTREAM.
     """
     names = {tier for window in windows for tier in window.tiers}

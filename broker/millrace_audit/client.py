@@ -1,6 +1,6 @@
 """A client of the auditor, which returns its answers as values.
 
-Knows HTTP and JSON, but not how a verdict comes about.
+It uses HTTP and JSON, and decides no verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
     """Ask the auditor at `url` about [start, end); a time without a zone is UTC.
 
-    Raises MillraceError in one line when there is no auditor or it refuses the question.
+    Raise MillraceError, in one line, when there is no auditor or it refuses the question.
     """
     query = {"from": _iso(start), "to": _iso(end)}
     answer = _ask("GET", f"{_topic(url, topic)}/completeness", params=query)
@@ -33,8 +33,8 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
 
 
 def changes(url: str, topic: str, since: str | None) -> Changes:
-    """Return hours of a topic whose final verdict changed since the cursor of an earlier answer; None for
-    all.
+    """Return hours of a topic whose final verdict changed since the cursor of an earlier answer; all hours if
+    it is None.
 
     A cursor of another database (the auditor's was lost and filled again) counts as None.
     """
@@ -63,7 +63,7 @@ def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
 
 
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return decisions of operators on a topic, and changes of the final verdicts of [start, end)."""
+    """Return operators' decisions on a topic, and changes of the final verdicts of [start, end)."""
     query = {"from": _iso(start), "to": _iso(end)}
     found: list[dict[str, Any]] = _ask("GET", f"{_topic(url, topic)}/history", params=query)
     return found
@@ -72,7 +72,7 @@ def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[s
 def accept(url: str, instance: int, reason: str, *, disown: bool = False) -> Any:
     """Accept that a silent instance will never report; the reason stays visible beside its windows.
 
-    With `disown` its reports do not count, either: it was no producer of yours.
+    With `disown` its reports do not count: the instance was not one of your producers.
     """
     body = {"reason": reason, "who": _me(), "disown": disown}
     return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=body)
@@ -87,9 +87,9 @@ def accept_service(
     before: datetime | None = None,
     disown: bool = False,
 ) -> list[int]:
-    """Accept every silent instance of a service that was last heard of before a time; returns the instances.
+    """Accept every silent instance of a service whose last message came before a time; return the instances.
 
-    With `disown` also those that have ended.
+    With `disown`, accept also the instances that have ended.
     """
     body = {
         "service": service,
@@ -104,14 +104,14 @@ def accept_service(
 
 
 def accept_rejected(url: str, topic: str, load: int, reason: str) -> int:
-    """Give up the messages that a load rejected; returns how many there are."""
+    """Give up the messages that a load rejected; return their number."""
     body = {"load": load, "reason": reason, "who": _me()}
     messages: int = _ask("POST", f"{_topic(url, topic)}/accept-rejected", json=body)["messages"]
     return messages
 
 
 def replace_loads(url: str, topic: str, reason: str) -> list[int]:
-    """Count the loads that replaced lost loads; returns the lost loads."""
+    """Let the auditor count the loads that replaced lost loads; return the lost loads."""
     body = {"reason": reason, "who": _me()}
     loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=body)["loads"]
     return loads

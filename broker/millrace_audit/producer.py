@@ -257,7 +257,7 @@ class AuditedProducer:
         partition: int = ANY_PARTITION,
         timeout_s: float = math.inf,
     ) -> int:
-        """Hand one event over; returns its sequence. Without key and partition the partition is random.
+        """Send one event; return its sequence. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, which is registered under the topic's subject, or a subject whose
         latest version is looked up once; None stands for the topic's subject. `event` has its fields without
@@ -268,8 +268,8 @@ class AuditedProducer:
         the first event WrongCluster when the brokers belong to another cluster. After any error nothing was
         sent, and a refused event leaves no gap in the numbers.
 
-        In a forked child of the process that created the producer it always raises: the threads that send and
-        report are the parent's.
+        In a forked child of the process that created the producer, `send` always raises: the threads that
+        send and report are the parent's.
         """
         if not self._home.is_here:  # first: a lock may have been copied while another thread held it
             self._home.check()
@@ -311,7 +311,10 @@ class AuditedProducer:
         key: bytes | str | None,
         partition: int,
     ) -> int:
-        """Give the event to librdkafka; return the event's sequence. BufferError when the queue is full."""
+        """Give the event to librdkafka; return the event's sequence.
+
+        Raise BufferError when the queue is full.
+        """
         state, header = announced.outcomes, self._header
         try:
             with self._lock:
@@ -353,7 +356,7 @@ class AuditedProducer:
             )
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
-        """Wait a little for room in the queue, full since `full_since`.
+        """Wait a moment for room in the queue, which is full since `full_since`.
 
         Raise NotSent when the time is over.
         """
@@ -375,7 +378,7 @@ class AuditedProducer:
         """Wait until every event has its outcome, and report it.
 
         Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
-        MillraceError when the report cannot be sent (it is sent again before the next one).
+        Raise MillraceError when the report cannot be sent; it is sent again before the next report.
         """
         self._home.check()
         self._settle()
@@ -383,7 +386,7 @@ class AuditedProducer:
         self._raise_failures()
 
     def close(self) -> None:
-        """Flush, report that no event will ever follow, and end; raises the errors of `flush`.
+        """Flush, report that no event will ever follow, and end. Raises the errors of `flush`.
 
         When that report does not get through, call `close` again to resend it; without the report the
         producer's windows stay unknown. In a forked child it does nothing: the parent closes.
@@ -468,7 +471,10 @@ class AuditedProducer:
     # Outcomes and reports.
 
     def _serve(self, call: Callable[[float], int], seconds: float) -> int:
-        """Poll or flush and return the call's result; note librdkafka's fatal error, which comes once."""
+        """Poll or flush, and return the call's result.
+
+        Note librdkafka's fatal error, which is raised only once.
+        """
         try:
             return call(seconds)
         except KafkaException as error:
@@ -509,7 +515,10 @@ class AuditedProducer:
             self._advised = True
 
     def _resolve(self) -> None:
-        """Settle all events with a certain outcome. Under the lock, so that nothing is sent meanwhile."""
+        """Settle all events with a certain outcome.
+
+        The caller holds the lock, so nothing is sent meanwhile.
+        """
         now = time.monotonic()
         self._outcomes.cut(now)
         nothing_outstanding = len(self._producer) == 0
@@ -524,7 +533,7 @@ class AuditedProducer:
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
     def _settle(self) -> None:
-        """Wait until nothing is outstanding; bounded, because every delivery times out."""
+        """Wait until nothing is outstanding. The wait ends, because every delivery times out."""
         give_up_at = time.monotonic() + self._timeout_s + 2 * EXPIRY_MARGIN_S
         while self._serve(self._producer.flush, 1.0) and time.monotonic() < give_up_at:
             pass
@@ -535,8 +544,8 @@ class AuditedProducer:
         """Return the start of the window that the clock leaves open, or `promised` if that is later. Under
         the lock.
 
-        Only whole windows are closed. A time within a window would be taken back by the window's next event,
-        because while that is pending the window is open from its start.
+        Only whole windows are closed. The next event in a window opens the window from its start again, so a
+        promise within the window would have to be taken back.
         """
         if self._lateness_ms is None:
             return promised
@@ -584,7 +593,7 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return librdkafka's settings, the caller's and ours.
+    """Return librdkafka's settings: the caller's and the producer's own.
 
     Raise ConfigError if they would break the audit.
     """

@@ -1,4 +1,4 @@
-"""Verdicts for the terminal: one line for each hour or window, then what is wrong and why."""
+"""Verdicts for the terminal: one line for each hour or window, then the findings and their causes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
 
 
 def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
-    """Return the counts of each hour or window.
+    """Return a table of the counts of each hour or window.
 
-    Columns that are usually 0 appear only when one count is not.
+    Columns that are usually 0 appear only when one of their counts is not.
     """
     rows = answer.windows if by_window else by_hour(answer.windows)
     figures = {
@@ -66,7 +66,9 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
 
 
 def narrow_table(title: str) -> Table:
-    """Return a table without lines: the counts of two datacenters fit into a terminal of 80 columns."""
+    """Return an empty table without lines: the counts of two datacenters fit into a terminal of
+    80 columns.
+    """
     return Table(title=text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
@@ -84,7 +86,7 @@ def _watermark(answer: Completeness) -> str:
 
 
 def print_bad(windows: Sequence[Bad], limit: int) -> None:
-    """Return one line for each window that is not complete, then what to do about each kind of cause."""
+    """Print one line for each window that is not complete, then the remedy for each kind of cause."""
     for one in windows:
         window = one.window
         causes = [*_findings([window]), *window.reasons]
@@ -98,7 +100,7 @@ def print_bad(windows: Sequence[Bad], limit: int) -> None:
 
 
 def styled(verdict: str) -> tuple[str, str]:
-    """Return the verdict with its style, a part of a text."""
+    """Return the verdict with its style, as a part of a text."""
     return verdict, STYLES.get(verdict, "")
 
 

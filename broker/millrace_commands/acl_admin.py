@@ -23,7 +23,7 @@ def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
     """Return the rules that match the filter, without rules about types of resources that Millrace does not
     have.
 
-    BrokerError when the cluster refuses.
+    Raise BrokerError when the cluster refuses.
     """
     answer = client.call(None, ApiKey.DESCRIBE_ACLS, _VERSION, _filter(wanted), messages.DescribeAclsResponse)
     raise_error(answer.error_code, "access control lists", answer.error_message)

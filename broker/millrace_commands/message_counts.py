@@ -35,7 +35,7 @@ def count_messages(
 ) -> MessageCount:
     """Count the messages from `first` up to the offset `end`.
 
-    BrokerError or TryAgain when they cannot be read.
+    Raise BrokerError or TryAgain when they cannot be read.
     """
     counted, size = 0, 0
     for header in _headers(client, topic, partition, first, end):

@@ -135,8 +135,8 @@ class Consumer:
         """Commit `offsets`, the next to read; without them, the messages that this thread has taken and that
         other threads have done.
 
-        Blocks until ZooKeeper has stored them. NotOwner when a partition is not, or no longer, this
-        consumer's: its owner goes on at the offset committed before.
+        Blocks until ZooKeeper has stored them. Raise NotOwner when this consumer does not own a partition:
+        its owner continues at the offset committed before.
         """
         self._home.check()
         if offsets is not None and self._commit_every is not None:
@@ -151,7 +151,7 @@ class Consumer:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue in a partition at `offset`, forwards or back; messages pulled ahead are dropped.
 
-        NotOwner when this consumer does not read the partition.
+        Raise NotOwner when this consumer does not read the partition.
         """
         self._home.check()
         if offset < 0:

@@ -162,9 +162,9 @@ class Rebalancer(Rounds):
     # Algorithm 1, for one topic
 
     def _rebalance(self, topic: str, fence: Fence) -> bool:
-        """Return own our share of the topic and no more.
+        """Claim exactly this consumer's share of the topic.
 
-        False when another consumer still owns some of it.
+        Return False when another consumer still owns a part of it.
         """
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.

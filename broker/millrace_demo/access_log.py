@@ -1,7 +1,7 @@
-"""Reads a web server's access log as PageView events, and keeps the lines that are no events in a file.
+"""Reading a web server's access log as PageView events, and keeping the lines that are no events in a file.
 
 The event time is the time in the log, in UTC. A line's number decides to which of several parts it belongs.
-Publishes nothing.
+Nothing is published here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Part:
 
 
 class RefusedLines:
-    """The lines that are no events: an object in JSON for each, with the reason, appended to a file.
+    """A file of the lines that are no events: an object in JSON for each, with the reason.
 
     The file is created with the first line. Lines that cannot be written are counted, with one warning.
     """
@@ -112,7 +112,7 @@ def events_of(
 ) -> Iterator[LogEvent]:
     """Yield the events of a part of the lines, in their order; empty lines are skipped.
 
-    A line that is no event goes to `refused`; without `refused` it is a MillraceError.
+    A line that is no event goes to `refused`. Raise MillraceError for it if `refused` is None.
     """
     for line in lines:
         if not part.takes(line.number) or not line.text.strip():

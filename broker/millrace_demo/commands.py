@@ -1,4 +1,6 @@
-"""`millrace up` runs a deployment, `demo` proves the whole path on one; `publish-access-log` sends a log."""
+"""`millrace up` runs a deployment, `demo` proves the whole path on a deployment, and `publish-access-log`
+sends a log.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,8 @@ _secure = click.option(
 def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     """Run every cluster of FILE with its ZooKeeper, registry and auditor; Ctrl-C or SIGTERM stops all.
 
-    Without FILE it runs two datacenters and the offline one on this machine, their data in ./millrace-data.
-    A process that dies is reported and started again; one that dies again and again ends the run with exit
-    code 1.
+    Without FILE it runs two datacenters and the offline one on this machine, their data in ./millrace-data. A
+    process that dies is reported and restarted; a process that dies repeatedly ends the run with exit code 1.
 
     With --secure everything but ZooKeeper uses TLS, every process logs in as a user of its own, and registry
     and auditor ask for tokens.
@@ -76,7 +77,7 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
 
 
 def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
-    """Yield a line for each thing that was started, and the ready line."""
+    """Yield a line for each part that was started, and the ready line."""
     yield f"zookeeper  {endpoints.zookeeper}"
     for name, bootstrap in endpoints.bootstraps.items():
         yield f"{name:<10} {bootstrap}"
@@ -149,7 +150,7 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
 
     The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
     (once for each cluster) producers publish to that cluster and the mirrors read it, or write to it if it is
-    the offline one; the topics created there stay there.
+    the offline cluster. The topics created there stay there.
 
     Example: millrace demo --events 20000 --hours 2
     """
@@ -184,7 +185,7 @@ def _cluster(option: str) -> tuple[str, str]:
 def _new_folder(keep: Path | None) -> Path:
     """Return an empty folder to work in.
 
-    Raise ConfigError when `keep` holds files, which would look like the demo's.
+    Raise ConfigError when `keep` holds files, which could be mistaken for the demo's.
     """
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="millrace-demo-"))
@@ -201,7 +202,7 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _logs_hint(scratch: Path) -> str:
-    """Return the words that name the folder of the logs, if there are any; empty folders are removed."""
+    """Return a hint at the folder of the logs, if there are any. Remove empty folders."""
     logs = scratch / "logs"
     for folder in (logs, scratch):
         with suppress(OSError):
@@ -271,7 +272,7 @@ def publish_access_log(
     """Publish FILE, a web server's log, as events with the times of the log; `-` is standard input.
 
     FILE may be compressed with gzip. The usual formats are Apache's combined, common and vhost_combined and
-    nginx's; values behind the user agent are left out. A line that is no event does not stop the others.
+    nginx's; values after the user agent are left out. A line that is no event does not stop the command.
     """
     from millrace_demo.access_log import Part, RefusedLines
     from millrace_demo.log_format import LogFormat

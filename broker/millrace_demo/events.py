@@ -19,7 +19,7 @@ AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "Mozilla/5.0 (Macintosh)", "curl/8.
 
 @dataclass(frozen=True, slots=True)
 class MadeEvent:
-    """One event before it has a header: its topic, its event time (ms) and its fields."""
+    """One event without a header: its topic, its event time (ms) and its fields."""
 
     topic: str
     time_ms: int
@@ -27,9 +27,9 @@ class MadeEvent:
 
 
 def made_events(count: int, *, start_ms: int, hours: int, seed: int) -> Iterator[MadeEvent]:
-    """`count` events spread evenly over `hours` from `start_ms`, one in five a SearchQuery.
+    """Yield `count` events, spread evenly over `hours` from `start_ms`, one in five a SearchQuery.
 
-    Times jitter by up to 90 s, so neighbours change places and hours overlap in the stream.
+    Times jitter by up to 90 s, so neighbouring events change places and hours overlap in the stream.
     """
     chance = random.Random(seed)
     span = hours * HOUR_MS

@@ -2,7 +2,7 @@
 
 `python -m millrace_demo.faulty_broker drop|duplicate CONFIG.toml` runs the ordinary broker with one function
 of its mirror replaced, as if that function had a bug. The log, too, would refuse a repeated batch, so its
-check is removed. Nothing of this is in the broker's own code.
+check is removed. The broker's own code has no trace of this.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 TOPIC = "PageView"
 MIN_RECORDS = 2
-"""A batch of one message makes a poor example."""
+"""Fewest records of the batch: a batch of one message would be a poor example."""
 Runs = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Iterator[Run]]
 
 
 def once(fault: Callable[[Run, int], Run]) -> Runs:
-    """`runs_of` with the injected fault at the topic's first batch of several records."""
+    """Return `runs_of` with the injected fault at the topic's first batch of several records."""
     done = False
 
     def faulty_runs_of(
@@ -64,7 +64,7 @@ def duplicate(run: Run, index: int) -> Run:
 
 
 def replace_function(module: ModuleType, name: str, by: Callable[..., object]) -> None:
-    """Replace a function of a module; AttributeError when the module has none of that name."""
+    """Replace a function of a module. Raise AttributeError when the module has no function of that name."""
     getattr(module, name)
     setattr(module, name, by)
 

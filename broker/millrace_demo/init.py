@@ -1,4 +1,4 @@
-"""`millrace init`: creates the first files of an event type, of its DAG and of a deployment.
+"""`millrace init`: create the first files of an event type, of its DAG and of a deployment.
 
 No existing file is overwritten. Only `millrace.toml` and `topics.toml` are changed, by one entry each, and
 only if nothing else in them changes.
@@ -62,7 +62,7 @@ _folder_option = click.option(
 
 @click.group(cls=CommandGroup)
 def init() -> None:
-    """Make the files that an event type, a DAG or a deployment begins with.
+    """Create the first files of an event type, a DAG or a deployment.
 
     Example: millrace init event OrderPlaced
     """
@@ -72,7 +72,7 @@ def init() -> None:
 @click.argument("name")
 @_folder_option
 def event(name: str, folder: Path) -> None:
-    """Make the schema of event NAME and a producer of it; NAME is also its topic.
+    """Create the schema of event NAME and a producer of it; NAME is also the topic.
 
     The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. The topic is added to
     a deployment in millrace.toml, to its mirror if that lists topics, and to topics.toml. Then the next
@@ -122,9 +122,9 @@ def event(name: str, folder: Path) -> None:
 @init.command()
 @_folder_option
 def dag(folder: Path) -> None:
-    """Copy the DAGs of the warehouse, and make the environment in which Airflow runs them.
+    """Copy the DAGs of the warehouse, and create the environment in which Airflow runs them.
 
-    The topics are those of the schemas in the folder: make the first one with `millrace init event`.
+    The topics come from the schemas in the folder: create the first schema with `millrace init event`.
 
     Example: millrace init dag --folder pipeline
     """
@@ -144,7 +144,7 @@ def dag(folder: Path) -> None:
 @init.command()
 @_folder_option
 def deployment(folder: Path) -> None:
-    """Make millrace.toml: two datacenters and the offline one, which mirrors every topic, on this machine.
+    """Create millrace.toml: two datacenters, and the offline one, which mirrors every topic, on this machine.
 
     Example: millrace init deployment --folder pipeline
     """
@@ -173,7 +173,10 @@ def _create(file: Path, text: str) -> None:
 
 
 def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
-    """Add the topic to every cluster that producers produce to; returns them with a broker of each."""
+    """Add the topic to every cluster to which producers produce.
+
+    Return these clusters, each with one broker.
+    """
     text = file.read_text()
     try:
         before = tomllib.loads(text)

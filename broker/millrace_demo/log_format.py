@@ -1,7 +1,8 @@
-"""Formats of web servers' access logs, which turn a line into a PageView's time and fields. Reads no files.
+"""Formats of web servers' access logs, which turn a line into a PageView's time and fields. No files are read
+here.
 
 By default a line is in the combined or common format, perhaps with a virtual host before it (Apache's
-vhost_combined) or more values behind it (nginx's "main" and additions to it). Any other format is given as in
+vhost_combined) or more values after it (nginx's "main" and additions to it). Any other format is given as in
 LogFormat or log_format. No pattern here can match a character in two ways, so any line costs time in
 proportion to its length.
 """
@@ -61,7 +62,7 @@ MOST_VALUES = 64
 
 
 class BadLine(ValueError):
-    """A line that is not in the format; the text has the reason."""
+    """A line is not in the format; the text has the reason."""
 
 
 class LogFormat:
@@ -79,9 +80,9 @@ class LogFormat:
         )
 
     def parse(self, line: str) -> tuple[int, dict[str, Any]]:
-        """(time in ms, a PageView's fields without the header) of a line.
+        """Return (time in ms, a PageView's fields without the header) of a line.
 
-        Raise BadLine when it cannot be read.
+        Raise BadLine when the line cannot be read.
         """
         match = self._pattern.fullmatch(line)
         if match is None:
@@ -154,7 +155,7 @@ def _pattern_of(text: str) -> re.Pattern[str]:
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
     """Yield literals and values in order: (text, False) or (field, True).
 
-    "" is a value that PageView lacks.
+    The field "" is a value that PageView lacks.
     """
     nginx = _NGINX_VALUE.search(text) is not None
     end = 0
@@ -172,7 +173,10 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _request(text: str) -> tuple[str, str, str]:
-    """Return method, URL and protocol; a text that is no HTTP request (a scan's garbage) is all URL."""
+    """Return method, URL and protocol.
+
+    A text that is no HTTP request (a scan's garbage) counts as the URL.
+    """
     parts = text.split(" ")
     if len(parts) < 2:
         return "", text, ""

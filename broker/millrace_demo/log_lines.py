@@ -1,7 +1,7 @@
 """Lines of a log as bytes: from a file, gzip, standard input, or a file that grows and is rotated.
 
-A line longer than MAX_LINE_BYTES is handed on as its beginning, and the rest of it is not held. Knows no
-format of lines, and publishes nothing.
+Of a line longer than MAX_LINE_BYTES only the beginning is handed on, and the rest is not kept. Lines are not
+parsed or published here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from millrace_agent.rotation import is_replaced, open_again, open_next
 logger = logging.getLogger("millrace.access-log")
 
 MAX_LINE_BYTES = 64 * 1024
-"""Servers refuse longer requests; the rest of a longer line is dropped as it arrives."""
+"""Longest line: servers refuse longer requests. The rest of a longer line is dropped as it arrives."""
 READ_BYTES = 256 * 1024
 POLL_S = 0.25
 SILENCE_S = 5.0
-"""Time without a write after which a rotated file is left for the new one: writers change files late."""
+"""Time without a write after which a rotated file is left for the new file: writers change files late."""
 BEGINNING_BYTES = 256
-"""First bytes of a file by which, besides its inode, the file is recognized."""
+"""Number of a file's first bytes by which, besides its inode, the file is recognized."""
 STDIN = Path("-")
 
 
@@ -57,11 +57,11 @@ class Position:
     offset: int
     line: int
     beginning: str
-    """The file's first bytes, at most BEGINNING_BYTES and none past `offset`, in hex."""
+    """The file's first bytes, at most BEGINNING_BYTES and none after `offset`, in hex."""
 
     @classmethod
     def load(cls, path: Path) -> Position | None:
-        """Read the position that `save` wrote; None if there is no file.
+        """Read the position that `save` wrote. Return None if there is no file.
 
         Raise MillraceError for anything else.
         """
@@ -75,7 +75,10 @@ class Position:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Replace the file by this position; after a crash it holds the old or the new one, whole."""
+        """Replace the file's content by this position.
+
+        After a crash the file holds the whole old or the whole new position.
+        """
         written = path.with_name(f".{path.name}.new")
         try:
             with written.open("w") as file:
@@ -89,18 +92,18 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Lines that arrived together. Once they are published, everything before `position` is."""
+    """Lines that arrived together. Once they are published, everything before `position` is published."""
 
     lines: Sequence[RawLine]
     read: int = 0
     """Bytes of the source so far; of gzip, compressed bytes."""
     position: Position | None = None
     caught_up: bool = False
-    """True when there is nothing more to read at this moment."""
+    """True when there is nothing more to read at the moment."""
 
 
 class LineSplitter:
-    """Splits bytes into whole lines; holds at most MAX_LINE_BYTES of the line that has not ended."""
+    """Splits bytes into whole lines. It keeps at most MAX_LINE_BYTES of the unfinished line."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -109,7 +112,7 @@ class LineSplitter:
         self._begun = b""
 
     def receive(self, data: bytes) -> list[RawLine]:
-        """Return the lines that end in `data`; the first may have begun in the data before."""
+        """Return the lines that end in `data`. The first line may have begun in the data before."""
         *ended, rest = data.split(b"\n")
         lines = [self._end(part) for part in ended]
         self._hold(rest)
@@ -133,9 +136,10 @@ class LineSplitter:
 
 
 def read_lines(path: Path) -> Iterator[Chunk]:
-    """All lines of a file, or of standard input for `-`, unzipped if they are gzip.
+    """Yield all lines of a file, or of standard input for `-`, decompressed if they are gzip.
 
-    MillraceError when the source cannot be read, or read on: the whole lines before that are handed on first.
+    Raise MillraceError when the source cannot be read, or read further; the whole lines before that are
+    yielded first.
     """
     splitter = LineSplitter()
     try:
@@ -161,7 +165,8 @@ def read_lines(path: Path) -> Iterator[Chunk]:
 
 
 class Follower:
-    """The lines of a file that grows, from `start` or its beginning, through rotations, without an end.
+    """A reader of the lines of a file that grows, from `start` or its beginning, through rotations, without
+    an end.
 
     A renamed file is read to its end before the next file; a truncated file (copytruncate) is read again from
     its beginning. Rotated files are found by their names: FILE.1, FILE-20260101.
@@ -173,7 +178,7 @@ class Follower:
         self._path, self._start, self._clock = path, start, clock
 
     def chunks(self) -> Iterator[Chunk]:
-        """Endless chunks; an empty one every POLL_S while nothing arrives.
+        """Yield chunks without an end; an empty chunk every POLL_S while nothing arrives.
 
         Raise MillraceError if reading fails.
         """
@@ -205,8 +210,8 @@ class Follower:
             raise MillraceError(f"cannot read {self._path}: {error.strerror or error}") from error
 
     def _read(self, file: io.FileIO, start: Position | None) -> Iterator[Chunk]:
-        """Yield the rest of one file, until another file has its name and it was not written
-        for SILENCE_S.
+        """Yield the rest of one file, until another file has its name and it has not been written to for
+        SILENCE_S.
         """
         splitter = LineSplitter(start.line if start is not None else 0)
         offset, silent_since = start.offset if start is not None else 0, self._clock()
@@ -241,5 +246,8 @@ def _position(file: io.FileIO, offset: int, line: int) -> Position:
 
 
 def _begins_as(file: io.FileIO, position: Position) -> bool:
-    """Return True when the file begins like the position's file: an inode may be another file's by now."""
+    """Return True when the file begins like the position's file.
+
+    The inode alone may be another file's by now.
+    """
     return _position(file, position.offset, position.line).beginning == position.beginning

@@ -1,8 +1,8 @@
 """The demo's proof: compares the acknowledged messages with the rows that can be read back, one by one.
 
-Compares sets of (topic, instance, sequence), never totals: a loss and a duplicate in the same hour must not
-cancel. Reads the Parquet files directly with pyarrow, so that a bug in Millrace's own readers cannot hide a
-bug in its writers.
+The proof compares sets of (topic, instance, sequence), never totals: a loss and a duplicate in the same hour
+must not cancel each other out. It reads the Parquet files directly with pyarrow, so that a bug in Millrace's
+own readers cannot hide a bug in its writers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publishes the demo's events in every datacenter and returns what was acknowledged."""
+"""Publishing the demo's events in every datacenter; the result is the acknowledged events."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _publish(
 
 
 def span_of_log(log: Path) -> Span:
-    """Return the whole hours that the log's events lie in."""
+    """Return the whole hours that contain the log's events."""
     times = [event.time_ms for event in read_log(log)]
     first, last = min(times) // HOUR_MS, max(times) // HOUR_MS + 1
     return (
@@ -103,6 +103,9 @@ def _producer(endpoints: Endpoints, cluster: str, server: str) -> AuditedProduce
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a progress bar that disappears when it is full; there is none if the console is no terminal."""
+    """Return a progress bar that disappears when it is full.
+
+    It is invisible if the console is no terminal.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

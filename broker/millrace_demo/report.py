@@ -24,14 +24,14 @@ class Hour:
 
     @property
     def complete(self) -> bool:
-        """True when the verdict is `complete` and the table has as many rows as were acknowledged."""
+        """True when the verdict is `complete` and the table has a row for each acknowledged event."""
         return self.audited.verdict == "complete" and self.rows == self.audited.acknowledged
 
 
 def hours_of(answers: Iterable[Completeness], rows: Mapping[str, Mapping[str, int]]) -> list[Hour]:
     """Return the hours that have messages, in order, per topic.
 
-    `rows` is topic -> hour -> rows in the table.
+    `rows` is the number of rows in the table, by topic and hour.
     """
     return [
         Hour(answer.topic, hour, rows[answer.topic].get(f"{hour.start:%Y-%m-%dT%H}", 0))

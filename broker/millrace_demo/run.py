@@ -1,7 +1,7 @@
 """The demo from end to end: start, publish, run the DAG, compare, report.
 
-Every step uses a user's means: the supervised processes of `millrace up`, the producer, the DAG through
-Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
+Every step uses the same tools as a user: the supervised processes of `millrace up`, the producer, the DAG
+through Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, U
 
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
-"""Time (s) that Airflow gets to end its jobs and itself, and the number of signals in that time."""
+"""Time (s) in which Airflow must end its jobs and itself, and the number of signals in that time."""
 BATCH_TOPIC = "SearchQuery"
 """The topic of `deploy/local.toml` that a task of the DAG mirrors."""
 WAIT_MINUTES = 3.0
-"""Time for which the DAG waits for complete hours; a minute is plenty on an idle machine."""
+"""Minutes for which the DAG waits for complete hours; one minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
-"""The same with an injected fault, with which the hours are never complete."""
+"""The same with an injected fault: then the hours are never complete."""
 JUDGED_S = 60.0
-"""Time that the auditor gets to judge the complete windows again with the counts of the tables."""
+"""Time in which the auditor must judge the complete windows again with the counts of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,14 @@ class DemoOptions:
     access_log: Path | None
     fault: str | None
     kafka: Mapping[str, str]
-    """Bootstrap addresses of running Kafka clusters to use instead, by cluster name."""
+    """Bootstrap addresses of running Kafka clusters that replace started clusters, by cluster name."""
     deployment: Path
     dags: Path
     schemas: Path
     scratch: Path
     replicas: int
-    """Replicas of each partition; from 2 on, each cluster loses a broker and its disk meanwhile."""
+    """Replicas of each partition. With 2 or more, each cluster loses a broker and its disk
+    during the demo."""
     secure: bool
     """True for TLS and logins, whatever the deployment's file says."""
 
@@ -95,7 +96,7 @@ class Outcome:
 
 
 def run_demo(options: DemoOptions, console: Console) -> Outcome:
-    """Run the whole path once in `options.scratch`. Raise MillraceError when a step cannot be done at all."""
+    """Run the whole path once in `options.scratch`. Raise MillraceError when a step is impossible."""
     began = time.monotonic()
 
     def print_step(step: str) -> None:
@@ -153,7 +154,7 @@ def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float)
 
 
 def _destroy_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
-    """Kill the first broker of each cluster started here and delete its log; returns the brokers' names."""
+    """Kill the first broker of each cluster started here and delete its log; return the brokers' names."""
     lost = [f"{name}-1" for name in endpoints.bootstraps if name not in options.kafka]
     for broker in lost:
         supervisor.lose(broker)
@@ -164,7 +165,7 @@ def _destroy_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Sup
 def _publish(
     options: DemoOptions, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> tuple[list[Published], Span]:
-    """Publish the log or generated events; returns the acknowledged events and the whole hours of them."""
+    """Publish the log or generated events; return the acknowledged events and their whole hours."""
     if options.access_log is not None:
         span = span_of_log(options.access_log)
         return publish_access_log(options.access_log, endpoints, console, halfway), span
@@ -180,7 +181,10 @@ def _failures(
     mirrored: int,
     dag_failure: str | None,
 ) -> list[str]:
-    """Return every finding of the proof and of the audit; without any, the first other reason to fail."""
+    """Return every finding of the proof and of the audit.
+
+    If there are none, the first other reason for a failure.
+    """
     failures = [*map(str, proof.findings), *_audit_findings(answers)]
     unfinished = [f"{hour.topic} {hour.audited.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete]
     if not failures and dag_failure:
@@ -256,7 +260,7 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
 def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
     """Return the same deployment on free ports, in another folder, with final verdicts as soon as possible.
 
-    Clusters named in `kafka` run already: they are not started, but found at its addresses.
+    Clusters named in `kafka` run already: they are not started, and are reached at the addresses in `kafka`.
     """
     if unknown := kafka.keys() - config.clusters.keys():
         raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no cluster of that name")
@@ -295,7 +299,7 @@ def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[
 def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:
     """Return the cluster without a batch mirror.
 
-    An aggregate cluster gets a partition for each of its origins'.
+    An aggregate cluster gets a partition for each partition of its origins.
     """
     if (mirror := cluster.mirror) is None:
         return cluster
@@ -315,7 +319,7 @@ def _run_dag(
     span: Span,
     print_step: Callable[[str], None],
 ) -> str | None:
-    """Run the DAG once through Airflow, printing each task's end; returns the reason if it failed."""
+    """Run the DAG once through Airflow, printing each task's end; return the reason if it failed."""
     log, last = options.scratch / "logs" / "airflow.log", ""
     with log.open("w") as errors, _airflow(options, endpoints, topics, span, errors) as airflow:
         assert airflow.stdout is not None
@@ -354,7 +358,10 @@ def _airflow(
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:
-    """Let Airflow end its jobs, then itself. A task that begins may take the signal, so it is sent again."""
+    """Let Airflow end its jobs, then itself.
+
+    A task that begins may swallow the signal, so the signal is sent again.
+    """
     for _ in range(END_TRIES):
         airflow.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -67,7 +67,7 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
 
 
 def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
-    """End the process here: Airflow would take an exception for a task's failure, and go on."""
+    """End the process here: Airflow would mistake an exception for a task's failure, and continue."""
     try:
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
@@ -79,7 +79,7 @@ def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoRet
 
 
 def _kill(job: Job) -> None:
-    """End a job; a job that is just beginning gets two seconds to note its processes."""
+    """End a job. A job that has just begun gets two seconds to note its processes."""
     deadline = time.monotonic() + 2.0
     while job.directory.is_dir() and time.monotonic() < deadline:
         try:
@@ -92,7 +92,7 @@ def _kill(job: Job) -> None:
 def run_dag(
     dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str], on_task: Callable[[], None]
 ) -> list[str]:
-    """Run the DAG in a migrated database; returns `task: reason` of each failed task, [] on success.
+    """Run the DAG in a migrated database; return `task: reason` of each failed task, [] on success.
 
     `on_task` is called as each task begins, so that it can take back the handling of signals from the task.
     """
@@ -125,7 +125,10 @@ def _parse(dag_id: str, dags_folder: Path) -> DAG | str:
 
 
 def _reserve_standard_output() -> IO[str]:
-    """Return standard output for our own lines; everything else that is printed goes to standard error."""
+    """Return standard output for the report's lines.
+
+    Everything else that is printed goes to standard error.
+    """
     sys.stdout.flush()
     report = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -144,7 +147,9 @@ def _configure(dags_folder: Path, home: Path) -> None:
 
 
 class _Reporter:
-    """Prints one line for each task that ends; keeps the reasons of tasks that failed for good."""
+    """A plugin of Airflow that prints one line for each task that ends, and keeps the reasons of finally
+    failed tasks.
+    """
 
     def __init__(self, report: IO[str], on_task: Callable[[], None]) -> None:
         self.failures: list[str] = []

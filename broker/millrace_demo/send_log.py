@@ -1,4 +1,7 @@
-"""Publishes an access log: once, or for as long as it grows. Knows no format of lines and no rotation."""
+"""Publishing an access log: once, or continuously while it grows.
+
+Formats of lines and rotation are handled elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,15 @@ from millrace_demo.log_lines import STDIN, Chunk, Follower, Position, read_lines
 
 SUBJECT = "PageView"
 LATENESS_MS = 300_000
-"""Largest age of a line when it is written. An older line is published, too, and opens its window again."""
+"""Largest expected age of a line when it is written. An older line is published, too, and opens its window
+again."""
 SETTLE_S = 5.0
-"""Interval at which a follower waits for the acknowledgements and saves its position."""
+"""Interval at which following waits for the acknowledgements and saves the position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Topic and cluster of the events, and the server and service that they are of."""
+    """Topic and cluster of the events, and the server and service that sent them."""
 
     topic: str
     cluster: str
@@ -42,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The file and part of it to read, the format, and where refused lines and the position go."""
+    """The file, the part of it to read, the format, and the files for refused lines and the position."""
 
     file: Path
     part: Part

@@ -1,4 +1,4 @@
-"""Readers of the published tables without code of Millrace: by the catalog's row and Iceberg's metadata.
+"""Reading the published tables without code of Millrace: by the catalog's row and Iceberg's metadata.
 
 The catalog of a local warehouse is a SQLite file; a table's row in it names the table's newest metadata.
 """
@@ -37,8 +37,8 @@ def rows_by_hour(location: str) -> Counter[str]:
 
 
 def rows_by_duckdb(location: str) -> int | None:
-    """Return the number of a table's rows, counted by DuckDB with its iceberg extension; None if that is
-    missing.
+    """Return the number of a table's rows, counted by DuckDB with its iceberg extension; None if the
+    extension is missing.
 
     The extension may be installed for DuckDB, or come from the PyPI packages `duckdb-extension-iceberg` and
     `duckdb-extension-avro` of the same version. Nothing is downloaded.
@@ -60,7 +60,7 @@ def rows_by_duckdb(location: str) -> int | None:
 def _extension(name: str, version: str) -> str:
     """Return the file of an extension from PyPI, if it fits this DuckDB.
 
-    Else the name that DuckDB looks up.
+    Otherwise return the name that DuckDB looks up.
     """
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:

@@ -1,7 +1,7 @@
 """Several clusters, a registry and an auditor on one machine, as supervised processes.
 
-Owns the order of starting and stopping, and the file that it writes for each broker. The processes are the
-ordinary commands: each of them may as well be started by hand, on another machine.
+This module decides the order of starting and stopping, and writes a file for each broker. The processes are
+the ordinary commands: each of them may as well be started by hand, on another machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 MAX_RESTARTS = 3
 RESTARTS_WITHIN_S = 60.0
-"""A child that ends more than MAX_RESTARTS times in this time is not started again."""
+"""Time in which a child may end MAX_RESTARTS times. If it ends more often, it is not started again."""
 _MILLRACE = (sys.executable, "-m", "millrace.cli")
 _LISTEN = ("--listen", "{address}")
 AUTHORITY = "SSL_CERT_FILE"
@@ -56,7 +56,7 @@ class MirrorConfig:
     origins: Sequence[str]
     """Names of clusters in the same file."""
     topics: Sequence[str] = ()
-    """Topics that the brokers copy all the time."""
+    """Topics that the brokers copy continuously."""
     batch_topics: Sequence[str] = ()
     """Topics for which only target partitions are created; the Spark batch mirror fills them."""
     by_mirrormaker: bool = False
@@ -68,7 +68,7 @@ class ClusterConfig:
     """One cluster: its brokers' addresses, its topics and its mirrors."""
 
     brokers: Sequence[str] = ()
-    """HOST:PORT of each broker to start; port 0 takes a free one."""
+    """HOST:PORT of each broker to start; port 0 takes a free port."""
     metrics: Sequence[str] = ()
     """HOST:PORT of each broker's metrics, in the brokers' order; empty: none."""
     bootstrap: str = ""
@@ -83,13 +83,16 @@ class ClusterConfig:
 
     @property
     def audit_topics(self) -> tuple[str, ...]:
-        """Topics of the audit's records in this cluster; only the aggregate cluster's is not mirrored."""
+        """Topics of the audit's records in this cluster.
+
+        Only the aggregate cluster's topic is not mirrored.
+        """
         return (AUDIT_TOPIC, COUNTS_TOPIC) if self.mirror is None else (OFFLINE_AUDIT_TOPIC,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
-    """Everything `millrace up` starts."""
+    """Everything that `millrace up` starts."""
 
     data_dir: str = "millrace-data"
     zookeeper: str = "127.0.0.1:2181"
@@ -108,18 +111,19 @@ class UpConfig:
     audit_interval_ms: int = 1000
     """Interval at which auditing readers publish counts."""
     grace_s: int = 60
-    """A window can be final this long after its end at the earliest."""
+    """Seconds after a window's end before which its verdict cannot be final."""
     clusters: Mapping[str, ClusterConfig]
     """Clusters by name, in the order of their start; the cluster with `mirror` is the aggregate cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of everything that was started."""
+    """Addresses of all started parts."""
 
     zookeeper: str
     registry_url: str
-    """URL with the token, if the registry asks for one; like the auditor's URL it must not be shown."""
+    """URL with the token, if the registry asks for a token. It must not be shown, nor must the
+    auditor's URL."""
     auditor_url: str
     bootstraps: Mapping[str, str]
     """HOST:PORT[,HOST:PORT] by cluster name."""
@@ -178,22 +182,22 @@ class Supervisor:
         return child
 
     def lose(self, name: str) -> None:
-        """Kill a child for good: it is not restarted, and does not count as failed."""
+        """Kill a child permanently: it is not restarted, and does not count as failed."""
         (lost,) = (supervised for supervised in self._children if supervised.child.name == name)
         self._children.remove(lost)
         lost.child.kill()
 
     def check(self) -> None:
-        """MillraceError naming the first child that has ended."""
+        """Raise MillraceError, with the name of the first child that has ended."""
         for supervised in self._children:
             child = supervised.child
             if child.exit_code is not None:
                 raise MillraceError(f"{_end_of(child)} (see {child.log})")
 
     def watch(self, notify: Callable[[str], None]) -> None:
-        """Restart children that end, and notify of it.
+        """Restart children that end, and call `notify` with a line about it.
 
-        Raise MillraceError when a child ends again and again.
+        Raise MillraceError when a child ends repeatedly.
         """
         while True:
             for supervised in self._children:
@@ -217,7 +221,7 @@ class Supervisor:
         ended.child = Child(child.name, ended.command, child.log, ended.environment, umask=self._umask)
 
     def stop(self) -> None:
-        """Stop every child, the last started first; none is left on return."""
+        """Stop every child, the last started first. On return no child is left."""
         while self._children:
             self._children.pop().child.stop(STOP_TIMEOUT_S)
 
@@ -245,7 +249,7 @@ class Deployment:
     def start(self) -> Endpoints:
         """Start everything and return the addresses; the caller stops the supervisor in any case.
 
-        MillraceError when something does not come up.
+        Raise MillraceError when a part does not start.
         """
         if self._config.topics_file:
             read_policies(self._config.topics_file)
@@ -281,7 +285,9 @@ class Deployment:
     def _run(
         self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
     ) -> Child:
-        """Start a command of Millrace; with `user` it uses the brokers as that user, and the registry."""
+        """Start a command of Millrace. With `user` it connects to the brokers and the registry
+        as that user.
+        """
         environment = {"MILLRACE_REGISTRY": self._url("registry", self._registry, name)} if user else {}
         if self._security and user:
             environment[VARIABLE] = str(self._security.client_file(user))
@@ -290,7 +296,7 @@ class Deployment:
     def _guard(self, service: str) -> Sequence[str]:
         """Return the options with which a service uses TLS and asks for tokens.
 
-        Missing tokens are created.
+        Create missing tokens.
         """
         if self._security is None:
             return ()
@@ -308,7 +314,7 @@ class Deployment:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
 
     def _start_brokers(self, name: str, zookeeper: str) -> str:
-        """Start a cluster's brokers and wait for all; returns its bootstrap addresses."""
+        """Start a cluster's brokers and wait for all of them; return its bootstrap addresses."""
         cluster = self._config.clusters[name]
         if self._security is not None:
             _create_users(self._security, zookeeper, name)
@@ -376,7 +382,7 @@ class Deployment:
             adopt(session, name, client, mirror.origins)
 
     def _start_audit(self, zookeeper: str) -> str:
-        """Start the auditor and a reader for each cluster and the warehouse; returns the auditor's URL."""
+        """Start the auditor and a reader for each cluster and the warehouse; return the auditor's URL."""
         config, zookeeper_at = self._config, ("--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *zookeeper_at]
         options += self._guard("auditor")
@@ -396,7 +402,7 @@ class Deployment:
 
 
 def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Return each client's token roles, by service. Only the operator has roles that it does not need."""
+    """Return the roles of each client's token, by service. Only the operator has more roles than it needs."""
     counts = ("read", "register:Audit*")
     readers = [_reader_of(name) for name in (*config.clusters, _WAREHOUSE)]
     return {
@@ -410,14 +416,14 @@ def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
 
 
 def _reader_of(place: str) -> str:
-    """Return name of the process that counts in a cluster or in the warehouse, and of its token."""
+    """Return the name of the process that counts in a cluster or in the warehouse, and of its token."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", f"{place}-reader")
 
 
 def make_tokens(security: SecurityFolder, service: str, roles: Mapping[str, Sequence[str]]) -> Path:
-    """Create the missing tokens of a service's clients, and the file by which the service knows them.
+    """Create the missing tokens of a service's clients, and the service's file of tokens.
 
-    Returns that file. If the file is missing no token is valid, so all are created again.
+    Return that file. If the file is missing no token is valid, so all tokens are created again.
     """
     access = security.path / f"{service}-access.toml"
     is_new = not access.exists()
@@ -434,14 +440,14 @@ def _token_file(security: SecurityFolder, service: str, client: str) -> Path:
 
 
 def _make_folder(path: Path, *, is_private: bool) -> None:
-    """Create a folder; only its owner may use a private one, even if the folder existed before."""
+    """Create a folder. Only its owner may use a private folder, even if the folder existed before."""
     path.mkdir(parents=True, exist_ok=True)
     if is_private:
         path.chmod(0o700)
 
 
 def _toml(**values: object) -> list[str]:
-    """Return a line for each key; a number, a text or a list of texts is the same in TOML as in JSON."""
+    """Return a line of TOML for each key. Numbers, texts and lists of texts are written as in JSON."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
@@ -496,14 +502,14 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
 
 
 def _hosts(config: UpConfig) -> list[str]:
-    """Return the names by which brokers and services of the deployment are found, each once."""
+    """Return the names by which brokers and services of the deployment are reached, each once."""
     brokers = [one for cluster in config.clusters.values() for one in cluster.brokers]
     places = [parse_address(one)[0] for one in (*brokers, config.registry, config.auditor)]
     return list(dict.fromkeys([*HOSTS, *places]))
 
 
 def _create_users(security: SecurityFolder, zookeeper: str, cluster: str) -> None:
-    """Give the folder's users their logins and rights in a cluster, which has no broker yet."""
+    """Create the folder's users, with their logins and rights, in a cluster that has no broker yet."""
     session = Session.connect(zookeeper)
     try:
         install(session, cluster, security)

@@ -60,7 +60,7 @@ class KafkaAggregate:
     def refresh(self) -> None:
         """Read the registry again, without topics that were deleted in Kafka: they are copied again.
 
-        MillraceError when ZooKeeper or Kafka does not answer.
+        Raise MillraceError when ZooKeeper or Kafka does not answer.
         """
         with self._lock:
             names = self._session.children(f"/{self.name}/topics")
@@ -81,7 +81,7 @@ class KafkaAggregate:
         """Return the partition that copies each origin partition: its present one, or a new one, never
         reused.
 
-        Raises OriginRecreated and PolicyViolation as Cluster.allocate_mirrors does.
+        Raise OriginRecreated or PolicyViolation as Cluster.allocate_mirrors does.
         """
         check_topic_name(topic)
         with self._lock:
@@ -140,7 +140,7 @@ class KafkaAggregate:
 def claim_name(session: Session, name: str, client: ClusterClient) -> None:
     """Record in ZooKeeper that the Apache Kafka is the cluster of that name.
 
-    MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers are
+    Raise MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers are
     Millrace's own.
     """
     if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):

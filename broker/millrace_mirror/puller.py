@@ -78,7 +78,7 @@ class MirrorTarget(Protocol):
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         """Return the recorded position of a partition.
 
-        Raises NotLeader. Raise LeaderNotAvailable or UnknownTopicOrPartition if this broker does not lead the
+        Raise NotLeader, LeaderNotAvailable or UnknownTopicOrPartition if this broker does not lead the
         partition. Raise StorageError if its log cannot be opened.
         """
 

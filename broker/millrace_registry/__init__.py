@@ -1,4 +1,4 @@
 """The schema registry: Avro schemas by id over HTTP, its client, and the check of a folder of schemas.
 
-Knows no broker.
+The package does not depend on the broker.
 """

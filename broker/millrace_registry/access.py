@@ -1,7 +1,7 @@
 """Access to the registry: the only place that checks a request's token and role.
 
-Every route but `/` and `/healthz` declares the role that it needs. `admit` asks the application's access list
-before any part of the request's body is read. Without a list every client has every role.
+Every route but `/` and `/healthz` declares the role that it needs. `admit` checks the application's access
+list before any part of the request's body is read. Without an access list every client has every role.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millrace_registry.requests import subject_or_global
 
 
 class Role(StrEnum):
-    """Roles by the actions that they allow; no role contains another."""
+    """Roles of clients. No role contains another."""
 
     READ = "read"
     """Read schemas, versions, levels and modes, and check a schema's compatibility."""
     REGISTER = "register"
     """Register schemas."""
     ADMIN = "admin"
-    """Delete, and change levels and modes."""
+    """Delete subjects and versions, and change levels and modes."""
 
 
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:

@@ -1,6 +1,6 @@
 """The registry over HTTP: Confluent's paths, media types and error codes.
 
-Left out: contexts (only the default one exists), tags, data rules and associations.
+It has no contexts (except the default one), tags, data rules or associations.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAns
 
 
 def create_app(store: Store, access: AccessList | None = None, usage: Usage | None = None) -> FastAPI:
-    """Return the application on a store, which holds all its state; `usage` gives its page the topics of a
-    schema.
+    """Return the application on a store, which holds all its state. `usage` has the topics of a schema, for
+    the web page.
 
     With `access` it answers only clients with the route's role.
     """
@@ -88,7 +88,7 @@ async def _deleted(
 
 
 async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
-    """Return prefix of the subjects' names; empty for the default context or all contexts."""
+    """Return the prefix of the subjects' names; empty for the default context or all contexts."""
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
 
@@ -188,9 +188,10 @@ def register(request: Request, store: Database, subject: Subject, body: SchemasB
 
 @_routes.post("/apply", dependencies=READ)
 def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str, Any]]:
-    """Apply levels and schemas of several subjects in one transaction: Millrace's own, for `schemas apply`.
+    """Apply levels and schemas of several subjects in one transaction. This path is Millrace's own, for
+    `schemas apply`.
 
-    The route's role READ is for all subjects, so schemas may refer to any.
+    The client needs READ for all subjects, so schemas may refer to any subject.
     """
     application = requests.application(body)
     for subject, _ in application.candidates:
@@ -303,9 +304,10 @@ def check(
 
 
 def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
-    """Add a setting's routes. `keys` may hold its value in a body; PUT answers the first, others the last.
+    """Add a setting's routes. `keys` may hold its value in a body; PUT answers with the first key, other
+    methods with the last.
 
-    Any other key is refused, except `normalize` if it is true: schemas are always normalized here.
+    Any other key is refused, except a true `normalize`: schemas are always normalized here.
     """
 
     @_routes.get(path, dependencies=READ)
@@ -345,7 +347,9 @@ _add_setting("/mode", service.MODE, "mode")
 
 
 def _candidate(request: Request, body: Mapping[str, Any]) -> service.Candidate:
-    """Return the schema in a body; its sender must have READ for referenced subjects, which answers quote."""
+    """Return the schema in a body. Its sender must have READ for referenced subjects, because answers quote
+    them.
+    """
     candidate = requests.candidate(body)
     for reference in candidate.references:
         admit(request, Role.READ, reference.subject)
@@ -373,7 +377,10 @@ def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
 
 
 def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
-    """Return the answer for a schema; without references if `text` is another text, with them written out."""
+    """Return the answer for a schema.
+
+    If `text` is given, with referenced types written out, the answer lists no references.
+    """
     answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
     if text not in (None, schema.text):
         answer.pop("references", None)

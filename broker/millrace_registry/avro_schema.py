@@ -1,10 +1,10 @@
-"""An Avro schema's text: read strictly, names resolved, written again in one canonical form.
+"""An Avro schema's text: read strictly, with names resolved, and written in one canonical form.
 
 Two texts with the same meaning (white space, key order, ways to write a name) become the same canonical text;
-documentation, defaults, aliases, logical types and other attributes stay in it. Refuses whatever the Avro
-specification forbids. Three flaws can be allowed, because data with such schemas exists: a default that does
-not fit its field and a union of nothing, which old libraries accept, and a name longer than MAX_NAME. Knows
-no ids, subjects or compatibility.
+documentation, defaults, aliases, logical types and other attributes stay in it. Everything that the Avro
+specification forbids is refused. Three flaws can be allowed, because data with these flaws exists: a default
+that does not fit its field, a union of nothing (old libraries accept both), and a name longer than MAX_NAME.
+Ids, subjects and compatibility are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from millrace.service.json_values import MOST_VALUES, has_too_many_values
 from millrace_registry.errors import InvalidSchema, UnknownType
 
 Json: TypeAlias = Any
-"""A JSON value. Trees below are JSON values with full names, and simple types as bare strings."""
+"""A JSON value. The trees in this module are JSON values with full names, and with simple types as bare
+strings."""
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
@@ -53,18 +54,19 @@ class AvroSchema:
     text: str
     """Canonical JSON text; types of referenced schemas appear by name only."""
     tree: Json
-    """The schema with full names and referenced types written out, so without references."""
+    """The schema with full names and referenced types written out: it has no references."""
     definitions: Mapping[str, Json]
     """Full name -> named type, of the schema itself and of referenced schemas."""
     flaw: str | None = None
-    """A tolerated flaw: the schema can read its old data, but cannot be registered normally."""
+    """A tolerated flaw: the schema can read its old data, but cannot be registered normally. None for a
+    schema without a flaw."""
 
     @property
     def resolved_text(self) -> str:
         return _dump(_write(self.tree, ""))
 
     def fingerprint(self, references: Sequence[Sequence[Any]] = ()) -> str:
-        """Return SHA-256 in hex; equal exactly when canonical text and references are equal."""
+        """Return the SHA-256 in hex. It is equal exactly when canonical text and references are equal."""
         identity = json.dumps([json.loads(self.text), references], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -72,7 +74,8 @@ class AvroSchema:
 def parse(text: str, referenced: Mapping[str, Json] | None = None, *, flawed_too: bool = False) -> AvroSchema:
     """Return the schema in a JSON text; `referenced` holds the named types of the schemas it refers to.
 
-    Raises InvalidSchema, one line with place and problem; with `flawed_too` not for a tolerated flaw.
+    Raise InvalidSchema, with place and problem in one line, when the schema is invalid; with `flawed_too` a
+    tolerated flaw is accepted.
     """
     referenced = referenced or {}
     reader = _Reader(dict(referenced))
@@ -125,7 +128,7 @@ def _too_deep() -> InvalidSchema:
 
 
 class DefaultChecker:
-    """Checks whether JSON values fit schemas as defaults; checked values must stay alive.
+    """Checks that JSON values fit schemas as defaults. Checked values must stay alive.
 
     Apache's Python library does not check defaults. A wrong default fails the first reader that needs it,
     long after the schema was accepted. A value is checked once for each named type: unions of records that
@@ -140,7 +143,7 @@ class DefaultChecker:
         self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
-        """Return True when the JSON value fits the schema as a default; for a union, any of its types."""
+        """Return True when the JSON value fits the schema as a default; for a union, one of its types."""
         self._count(1 + len(value) // 64 if isinstance(value, str) else 1)
         match schema:
             case list():
@@ -202,7 +205,7 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
 
 
 class _Reader:
-    """Reads one schema from top to bottom, as Avro defines names: a type is known from its definition on."""
+    """A reader of one schema, from top to bottom: in Avro a type is known from its definition on."""
 
     def __init__(self, definitions: dict[str, Json]) -> None:
         self.definitions = definitions
@@ -242,7 +245,7 @@ class _Reader:
         return self._name(kind, namespace, where)
 
     def _counted(self, name: str) -> str:
-        """Return a full name or path unchanged; InvalidSchema beyond _MAX_NAMES characters in all."""
+        """Return a full name or path unchanged. Raise InvalidSchema above _MAX_NAMES characters in all."""
         self._characters += len(name)
         if self._characters > _MAX_NAMES:
             raise InvalidSchema(f"its names are longer than {_MAX_NAMES} characters in all: shorten them")

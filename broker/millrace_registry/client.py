@@ -1,8 +1,8 @@
 """A client of any registry with Confluent's REST interface, Millrace's or another.
 
 Schemas by id are immutable, so they are fetched once and kept. Every wait is bounded: if a registry cannot be
-reached, one MillraceError is raised. Safe between threads; pickles as its address, so that it can be sent to
-a Spark worker.
+reached, one MillraceError is raised. The client is thread-safe. It pickles as its address, so it can be sent
+to a Spark worker.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from millrace.urls import address_and_auth, without_secret
 _WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
 """Pause before each retry. A registry that restarts is back within their sum, also on a busy machine."""
 _SHORTEST_TRY_S = 0.1
-"""Shortest timeout of a try, also for the only try of a caller whose timeout is over."""
+"""Shortest timeout of a try, also of the only try for a caller whose timeout is over."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
 class RegistryUnavailable(MillraceError):
-    """The registry does not answer, or not like a registry; a later retry may help."""
+    """The registry does not answer, or its answer is not a registry's. A later retry may help."""
 
 
 class UnknownSchema(MillraceError):
-    """The registry has no such schema, subject or version; a retry does not help."""
+    """The registry does not have the schema, subject or version. A retry does not help."""
 
 
 class SchemaRefused(MillraceError):
@@ -48,7 +48,10 @@ class RegisteredVersion(NamedTuple):
 
 
 class SchemaRegistryClient:
-    """Looks up, registers and checks schemas; stops retrying `timeout_s` after the first try."""
+    """A client that looks up, registers and checks schemas.
+
+    It stops retrying `timeout_s` after the first try.
+    """
 
     def __init__(self, url: str, *, timeout_s: float = 10) -> None:
         try:
@@ -56,9 +59,9 @@ class SchemaRegistryClient:
         except ConfigError as error:
             raise ConfigError(f"registry {error}") from None
         self.address = url
-        """The registry's URL with its password: for other clients of the registry, not for people."""
+        """The registry's URL with its password, for other clients of the registry. It must not be shown."""
         self.url = without_secret(url.rstrip("/"))
-        """The registry's URL without its password, for people."""
+        """The registry's URL without its password, which may be shown."""
         self._timeout_s = timeout_s
         self._home = HomeProcess("client of the schema registry")
         self._schemas: dict[int, Any] = {}
@@ -102,7 +105,8 @@ class SchemaRegistryClient:
             return None
 
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
-        """Register a schema (parsed JSON) under a subject; return its id, the old one if it exists already.
+        """Register a schema (parsed JSON) under a subject; return its id, which is the old id if the schema
+        exists already.
 
         `timeout_s` shortens the client's own timeout for this call. Raise SchemaRefused when the registry
         refuses the schema.
@@ -115,7 +119,8 @@ class SchemaRegistryClient:
         return self._ids[subject, text]
 
     def latest(self, subject: str, *, timeout_s: float | None = None) -> RegisteredVersion:
-        """Return the newest version of a subject, requested each time. Raise UnknownSchema when it has none.
+        """Return the newest version of a subject, requested each time. Raise UnknownSchema when the subject
+        has no version.
 
         `timeout_s` shortens the client's own timeout for this call.
         """
@@ -142,7 +147,7 @@ class SchemaRegistryClient:
     def subjects_of(self, schema_id: int) -> list[str]:
         """Return the subjects whose versions, deleted ones too, have the schema of an id.
 
-        None for an unknown id.
+        Return None for an unknown id.
         """
         try:
             return sorted(map(str, self.ask(f"/schemas/ids/{schema_id}/subjects?deleted=true")))
@@ -152,7 +157,7 @@ class SchemaRegistryClient:
     def is_millrace(self) -> bool:
         """Return True for a registry of Millrace, which takes a whole folder in one request.
 
-        RegistryUnavailable when the registry does not answer.
+        Raise RegistryUnavailable when the registry does not answer.
         """
         try:
             clusters = self.ask("/v1/metadata/id")["scope"]["clusters"]
@@ -163,7 +168,7 @@ class SchemaRegistryClient:
             return False
 
     def level(self, subject: str) -> tuple[str, bool]:
-        """Return the level that applies to a subject, and whether it is its own."""
+        """Return the level that applies to a subject, and True if the subject has its own level."""
         path = f"/config/{quoted(subject)}"
         try:
             return str(self.ask(path, expected=("compatibilityLevel",))["compatibilityLevel"]), True
@@ -190,7 +195,8 @@ class SchemaRegistryClient:
         expected: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Any:
-        """GET, or POST a body, or use `method`; return the answer's JSON, an object with the expected keys.
+        """Send a GET, a POST with the `body`, or the `method`. Return the answer's JSON, an object with the
+        expected keys.
 
         A request may be sent twice, so it must be idempotent.
         """

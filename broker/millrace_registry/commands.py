@@ -129,7 +129,7 @@ def check(
 ) -> None:
     """Check every schema in DIR: its syntax, its name, its audit header, and a registry's answer.
 
-    With --against, each schema must also be able to read data of its predecessor; removed files are named.
+    With --against, each schema must also be able to read data of its predecessor; removed files are listed.
     """
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
@@ -169,7 +169,10 @@ def check(
 def plan(
     directory: Path, plain: bool, url: str, words: Sequence[str], bootstrap: str | None, as_json: bool
 ) -> None:
-    """Show the result of registering the schemas in DIR, without a change; exit 1 if one would be refused."""
+    """Show the result of registering the schemas in DIR, without a change.
+
+    Exit 1 if a schema would be refused.
+    """
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
         if bootstrap is not None:
@@ -190,7 +193,7 @@ def plan(
 @_SUBJECTS
 @_JSON
 def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
-    """Register the schemas in DIR, or none of them if one would be refused; can be repeated."""
+    """Register the schemas in DIR, or none of them if any would be refused. Safe to repeat."""
     with SchemaRegistryClient(url) as client:
         changes = folder.apply(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     _show(changes, as_json)

@@ -1,10 +1,10 @@
 """A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one topic's schema, named like the topic and, if that is a valid name in Avro, like its record;
-with `plain`, any schema under any name. `subjects` gives the topic's subject; audit records keep their own
-names. A file may use the types of other files: in the registered schema they are written out. `plan` asks the
-registry for the result of registering and changes nothing; `apply` registers all files, or none if one is
-refused. `compare` asks no registry, but compares with a revision of git.
+One file is one topic's schema. Its name is the topic's name and, if that is a valid name in Avro, also its
+record's name. With `plain`, a file may hold any schema under any name. `subjects` gives the topic's subject;
+audit records keep their own names. A file may use the types of other files: in the registered schema they are
+written out. `plan` asks the registry for the result of registering and changes nothing; `apply` registers all
+files, or none if one is refused. `compare` asks no registry, but compares with a revision of git.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': AUDI
 
 @dataclass(frozen=True, slots=True)
 class SchemaFile:
-    """One `.avsc` file and its problem, if it has one."""
+    """One `.avsc` file, and its problem if there is one."""
 
     path: Path
     subject: str
@@ -74,17 +74,17 @@ class SchemaFile:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The result, or expected result, of registering one file."""
+    """The result, or the expected result, of registering one file."""
 
     subject: str
     file: str
     state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed", "ungated"]
     version: int | None = None
-    """The subject's version, which exists (unchanged) or would be new; None if it cannot be registered."""
+    """The subject's version, existing (unchanged) or new; None if the schema cannot be registered."""
     id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
-    """Reasons why the file cannot be registered; empty when it can."""
+    """Reasons why the file cannot be registered; empty if it can."""
     fields: tuple[str, ...] = ()
     """Fields that differ from the version before."""
     level: str | None = None
@@ -100,7 +100,7 @@ class Change:
 
 
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
-    """Return every `.avsc` file of a folder, sorted, each with its problem, without asking a registry.
+    """Return every `.avsc` file of a folder, sorted, each with its problem. No registry is asked.
 
     Raises MillraceError when the folder does not exist or holds no schema.
     """
@@ -117,7 +117,7 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
 def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
     """Return the levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc.
 
-    Raise MillraceError if wrong.
+    Raise MillraceError if they are wrong.
     """
     path = directory / LEVELS
     if not path.exists():
@@ -143,7 +143,8 @@ def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaF
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
-    """Return differences from a revision of git; a schema that could not read its old data is incompatible.
+    """Return the differences from a revision of git. A schema that could not read its old data is
+    incompatible.
 
     Raises MillraceError when git does not know the revision.
     """
@@ -205,8 +206,9 @@ def apply(
     """Register every file of a folder, with its level; none if one of them cannot be registered.
 
     A registry of Millrace does so in one transaction, and keeps commit and author. Other registries get file
-    after file, once all were checked, so a failure in between leaves some registered: repeat the call then.
-    Raise SchemaRefused naming every refused file. A repetition changes nothing.
+    after file, once all files were checked. A failure in between leaves some files registered: then repeat
+    the call. Raise SchemaRefused, with every refused file, when any file is refused. A repetition changes
+    nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -404,8 +406,9 @@ def _problem(tree: Any, subject: str) -> str | None:
 
 
 def _header_problem(fields: Sequence[Any]) -> str | None:
-    """Return the problem if the audit cannot read an event's header: it reads only these bytes of every
-    message.
+    """Return the problem if the audit cannot read an event's header.
+
+    The audit reads only the header's bytes.
     """
     if not fields or fields[0]["name"] != "header":
         return (

@@ -1,4 +1,4 @@
-"""Errors of the registry, with Confluent's error codes, because clients decide by them."""
+"""Errors of the registry, with Confluent's error codes, on which clients depend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ErrorCode(IntEnum):
 
 
 class RegistryError(Exception):
-    """A request that the registry refuses; the text gives the reason and what to do."""
+    """A request that the registry refuses; the text has the reason and the remedy."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -53,14 +53,14 @@ class RegistryError(Exception):
 
 
 class InvalidSchema(RegistryError):
-    """The text is no valid Avro schema, or a schema it refers to does not exist."""
+    """The text is no valid Avro schema, or it refers to a schema that does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_SCHEMA, message)
 
 
 class UnknownType(InvalidSchema):
-    """The schema uses a name that it does not define; `names` are the full names that it can mean."""
+    """The schema uses a name that it does not define; `names` are the possible full names."""
 
     def __init__(self, message: str, names: tuple[str, ...]) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Fields that a change of a schema adds, removes or changes, in lines for people."""
+"""The fields that a change of a schema adds, removes or changes, in lines for people."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Iterator, Sequence
 from millrace_registry.avro_schema import NAMED, RECORDS, AvroSchema, Json
 
 MAX_PATHS = 10_000
-"""Most paths of fields listed of one schema: types that use each other can make billions of paths."""
+"""Most paths of fields of one schema that are listed: types that use each other can have
+billions of paths."""
 MAX_CHARACTERS = 8 << 20
 """Most characters of paths and types of one schema: a long type may be reached by many paths."""
 
 _Place = tuple[str, Json, tuple[str, ...]]
-"""A path, the type there, and the names of the records on the path."""
+"""A path, the type at its end, and the names of the records on the path."""
 
 
 def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
-    """`+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path.
+    """Return `+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path.
 
-    Nested fields are compared down to the level at which a schema exceeds MAX_PATHS or MAX_CHARACTERS; a last
-    line then says so.
+    Nested fields are compared down to the level at which a schema exceeds MAX_PATHS or MAX_CHARACTERS; then a
+    last line states that.
     """
     old_levels, new_levels = _levels(old), _levels(new)
     before, after, nothing = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -44,7 +45,7 @@ def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
 
 
 def _levels(schema: AvroSchema) -> list[dict[str, str] | None]:
-    """Return fields by path with their type and default as text, one mapping for each level of nesting.
+    """Return each field's type and default as text, by path; one mapping for each level of nesting.
 
     The last level is None if there would be more than MAX_PATHS or MAX_CHARACTERS in all.
     """
@@ -76,7 +77,7 @@ def _fields_at(schema: AvroSchema, places: Sequence[_Place]) -> Iterator[tuple[_
 
 
 def _records(schema: AvroSchema, tree: Json) -> Iterator[dict[str, Json]]:
-    """Yield the records that a type is or holds in lists, maps and unions."""
+    """Yield the type itself, if it is a record, or the records in its lists, maps and unions."""
     if isinstance(tree, str):
         tree = schema.definitions.get(tree, tree)
     if isinstance(tree, list):

@@ -1,9 +1,9 @@
 """Largest ids that a registry has handed out, kept in ZooKeeper, which outlives the registry's database.
 
-    /audit/registry   persistent   {"drawn": 13, "stored": 12}
+/audit/registry persistent {"drawn": 13, "stored": 12}
 
 An id is noted as drawn before the transaction that stores its schema commits, and as stored after the commit.
-So a database that lacks a stored id is an older copy, and an id that was ever drawn is not drawn again.
+Therefore a database that lacks a stored id is recognized as an older copy, and no id is drawn twice.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ _PATH = "/audit/registry"
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest ids."""
+    """The largest ids that were drawn and stored."""
 
     drawn: int = 0
     stored: int = 0
 
 
 class HandedOut:
-    """The largest ids that were drawn and stored, over all registries of one ZooKeeper. For any thread."""
+    """The record of the largest ids, over all registries of one ZooKeeper. For any thread."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def check(self, largest_here: Callable[[], int]) -> None:
-        """Compare with a database: log an ERROR when it lacks ids, adopt its largest id when it has more."""
+        """Compare with a database. Log an ERROR when it lacks ids.
+
+        Adopt its largest id when that is larger.
+        """
         largest = self._read()[0]  # before the database: another registry may store an id in between
         here = largest_here()
         self._complain(largest, here)
@@ -48,7 +51,10 @@ class HandedOut:
             self.note(here)
 
     def last(self, here: int) -> int:
-        """Return the largest id ever drawn. `here` is the largest in the database, whose writers wait."""
+        """Return the largest id ever drawn.
+
+        `here` is the largest id in the database, whose writers are locked out.
+        """
         with _in_words():
             largest = self._read()[0]
         self._complain(largest, here)
@@ -76,7 +82,7 @@ class HandedOut:
             )
 
     def _read(self) -> tuple[Largest, int | None]:
-        """Return the ids and the node's version; None while there is no node."""
+        """Return the ids and the node's version; None for the version while there is no node."""
         node = self._session.get(_PATH)
         return (Largest(), None) if node is None else (Largest(**json.loads(node[0])), node[1].version)
 

@@ -1,4 +1,4 @@
-"""Effect of a changed folder of schemas on the messages that topics still hold; changes nothing."""
+"""The effect of a changed folder of schemas on the messages that topics still hold. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def with_retained(
 ) -> list[Change]:
     """Return the changes with notes about topics whose messages could not be read, and the ungated subjects.
 
-    Topics that carry ids of a changed subject, or are named like its file, are read whole; of other topics
-    only the end is read. A subject whose ids a topic carries, and which is not in the folder, gets a row of
-    its own, `ungated`. The audit's own records are left out.
+    Topics whose messages have ids of a changed subject, or which are named like its file, are read
+    completely; of other topics only the end is read. A subject that a topic uses and that is not in the
+    folder gets its own row, `ungated`. The audit's own records are left out.
     """
     from millrace_registry.retained import ids_in  # imports numpy, which no other command on schemas needs
 

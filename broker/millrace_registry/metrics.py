@@ -54,7 +54,7 @@ class Numbers:
 
 
 class Counted:
-    """Counts and times every request of an application."""
+    """Middleware that counts and times every request of an application."""
 
     def __init__(self, app: ASGIApp, numbers: Numbers) -> None:
         self._app, self._numbers = app, numbers

@@ -1,11 +1,10 @@
 """The registry's web page: subjects, their versions, two versions side by side, topics that use a schema.
 
-    GET /ui                             subjects, a page at a time
-    GET /ui/subjects/S                  its versions, level and mode
-    GET /ui/subjects/S/diff?old=1&new=2 the difference of two versions
+GET /ui subjects, a page at a time GET /ui/subjects/S its versions, level and mode GET
+/ui/subjects/S/diff?old=1&new=2 the difference of two versions
 
-Changes nothing. The templates escape all registered text, and a header forbids the browser to run scripts or
-load anything but the registry's style sheet and icon.
+The page changes nothing. The templates escape all registered text, and a header forbids the browser to run
+scripts or load anything but the registry's style sheet and icon.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ from millrace_registry.fields import changed_fields
 from millrace_registry.store import Store, StoredVersion, Transaction
 
 ROWS = 100
-"""Subjects, and versions, on one page."""
+"""Number of subjects, or of versions, on one page."""
 MAX_LINES = 1000
-"""Most lines of each schema shown side by side: the work grows with the square of their number."""
+"""Most lines of each schema in the comparison side by side: the work grows with the square of
+their number."""
 Offset: TypeAlias = Annotated[int, Query(ge=0, le=1 << 31)]
 _PAGES = Path(__file__).with_name("pages")
 _HEADERS = HEADERS | {
@@ -55,14 +55,14 @@ class SubjectRow:
 
     name: str
     latest: StoredVersion | None
-    """None when all its versions are deleted."""
+    """The subject's latest version; None when all its versions are deleted."""
     level: str
     own_level: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """A line of each of two schemas; empty where only the other has a line."""
+    """A line of each of two schemas; empty where only the other schema has a line."""
 
     old: str
     new: str

@@ -1,6 +1,7 @@
 """Schemas and their references: each schema is parsed and compared once for a request.
 
-Finds the rows of references and limits their number and size. Does not know subjects' rules or ids.
+This module finds the rows of references and limits their number and size. Rules of subjects and ids are
+handled elsewhere.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from millrace_registry.errors import InvalidSchema
 from millrace_registry.store import Reference, StoredSchema, Transaction
 
 MAX_REFERENCES = 250
-"""Most schemas that one schema may refer to, directly and through others."""
+"""Most schemas to which one schema may refer, directly and through other schemas."""
 MAX_REFERENCE_DEPTH = 32
-"""Most steps from a schema to the last one that it refers to through others."""
+"""Longest chain of references from one schema to another."""
 MAX_REFERENCED_CHARACTERS = 2 << 20
-"""Longest text of all the schemas that one schema refers to, directly and through others."""
+"""Longest text of all the schemas to which one schema refers, directly and through other schemas."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
     schema: AvroSchema
     sizes: Mapping[int, int]
-    """Characters of each schema that this one refers to, directly and through others, by id."""
+    """Characters of each schema to which this schema refers, directly and through other schemas, by id."""
     depth: int
 
 
@@ -66,7 +67,7 @@ class SchemaParser:
         """Return the schema in a text. Raise InvalidSchema if it is invalid, or its references are missing or
         too large.
 
-        A schema with a flaw is accepted here: stored schemas may have been imported with it.
+        A schema with a flaw is accepted: stored schemas may have been imported with the flaw.
         """
         return self._parse(rows, text, references).schema
 

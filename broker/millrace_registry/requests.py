@@ -1,7 +1,7 @@
 """Strict reading of requests: paths, bodies, subjects, ids.
 
 Unknown fields of a schema's body are ignored, because newer clients send more of them with every release.
-Data rules, tags and settings that are not supported are refused: a client would believe them to be in force.
+Data rules, tags and settings that are not supported are refused: a client would rely on them.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ class ConfluentHttp:
 
 
 async def own_pages(request: Request) -> None:
-    """Refuse changes that a browser sends for another site's page; runs for every request."""
+    """Refuse changes that a browser sends for another site's page. Runs for every request."""
     if from_another_site(request.method, request.headers):
         raise RegistryError(ErrorCode.FORBIDDEN, ANOTHER_SITE)
 
 
 async def only_text(request: Request) -> None:
-    """Refuse a query with characters that are no valid text; runs for every request."""
+    """Refuse a query with characters that are no valid text. Runs for every request."""
     _check_text([text for pair in request.query_params.multi_items() for text in pair])
 
 
 CHECKS = [Depends(own_pages), Depends(only_text)]
-"""Dependencies of every router, which run before a route's own."""
+"""Dependencies of every router, which run before the route's own dependencies."""
 
 
 def _check_text(value: Any) -> None:
@@ -133,7 +133,7 @@ async def subject_or_global(request: Request) -> str:
 
 
 async def schema_guid(guid: str) -> UUID:
-    """Return the GUID in a path's segment; SCHEMA_NOT_FOUND for a segment that is no GUID."""
+    """Return the GUID in a path's segment. Refuse any other segment with SCHEMA_NOT_FOUND."""
     try:
         return UUID(guid)
     except ValueError:
@@ -149,7 +149,7 @@ async def properties_in(request: Request) -> dict[str, str]:
 
 
 async def schema_number(schema_id: str) -> int:
-    """Return the id in a path's segment; SCHEMA_NOT_FOUND for a segment that is no id."""
+    """Return the id in a path's segment. Refuse any other segment with SCHEMA_NOT_FOUND."""
     number = _number_in(schema_id)
     if number is None:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -175,13 +175,13 @@ def _number_in(segment: str) -> int | None:
 
 
 async def body_of_schemas(request: Request) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON object of a request that registers."""
+    """Yield the JSON object of a request that registers schemas."""
     async with _json_object(request, MAX_BODY_BYTES) as value:
         yield value
 
 
 async def body_of_schema(request: Request) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON object of a request that asks about one schema."""
+    """Yield the JSON object of a request about one schema that registers nothing."""
     async with _json_object(request, MAX_QUESTION_BYTES) as value:
         yield value
 
@@ -193,7 +193,7 @@ async def body_of_setting(request: Request) -> AsyncIterator[Mapping[str, Any]]:
 
 
 def _json_object(request: Request, most: int) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-    """Return the request's JSON object; a body that is too large is refused before it is buffered."""
+    """Return the request's JSON object. A body that is too large is refused before it is buffered."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES + _READ_ONLY_MEDIA_TYPES:
         raise RegistryError(

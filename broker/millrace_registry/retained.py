@@ -1,4 +1,4 @@
-"""Schema ids in the messages that a topic still holds. Reads batches, decodes no message."""
+"""Schema ids in the messages that a topic still holds. Batches are read, but no message is decoded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from millrace.records.framing import frame_batches
 from millrace.wire.fetch import error_name
 
 TAIL = 1 << 16
-"""Offsets from a partition's end that are read for a sample: 64 KiB of log on Millrace's brokers, at most
-65,536 messages on Apache Kafka's."""
+"""Number of offsets before a partition's end that are read for a sample: 64 KiB of log on Millrace's brokers,
+at most 65,536 messages on Apache Kafka's."""
 _PREFIX_BYTES = 5
 _FETCH_BYTES = 4 << 20
 
 
 def ids_in(client: ClusterClient, topic: str, *, tail_only: bool = False) -> Counter[int]:
-    """Return schema id -> number of retained messages with it; `tail_only` samples the end of each partition.
+    """Return the number of retained messages of each schema id; `tail_only` samples the end of each
+    partition.
 
     Messages that do not begin with an id are left out. Raise MillraceError when a partition cannot be read.
     """

@@ -1,8 +1,8 @@
 """Rules of the registry: ids, versions, compatibility, deletion, and the settings that control them.
 
 Each distinct schema has one id in all subjects, which is never reused. A subject is a list of versions; a new
-version must keep the subject's compatibility level. Knows neither HTTP nor SQL: `app.py` calls it in a
-transaction of `store.py`. A change reads and writes in one transaction that no other writer overlaps.
+version must keep the subject's compatibility level. The rules use neither HTTP nor SQL: `app.py` calls them
+in a transaction of `store.py`. A change reads and writes in one transaction that no other writer overlaps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millrace_registry.store import (
 logger = logging.getLogger("millrace.registry")
 
 _AT_ONCE = 100
-"""Versions that a search reads at once; it may end with any of them."""
+"""Number of versions that a search reads at once; the search may end with any of them."""
 LATEST = -1
 """Number that means the newest live version, as in Confluent's paths."""
 GLOBAL = ""
@@ -52,7 +52,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[Value]):
-    """A setting that applies to a subject: its own value, the global one, or the default."""
+    """A setting that applies to a subject: the subject's own value, the global value, or the default."""
 
     name: str
     """Name of the setting in the store."""
@@ -62,7 +62,10 @@ class Setting(Generic[Value]):
     not_configured: ErrorCode
 
     def parse(self, text: object) -> Value:
-        """Return the value of that name, in upper or lower case. Raise RegistryError when there is none."""
+        """Return the value of that name, in upper or lower case.
+
+        Raise RegistryError when there is no such value.
+        """
         values = type(self.default)
         if isinstance(text, str) and text.upper() in values.__members__:
             return values[text.upper()]
@@ -89,7 +92,9 @@ class Setting(Generic[Value]):
         return self.of(rows, subject)
 
     def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
-        """Change the value; to IMPORT only while nothing is registered under the subject, unless forced."""
+        """Change the value. IMPORT is allowed only while nothing is registered under the subject, unless
+        forced.
+        """
         self._check_writable(rows, subject)
         if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None, page=ONE):
             raise _not_permitted(
@@ -125,9 +130,10 @@ class Candidate:
     properties: Mapping[str, str] | None = None
     """Metadata by which clients choose a version; None matches any in a look-up."""
     schema_id: int | None = None
-    """Only for an import: the schema's id in the other registry."""
+    """For an import, the schema's id in the other registry; otherwise None."""
     version: int | None = None
-    """For an import the version's number in the other registry, otherwise the number that it must get."""
+    """For an import, the version's number in the other registry; otherwise the number that the version must
+    get."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
         """Return the schema, and the fingerprint of its text and references."""
@@ -136,13 +142,15 @@ class Candidate:
 
 
 def check_known(rows: Transaction, subject: str, *, deleted: bool | None = False) -> None:
-    """Raise SUBJECT_NOT_FOUND when the subject has no live version; with None, no live or deleted one."""
+    """Raise SUBJECT_NOT_FOUND when the subject has no live version or, if `deleted` is None, no version at
+    all.
+    """
     if not rows.numbers(subject, deleted=deleted, page=ONE):
         raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
 
 
 def find_version(rows: Transaction, subject: str, number: int, *, deleted: bool = False) -> StoredVersion:
-    """Return a live version of a subject, with `deleted` any; LATEST prefers a live version."""
+    """Return a live version of a subject, or any version with `deleted`. LATEST prefers a live version."""
     state = None if deleted else False
     if number != LATEST:
         versions = rows.versions(subject, number, deleted=state)
@@ -163,7 +171,9 @@ def _no_version(number: int) -> RegistryError:
 
 
 def find_schema(rows: Transaction, schema_id: int) -> StoredSchema:
-    """Return the schema of an id; SCHEMA_NOT_FOUND when not even a deleted version holds it."""
+    """Return the schema of an id. Raise SCHEMA_NOT_FOUND when neither a live nor a deleted
+    version holds it.
+    """
     versions = rows.versions(schema_id=schema_id, deleted=None, page=ONE)
     if not versions:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -214,7 +224,9 @@ def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: b
 
 
 def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
-    """Register a schema; return the version that holds it, the existing one if the subject has it already."""
+    """Register a schema; return the version that holds it, which is the existing version if the subject has
+    the schema.
+    """
     parser = SchemaParser()
     with store.read() as rows:  # a restarted client, the common case, takes no lock
         existing = _check_candidate(rows, parser, subject, candidate)
@@ -230,7 +242,7 @@ def apply(
 ) -> list[StoredVersion]:
     """Set levels and register schemas in one transaction, all or none; return the versions, in order.
 
-    Each schema is checked by the level that its subject gets. An existing version keeps its origin. Raises as
+    Each schema is checked by its subject's new level. An existing version keeps its origin. Raises as
     `register` does for the first schema that is refused.
     """
     parser = SchemaParser()
@@ -260,7 +272,7 @@ def _check_candidate(
 ) -> StoredVersion | None:
     """Return the version that holds the schema; None if it must be registered.
 
-    Raises if that is not allowed.
+    Raise an error if that is not allowed.
     """
     schema, content = candidate.parse(rows, parser)
     existing = rows.versions(subject, content=content, properties=candidate.properties)
@@ -293,7 +305,7 @@ def _check_no_flaw(schema: AvroSchema) -> None:
 
 
 def _check_import(rows: Transaction, subject: str, candidate: Candidate, content: str) -> None:
-    """Refuse an id, or a version if given, that belongs to another schema here than in the other registry."""
+    """Refuse an id, or a given version, that belongs to different schemas here and in the other registry."""
     stored = rows.schema(fingerprint=fingerprint_of(content, candidate.properties))
     if stored is not None and stored.id != candidate.schema_id:
         message = f"the schema has id {stored.id} here, not {candidate.schema_id}"
@@ -326,10 +338,10 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
 
 
 def check(rows: Transaction, subject: str, candidate: Candidate, number: int | None = None) -> list[str]:
-    """Return reasons why the schema could not be registered, one line each; empty when it could.
+    """Return reasons why the schema could not be registered, one line each; empty if it could.
 
-    It is compared with one version, or by the subject's level with the latest or all. A subject without
-    versions accepts every schema.
+    The schema is compared with version `number` or, by the subject's level, with the latest or all versions.
+    A subject without versions accepts every schema.
     """
     parser = SchemaParser()
     schema, _ = candidate.parse(rows, parser)
@@ -347,7 +359,7 @@ def check(rows: Transaction, subject: str, candidate: Candidate, number: int | N
 
 
 def _compared(rows: Transaction, subject: str, level: Level) -> dict[int, int]:
-    """Return the numbers of the versions that a level compares with, each with the id of its schema."""
+    """Return the numbers of the versions with which a level compares, each with its schema's id."""
     if level.endswith("_TRANSITIVE"):
         return rows.numbers(subject)
     return {version.version: version.schema.id for version in _latest(rows, subject)}

@@ -1,10 +1,10 @@
 """The registry's rows, in SQLite or PostgreSQL: schemas, versions of subjects, settings.
 
-Knows rows and transactions, but no rule of the registry. A schema's row is never changed and never deleted,
-so its id is never reused, whatever versions are deleted. No other schema gets the number of a version that a
-reference names, so a schema's references never change their meaning. Writers take turns (one lock for the
-database), also across processes, so rows that a writer has read stay true until it commits. Ids are
-acknowledged only after a commit that survives a power cut.
+The rules of the registry are elsewhere. A schema's row is never changed and never deleted, so its id is never
+reused, whatever versions are deleted. If a reference names a version, no other schema gets that version's
+number, so a schema's references never change their meaning. One lock of the database admits one writer at a
+time, also across processes, so rows that a writer has read stay valid until it commits. Ids are acknowledged
+only after a commit that survives a power cut.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ONE = slice(0, 1)
 _REGISTRY, _DELETIONS = "", "deletions"
 """Subject and name of the setting that holds the number of permanent deletions."""
 MAX_RECENT_CHARACTERS = 32 << 20
-"""Most characters of schemas that a store remembers."""
+"""Most characters of schemas that a store caches."""
 _RECENT_S = 1.0
 """Longest time for which a store may return a schema that another process has deleted permanently."""
 
@@ -136,7 +136,8 @@ class StoredSchema:
     text: str
     references: tuple[Reference, ...]
     properties: Mapping[str, str]
-    """Its registered `metadata`, by which clients choose a version; part of its identity."""
+    """The schema's registered `metadata`, by which clients choose a version; part of the
+    schema's identity."""
 
     @property
     def guid(self) -> str:
@@ -191,7 +192,7 @@ class Transaction:
     def schema(
         self, schema_id: int | None = None, *, fingerprint: str | None = None, guid: UUID | None = None
     ) -> StoredSchema | None:
-        """Return the schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
+        """Return the schema of an id, a fingerprint or a GUID, also if no version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
         if guid is not None:  # a range of the unique index, in any collation of the database; no pattern
             query = query.where(_schemas.c.fingerprint.between(guid.hex + "0" * 32, guid.hex + "f" * 32))
@@ -327,7 +328,8 @@ class Transaction:
         return StoredVersion(subject, version, False, schema)
 
     def delete_versions(self, subject: str, version: int | None = None, *, permanent: bool) -> None:
-        """Mark a version, or without a number all of the subject, as deleted; or remove it permanently.
+        """Mark a version as deleted, or all versions of the subject if `version` is None; or remove them
+        permanently.
 
         The schema keeps its id, and the number is not reused. A version that is only marked can still be read
         by its schema's id, and by requests for deleted versions.
@@ -355,7 +357,8 @@ class Transaction:
         self._execute(_forgotten.insert().from_select(["subject", "version", "schema_id"], query))
 
     def is_named_as_another(self, subject: str, version: int, schema_id: int | None) -> bool:
-        """Return True when a reference names a permanently deleted version, unless that held this schema.
+        """Return True when a reference names a permanently deleted version, unless that version held this
+        schema.
 
         The schema of a version that an older release deleted is not known: then the result is True.
         """
@@ -370,12 +373,12 @@ class Transaction:
         self._execute(_origins.insert(), {"subject": subject, "version": version, **row})
 
     def origins(self, subject: str) -> dict[int, Origin]:
-        """Return number -> origin, of a subject's versions that were registered by `/apply`."""
+        """Return the origins of a subject's versions that were registered by `/apply`, by number."""
         rows = self._execute(sa.select(_origins).where(_origins.c.subject == subject))
         return {row.version: Origin(row.commit, row.author, row.time) for row in rows}
 
     def deletions(self) -> int:
-        """Return the number of permanent deletions; if it has grown, remembered ids may no longer exist."""
+        """Return the number of permanent deletions. If it has grown, cached ids may no longer exist."""
         return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
@@ -385,8 +388,8 @@ class Transaction:
     def referenced_by(
         self, subject: str, version: int | None = None, *, deleted: bool | None = False, page: slice = ALL
     ) -> list[int]:
-        """Return ids of schemas that refer to this version, or any of the subject, and have matching
-        versions.
+        """Return ids of schemas that refer to this version, or to any version of the subject, and that have
+        matching versions.
         """
         columns = {
             _references.c.subject: subject,
@@ -441,7 +444,8 @@ def _schema(row: Any) -> StoredSchema:
 
 
 class RecentSchemas:
-    """Recently read schemas by id. A schema never changes, so only its deletion can make an entry stale.
+    """A cache of recently read schemas by id. A schema never changes, so only its deletion can make an entry
+    stale.
 
     Entries are valid for _RECENT_S after the start of the last transaction that read the number of permanent
     deletions; a new number clears them. Methods may be called from any thread.
@@ -462,7 +466,7 @@ class RecentSchemas:
             return self._schemas.get(schema_id) if self.clock() < self._valid_until else None
 
     def add(self, schema: StoredSchema, deletions: int, began: float) -> None:
-        """Remember a schema read by a transaction that began at `began` and saw `deletions`."""
+        """Cache a schema that was read by a transaction which began at `began` and saw `deletions`."""
         with self._lock:
             if began <= self._changed_at:
                 return
@@ -490,7 +494,8 @@ class Store:
 
     @classmethod
     def open(cls, url: str, handed_out: HandedOut | None = None) -> Store:
-        """Open the database and create missing tables; MillraceError, one line, when it cannot be used.
+        """Open the database and create missing tables; Raise MillraceError, in one line, when it cannot be
+        used.
 
         With `handed_out`, ids that an older copy of the database lacks are not reused.
         """

@@ -1,7 +1,7 @@
-"""The registry's subject of a topic's schemas: by one strategy for a deployment, or another for a topic.
+"""The registry's subject of a topic's schemas: by one strategy for a deployment, or by another for a topic.
 
-A deployment sets it once: in its file of topics, and as words of `--subject` or of the variable
-MILLRACE_SUBJECTS. All code that registers, loads, promotes, reads or plans uses this module. Reads no
+A deployment sets its strategies once: in its file of topics, and as values of `--subject` or of the variable
+MILLRACE_SUBJECTS. All code that registers, loads, promotes, reads or plans uses this module. It reads no
 messages.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millrace_registry.client import SchemaRegistryClient
 
 ENVIRONMENT = "MILLRACE_SUBJECTS"
-"""Environment variable with the same words as `--subject`, separated by spaces."""
+"""Environment variable with values as for `--subject`, separated by spaces."""
 OPTION_HELP = (
     "Name of a topic's subject: topic, topic-value or record for all topics, TOPIC=SUBJECT or"
     " TOPIC=STRATEGY for one. Repeatable.  [default: topic]"
@@ -28,7 +28,7 @@ OPTION_HELP = (
 
 
 class Strategy(StrEnum):
-    """Naming of subjects; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
+    """Strategies to name subjects; the last two are Confluent's TopicNameStrategy and RecordNameStrategy."""
 
     TOPIC = "topic"
     """The topic's name."""
@@ -68,7 +68,7 @@ class Subjects:
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
-        """Return the subjects by the words, or else by MILLRACE_SUBJECTS, and by the file of topics."""
+        """Return the subjects by `words` (without them, by MILLRACE_SUBJECTS) and by the file of topics."""
         return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:
@@ -94,8 +94,8 @@ class Subjects:
     def of_messages(
         self, topic: str, ids_in: Callable[[], Iterable[int]], registry: SchemaRegistryClient
     ) -> str:
-        """Return the subject of a topic; if the strategy is RECORD, the record is found by ids in the
-        messages.
+        """Return the subject of a topic. If the strategy is RECORD, the ids in the messages determine the
+        record.
 
         Raises MillraceError when the ids are of several records.
         """
@@ -125,7 +125,8 @@ def full_name(schema: object) -> str | None:
 def foreign_ids(
     topic: str, ids: Iterable[int], subjects: Subjects, registry: SchemaRegistryClient
 ) -> dict[int, Sequence[str]]:
-    """Return ids in a topic's messages that its subject has never had, each with the subjects that hold it.
+    """Return the ids in a topic's messages that its subject has never had, each with the subjects that hold
+    it.
 
     An id that the registry does not know is left out: its messages cannot be read anyway.
     """

@@ -1,9 +1,9 @@
 """Export of a registry's contents into a folder, and import from a folder or a registry into a registry.
 
 Subjects, versions, ids, deleted versions and subjects' levels are kept, so data with those ids stays
-readable. Works between any registries with Confluent's interface. Existing versions stay as they are, so an
-import that ended halfway can be run again. Modes and schemas of other types than Avro are left out; so are,
-for a registry of Millrace, schemas with data rules or tags, which it does not support.
+readable. It works between any registries with Confluent's interface. Existing versions stay as they are, so
+an import that ended halfway can be repeated. Modes and schemas of other types than Avro are left out. For a
+registry of Millrace, which does not support data rules and tags, schemas with these are left out, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Contents:
     levels: Mapping[str, str]
     """Subject -> its own level."""
     level: str
-    """Level of the subjects without their own."""
+    """Level of the subjects without a level of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ def read_folder(directory: Path) -> Contents:
 def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Transfer]:
     """Import all contents into a registry; return one result for each version.
 
-    Raises SchemaRefused, before any change, when an id or a version belongs to another schema there.
+    Raise SchemaRefused, before any change, when an id or a version belongs to another schema in that
+    registry.
     """
     there = read_registry(client)
     to_millrace = client.is_millrace()
@@ -176,7 +177,10 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """(subject, version) -> reason to leave it out; versions that refer to it are left out, too."""
+    """Return the reason to leave a version out, by (subject, version).
+
+    Versions that refer to it are left out, too.
+    """
     reasons: dict[tuple[str, int], str] = {}
     known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):
@@ -207,9 +211,10 @@ def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str,
 
 @contextmanager
 def _importing(client: SchemaRegistryClient, subjects: Iterable[str]) -> Iterator[None]:
-    """Put subjects into mode IMPORT, which accepts ids; afterwards restore their modes.
+    """Put subjects into mode IMPORT, which accepts ids; restore their modes afterwards.
 
-    A subject already in this mode was left so by a run that ended halfway: afterwards it has no own mode.
+    A run that ended halfway may have left a subject in this mode: afterwards that subject has no mode of its
+    own.
     """
     modes: dict[str, str | None] = {}
     try:

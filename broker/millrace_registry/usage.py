@@ -12,7 +12,7 @@ logger = logging.getLogger("millrace.registry")
 _LOOK_AGAIN_S = 60.0
 _TIMEOUT_S = 10.0
 _MOST_TOPICS = 20
-"""Most topics that are named for one id; the rest is counted."""
+"""Most topics that are listed for one id; further topics are only counted."""
 
 
 class Usage:
@@ -24,7 +24,7 @@ class Usage:
         self._stop = threading.Event()
 
     def start(self) -> None:
-        """Look now and every minute, until `close`."""
+        """Read the topics now and every minute, until `close`."""
         if self._bootstrap is not None:
             threading.Thread(target=self._run, name="usage", daemon=True).start()
 
@@ -42,7 +42,7 @@ class Usage:
         return ", ".join(topics[:_MOST_TOPICS]) + more or "none"
 
     def look(self) -> None:
-        """Look once. Raise MillraceError when the brokers do not answer."""
+        """Read the topics once. Raise MillraceError when the brokers do not answer."""
         from millrace_registry.retained import ids_in  # imports numpy, not needed without brokers
 
         assert self._bootstrap is not None

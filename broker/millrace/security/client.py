@@ -76,7 +76,7 @@ def password(security: ClientSecurity) -> str:
 def token(security: ClientSecurity) -> tuple[str, float]:
     """Return the token in its file, and its expiry in seconds since 1970.
 
-    ConfigError when the file cannot be used.
+    Raise ConfigError when the file cannot be used.
     """
     text = read_secret(security.token_file, "the token").strip()
     try:

@@ -134,7 +134,7 @@ def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
     """Append a client to the file, which is created if missing. Return the client's token, which is not
     stored.
 
-    ConfigError when the name is taken or malformed.
+    Raise ConfigError when the name is taken or malformed.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"name {name!r} is not 1 to 100 letters, digits, _ and -")

@@ -1,1 +1,1 @@
-"""The verbs of the audit, a file each: `auditor`, `audit-reader` and `agent` run it, `audit` asks it."""
+"""The commands of the audit, one file each: `auditor` and `audit-reader` run it, `audit` asks it."""

@@ -1,4 +1,4 @@
-"""`millrace audit`: asks the auditor, and sends it what an operator accepts."""
+"""`millrace audit`: ask the auditor, and send it an operator's decisions."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _accept(
     replace_loads: bool,
     reason: str | None,
 ) -> bool:
-    """Send the operator's decision; False when the options make none."""
+    """Send the operator's decision. Return False when the options make no decision."""
     _check_decision(instance, service, server, before, disown, load, replace_loads, reason)
     if reason is None:
         return False
@@ -172,7 +172,7 @@ def _check_decision(
     replace_loads: bool,
     reason: str | None,
 ) -> None:
-    """MillraceError unless the options make one decision, with its reason, or none."""
+    """Raise MillraceError unless the options make one decision, with its reason, or no decision."""
     ways = [instance is not None, service is not None, load is not None, replace_loads]
     if sum(ways) > 1:
         raise MillraceError(

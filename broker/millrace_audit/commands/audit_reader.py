@@ -58,7 +58,7 @@ def audit_reader(
 ) -> None:
     """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
 
-    A second reader of the same tier stands by until the first one ends.
+    A second reader of the same tier stands by until the first reader ends.
     """
     from millrace_audit.reader.numbers import ReaderNumbers, serve
     from millrace_audit.reader.reader import AuditReader, ReaderConfig

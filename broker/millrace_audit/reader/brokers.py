@@ -1,6 +1,7 @@
 """Requests to each of the cluster's brokers: a broker that fails affects only its own partitions.
 
-An error of one partition affects no other partition. Does not retry: the caller knows when to ask again.
+An error of one partition affects no other partition. Nothing is retried here: the caller decides when to ask
+again.
 """
 
 from __future__ import annotations
@@ -42,32 +43,33 @@ class Brokers:
     def earliest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """Return the first offset of each log, or why it is not known.
+        """Return the first offset of each log, or the error.
 
-        Raise CannotRead when the broker is away.
+        Raise CannotRead when the broker cannot be reached.
         """
         return self._offsets(leader, partitions, EARLIEST)
 
     def latest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """Return the end of each log for consumers, likewise."""
+        """Return the end of each log for consumers, or the error, as `earliest` does."""
         return self._offsets(leader, partitions, LATEST)
 
     def written(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """Return the end of the acknowledged messages, likewise: on Apache Kafka also behind an open
-        transaction.
+        """Return the end of the acknowledged messages, or the error.
+
+        On Apache Kafka it may be after an open transaction.
         """
         return self._offsets(leader, partitions, LATEST, READ_UNCOMMITTED)
 
     def fetch(
         self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
-        """Return the contents of one answer behind these offsets.
+        """Return the contents of one answer from these offsets on.
 
-        Raise CannotRead when the broker is away.
+        Raise CannotRead when the broker cannot be reached.
         """
         limits = FetchLimits(
             max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS

@@ -1,12 +1,12 @@
-"""Counts the messages of record batches, many at once: their producers, sequences and fingerprints.
+"""Counting the messages of record batches, many at once: their producers, sequences and fingerprints.
 
-Reads only a message's header, and of a message without one the record's time. The counts depend on the bytes
-alone, so every tier that holds the same batches counts the same:
+Only a message's header is read, or the record's time if the message has no header. The counts depend on the
+bytes alone, so every tier that holds the same batches counts the same:
 
-- A message has a header when its schema begins with one, its names have at most 255 bytes and its numbers 64
-  bits.
+- A message has a header when its schema begins with a header, its names have at most 255 bytes and its
+  numbers 64 bits.
 - A batch with unreadable records (its CRC is right, so it was sent like that) counts as the number of foreign
-  messages that it states, at its largest timestamp, with the fingerprint of its bytes behind the 61-byte
+  messages that it states, at its largest timestamp, with the fingerprint of its bytes after the 61-byte
   header.
 """
 
@@ -29,10 +29,11 @@ from millrace_audit.reports.messages import ForeignCount
 from millrace_audit.reports.seals import fingerprint, wrapped
 
 ROWS = 10_000
-"""Messages counted at a time; a count may end behind each such part. With the longest names they make a count
-of less than 6 MB, which an audit topic takes."""
+"""Messages counted at a time; a count may end after each such part. With the longest names, a count of this
+many messages has less than 6 MB, which an audit topic takes."""
 _EARLIEST = WINDOW_MS - (1 << 63)
-"""Earliest event time: the window of an earlier one could begin at a number that no audit record can hold."""
+"""Earliest event time: the window of an earlier event could begin at a number that no audit
+record can hold."""
 _BOUND = 1 << 63
 _MOST_BYTES = 2 * (MAX_NAME_BYTES + 2) + 10
 """Largest size of names and instance in a header."""
@@ -75,14 +76,16 @@ class Part(NamedTuple):
     """Messages that were counted in one step."""
 
     end: int
-    """Offset behind all the messages."""
+    """Offset after all the messages."""
     messages: int
     times: Longs
     """Event times of the messages with a header."""
 
 
 class BatchCounter:
-    """Counts batches; `is_audited(schema_id)` says whether messages of that schema begin with a header."""
+    """A counter of batches. `is_audited(schema_id)` is True if messages of that schema begin
+    with a header.
+    """
 
     def __init__(self, is_audited: Callable[[int], bool]) -> None:
         self._is_audited = is_audited
@@ -114,7 +117,7 @@ class BatchCounter:
             yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
 
     def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
-        """Count all these messages; returns the times of those with a header."""
+        """Count all these messages; return the times of the messages with a header."""
         tagged = (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
         if tagged.all() and (ids == ids[0]).all():  # the usual case
@@ -162,7 +165,7 @@ class _Headers:
         return cls(names, group[good], time[good], sequence[good], hashes[at[good]], at[~good])
 
     def count(self, tally: Tally) -> None:
-        """Put consecutive sequences of one instance and window into the counts, a range at a time."""
+        """Add consecutive sequences of one instance and window to the counts, a range at a time."""
         if not len(self.time):
             return
         window = self.time - self.time % WINDOW_MS
@@ -191,7 +194,7 @@ def _run_starts(group: Longs, window: Longs, sequence: Longs) -> Longs:
 def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
     """Step over server, service and instance in every row.
 
-    Returns the names that occur, and for each row the index of its own; -1 for rows that have none.
+    Return the names that occur, and for each row the index of its names; -1 for rows without names.
     """
     names: list[_Names] = []
     group = np.full(len(rows), -1, np.int64)
@@ -216,7 +219,7 @@ def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
 
 
 def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
-    """Do the same field by field; the names found are appended to `names`."""
+    """Do the same as `_read_names`, field by field; append the names found to `names`."""
     start, end = rows.pos.copy(), rows.end
     for name in ("server", "service"):
         rows.skip(rows.varint(name), name)
@@ -250,7 +253,7 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
 
 
 def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
-    """Return the names and instance at that position; None when there are none, or a name is too long."""
+    """Return the names and instance at the position; None when there are none, or a name is too long."""
     data, texts = bytes(buffer.data[position : min(end, position + _MOST_BYTES)]), []
     at = 0
     try:
@@ -269,7 +272,7 @@ def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
 def _same_bytes(
     buffer: PaddedBuffer, start: Longs, room: Longs, size: int | Longs, model: np.int64 | Longs
 ) -> Mask:
-    """Return mask of the rows that have room for `size` bytes and whose next `size` bytes equal those at
+    """Return a mask of the rows that have room for `size` bytes and whose next `size` bytes equal those at
     `model`.
     """
     same: Mask = room >= size

@@ -1,7 +1,8 @@
 """Ends up to which the partitions of a tier are counted, read from the records of its counts topic.
 
-A reader keeps no state of its own: when it begins, it learns here where to go on. The auditor follows the
-same rules. Recent records are read first: those of the last turn are enough if they name every partition.
+A reader keeps no state of its own: when it begins, it finds here the offsets at which to continue. The
+auditor follows the same rules. Recent records are read first. The records of the last turn are enough if they
+name every partition.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def covered(
     before: int | None,
     partitions: Collection[PartitionKey],
 ) -> Ends:
-    """Return partition -> the next offset to count; without partitions that were never counted.
+    """Return the next offset to count of each partition, without partitions that were never counted.
 
-    `own` is the caller's turn, which has published its first heartbeat: behind it no other turn's records
+    `own` is the caller's turn, which has published its first heartbeat: after it no other turn's records
     count. `before` is the turn before it, None when there is none. Raise MillraceError when the topic does
     not show that heartbeat.
     """
@@ -70,7 +71,7 @@ def covered(
 def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
     """Return the counted ends by records in order.
 
-    A vanished partition keeps its end, for it may come back.
+    A vanished partition keeps its end, because the partition may come back.
     """
     ends: Ends = {}
     newest, beaten = -1, (-1, -1)

@@ -1,4 +1,4 @@
-"""A reader's metrics and health: how far behind it is, how late events are, and what is wrong.
+"""A reader's metrics and health: its lag, the events' delays, and its problems.
 
 The reader's thread updates plain numbers; requests read them in a thread of their own.
 """
@@ -29,7 +29,7 @@ PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
 BEHIND_S = 60.0
-"""Age of its newest heartbeat beyond which a reader that holds its turn is unhealthy."""
+"""Age of its newest heartbeat above which a reader that holds its turn is unhealthy."""
 _BOUNDS_MS = [int(1000 * bound) for bound in DELAYS_S]
 
 
@@ -40,7 +40,7 @@ class _Delays:
 
 
 class TierNumbers(Collector):
-    """The numbers of any reader, which fills them in from its thread."""
+    """The numbers of any reader. The reader's thread sets them."""
 
     def __init__(self, tier: str) -> None:
         self.tier = tier
@@ -50,9 +50,9 @@ class TierNumbers(Collector):
         """Cause of the last round's failure; None when the round did not fail."""
 
     def troubles(self) -> list[str]:
-        """Return everything that keeps the reader from counting all messages now.
+        """Return the problems that keep the reader from counting all messages now.
 
-        Empty while it stands by.
+        The list is empty while the reader stands by.
         """
         found = [] if self.trouble is None else [self.trouble]
         if self.turn is not None and self.heartbeat_at is not None:
@@ -142,9 +142,9 @@ class ReaderNumbers(TierNumbers):
 def serve(
     numbers: TierNumbers, listen: str, access_file: str = "", certificate: str = "", key: str = ""
 ) -> str:
-    """Serve `/metrics` and `/healthz` in threads of their own; returns their URL. Port 0 takes a free one.
+    """Serve `/metrics` and `/healthz` in threads of their own; return their URL. Port 0 takes a free port.
 
-    With an empty `listen` nothing is served: ConfigError then if the other options are given.
+    With an empty `listen` nothing is served. Raise ConfigError if other options are given in that case.
     """
     tls = tls_of(certificate, key)
     if not listen:

@@ -1,6 +1,7 @@
-"""State of a reader in one partition: its position, and what it has counted since the last published count.
+"""State of a reader in one partition: its position, and its counts since the last published count.
 
-Takes fetch answers, one at a time. Knows no connection, no other partition and no record of the audit.
+It takes fetch answers, one at a time. It has no connection, and is independent of other partitions and of
+audit records.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CannotRead(MillraceError):
 
 @dataclass(slots=True)
 class Stuck:
-    """Cause for which a partition cannot be read, and when reading is tried again."""
+    """The cause that prevents reading a partition, and the time of the next try."""
 
     cause: str
     retry_at: float
@@ -70,7 +71,7 @@ class Partition:
     limit: int | None = None
     """End of counting for now; it may lie inside a batch."""
     awaited: int = 0
-    """A `written` that consumers have not reached yet, and since when."""
+    """A value of `written` that consumers have not reached yet, and the time since when."""
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
@@ -81,10 +82,10 @@ class Partition:
     """Offset before which every record lies before the origin's end; None if no end is known."""
     published_origin: tuple[Origin | None, int | None] = (None, None)
     ask_at: float = 0.0
-    """Time (monotonic) at which the mirror's position is asked for again."""
+    """Time (monotonic) of the next request for the mirror's position."""
     stuck: Stuck | None = None
     shortest: int | None = None
-    """Smallest end of the log while it lies before the counted end, and since when it does."""
+    """Smallest end of the log while it is before the counted end, and the time since when."""
     short_since: float = 0.0
     truncated: int | None = None
     """Counted end at the time when the log was truncated, until the truncation is reported."""
@@ -111,7 +112,7 @@ class Partition:
 
     @property
     def behind(self) -> bool:
-        """True if there is more to read; the batch behind a cursor begins at its `next_base`, if known."""
+        """True if there is more to read. The batch after a cursor begins at its `next_base`, if known."""
         return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
 
     @property
@@ -125,7 +126,7 @@ class Partition:
         return self.stuck is None or time.monotonic() >= self.stuck.retry_at
 
     def stick(self, cause: str) -> bool:
-        """Note that the partition cannot be read; True if that, or the cause, is new."""
+        """Note that the partition cannot be read. Return True if that, or the cause, is new."""
         before = self.stuck
         if before is not None and before.cause.startswith(_DAMAGE) and cause.startswith(_DAMAGE):
             cause = before.cause  # a broker words the same damage differently once it has checked its disk
@@ -136,8 +137,8 @@ class Partition:
     def noted(self, high_watermark: int, written: int = 0) -> None:
         """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
-        CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
-        CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report those
+        Raise CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
+        Raise CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report those
         messages.
         """
         if high_watermark < self.end:
@@ -175,9 +176,10 @@ class Partition:
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
-        """Note the mirror's position, which accounts for all before `through`, if exactly that has been read.
+        """Note the mirror's position, which accounts for all records before `through`, if the reader has read
+        exactly up to `through`.
 
-        The mirror's position and the partition's contents may differ: the auditor finds that.
+        The mirror's position and the partition's contents may differ: the auditor notices that.
         """
         if self.origin is None:
             self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
@@ -185,15 +187,15 @@ class Partition:
             self.origin, self.copied_through = _origin(position), through
 
     def skip_to(self, log_start: int) -> None:
-        """Note the unread offsets before `log_start` as lost: they are gone and can never be counted."""
+        """Note the unread offsets before `log_start` as lost: they were deleted and can never be counted."""
         self.lost.add(self.cursor.next_offset, log_start - 1)
         self.cursor = Cursor(log_start)
 
     def take(self, fetched: FetchedPartition, counter: BatchCounter) -> Iterator[Part]:
-        """Count the messages of a fetch's answer, part by part; a count may end behind each part.
+        """Count the messages of a fetch's answer, part by part; a count may end after each part.
 
-        Raises CannotRead at a damaged batch, when all before it is counted. Errors of `counter` are passed
-        on; what was counted by then stays.
+        Raise CannotRead at a damaged batch, after all batches before it are counted. Errors of `counter` are
+        passed on; the counts so far stay.
         """
         if (
             fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE

@@ -1,11 +1,11 @@
 """The auditing reader: counts every message of one cluster and publishes the counts.
 
-One process counts a cluster; others stand by. It reads raw batches up to the high watermark and looks only at
-the audit header. For each partition it publishes the range of offsets that it read, with the sequences found
-there. A heartbeat states that every message visible in the cluster at its time is counted, except in the
-partitions that it names. The reader keeps no state of its own: it learns from the counts topic where to go
-on, so it may be killed at any moment. Memory is bounded by the size of one fetch and by a size after which a
-count is published early.
+One process counts a cluster; further readers stand by. It reads raw batches up to the high watermark, and
+only the audit header of each message. For each partition it publishes the range of offsets that it read, with
+the sequences found there. A heartbeat states that every message visible in the cluster at its time is
+counted, except in the partitions that it names. The reader keeps no state of its own: the counts topic holds
+the offsets at which to continue, so the reader may be killed at any moment. Memory is bounded by the size of
+one fetch and by a size after which a count is published early.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 logger = logging.getLogger("millrace.audit.reader")
 
 COUNT_BYTES = 1 << 20
-"""A partition whose counts grow larger is published before the round is over."""
+"""Size of a partition's counts above which they are published before the round is over."""
 _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
-"""A counted partition is taken for deleted when no listing has named it for this long."""
+"""Time after which a counted partition that no listing has named counts as deleted."""
 _ASK_AGAIN_S = 20.0
-"""Interval of asking a mirror for its position, which may move without a message, too."""
+"""Interval of requests for a mirror's position, which may move even without a message."""
 _CLUSTER_S = 10.0
 _LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
 _CLIENT_ID = "millrace-audit-reader"
@@ -72,7 +72,7 @@ class ReaderConfig:
 
     cluster: str
     tier: str
-    """Tier that the cluster is: its own name, or `offline` for the aggregate cluster."""
+    """The cluster's tier: its own name, or `offline` for the aggregate cluster."""
     bootstrap: str
     registry: str = field(repr=False)
     """URL of the schema registry."""
@@ -81,7 +81,7 @@ class ReaderConfig:
     new_cluster: bool = False
     """True if the reader may count another cluster than the tier's last reader did."""
     topics: Sequence[str] = ()
-    """Topics to count; none named means all but the audit topics."""
+    """Topics to count; empty: all but the audit topics."""
     interval_ms: int = 1000
     """Interval of looking for new messages and publishing; also the delay that it adds to a verdict."""
 
@@ -92,7 +92,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """Content of a heartbeat, which waits until the transactions that were open at its time have ended."""
+    """Content of a heartbeat. It waits until the transactions that were open at its time have ended."""
 
     time: int
     reported_through: int
@@ -100,8 +100,8 @@ class _Claim:
     """End offsets of the messages acknowledged by then."""
 
     def holds_for(self, partitions: Mapping[PartitionKey, Partition]) -> bool:
-        """Return True if all those messages could be read, except in partitions that are named
-        as unreadable.
+        """Return True if all these messages could be read, except in partitions that the heartbeat names as
+        unreadable.
         """
         return all(
             one.high_watermark >= min(self.written.get(key, 0), one.written) or one.stuck is not None
@@ -110,7 +110,7 @@ class _Claim:
 
 
 class AuditReader(TierReader):
-    """Counts one cluster until `stop` is set. Raise MillraceError when it cannot begin."""
+    """A reader that counts one cluster until `stop` is set. It raises MillraceError when it cannot begin."""
 
     _numbers: ReaderNumbers
 
@@ -132,7 +132,7 @@ class AuditReader(TierReader):
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._mirrors = Mirrors(self._session, self._client)
         self._troubles: set[str] = set()
-        """Newest errors of asking for mirrors' positions, to log each once."""
+        """Newest errors of requests for mirrors' positions; each is logged once."""
         self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
         self._codec = AuditCodec(self._registry)
@@ -173,7 +173,7 @@ class AuditReader(TierReader):
         )
 
     def prepare(self, turn: Turn) -> None:
-        """Publish that the turn has begun, and read where the counts before it end."""
+        """Publish that the turn has begun, and read the ends of the counts before it."""
         tier, topic = self._config.tier, self._config.counts_topic
         self._ensure_topics()
         self._partitions.clear()
@@ -201,7 +201,9 @@ class AuditReader(TierReader):
     # One round.
 
     def count_once(self) -> None:
-        """Count all that is visible now, publish it, and send a heartbeat if one is due or there was news."""
+        """Count all visible messages, publish the counts, and send a heartbeat if one is due or there was
+        news.
+        """
         self._send([])  # messages that the last round could not publish
         # The end of the reports is read before the topics: events reported before that end are acknowledged
         # by now, so they are counted below, even in a topic that began a moment ago.
@@ -249,7 +251,7 @@ class AuditReader(TierReader):
                 self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
 
     def _follow(self, topics: Iterable[TopicMetadata]) -> dict[int, list[Partition]]:
-        """Begin new partitions, forget those that stay away; returns all that may be read, by leader."""
+        """Begin new partitions, and forget vanished partitions. Return the readable partitions by leader."""
         leaders: defaultdict[int, list[Partition]] = defaultdict(list)
         there = set[PartitionKey]()
         for topic in topics:
@@ -284,7 +286,7 @@ class AuditReader(TierReader):
             self._covered[key] = partition.published_end
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
-        """Look up where the partitions end, and where those begin that were never counted."""
+        """Look up the ends of the partitions, and the starts of partitions that were never counted."""
         named = {partition.name: partition for partition in partitions}
         try:
             new = [name for name, partition in named.items() if partition.published_end is None]
@@ -315,7 +317,7 @@ class AuditReader(TierReader):
                 self._stick(partition, error)
 
     def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
-        """Return the ends; for copies in an Apache Kafka not beyond the offset up to which their origin is
+        """Return the ends; for copies in an Apache Kafka at most the offset up to which their origin is
         known.
         """
         if self._config.tier != OFFLINE or end <= partition.end:
@@ -332,7 +334,9 @@ class AuditReader(TierReader):
         return min(end, partition.limit), min(written, partition.limit)
 
     def _note_copy(self, partition: Partition) -> None:
-        """Find the partition's origin before any of it is read: otherwise it would count as no copy."""
+        """Find the partition's origin before anything is read: otherwise the partition would not count as a
+        copy.
+        """
         try:
             origin = self._mirrors.origin(partition.topic, *partition.key)
         except NotInZooKeeper:
@@ -365,7 +369,7 @@ class AuditReader(TierReader):
                 left[leader] = rest
 
     def _note_origins(self) -> None:
-        """Ask for the mirrors' positions: the newest one of a mirror is invisible before its next append."""
+        """Request the mirrors' positions: a mirror's newest position is invisible before its next append."""
         if self._config.tier != OFFLINE:
             return
         now, troubles = time.monotonic(), set[str]()
@@ -435,7 +439,7 @@ class AuditReader(TierReader):
     # Publishing.
 
     def _publish(self, partitions: Iterable[Partition]) -> bool:
-        """Publish what was counted in the partitions; True if there was anything."""
+        """Publish the counts of the partitions. Return True if there were any."""
         if not any(partition.has_news for partition in partitions):
             return False
         # Fetches name topics, not ids. An id never comes back: if it is listed now, all that was read is its.
@@ -508,10 +512,10 @@ class AuditReader(TierReader):
         return truncated
 
     def _send(self, messages: list[bytes]) -> None:
-        """Publish the messages, behind those that could not be published before.
+        """Publish the messages, after all messages that could not be published before.
 
-        A message without an acknowledgement may be in the topic all the same, or arrive later. The same bytes
-        are sent again before anything else. So a partition's second count never overtakes its first.
+        A message without an acknowledgement may be in the topic nevertheless, or arrive later. The same bytes
+        are sent again before anything else. Therefore a partition's second count never overtakes its first.
         """
         assert self._turn is not None
         if messages:

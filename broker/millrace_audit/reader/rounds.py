@@ -1,8 +1,8 @@
 """The rounds of a reader, which counts a tier for as long as it holds the tier's turn.
 
-Takes the turn, or stands by until it is free; counts again and again while the session with ZooKeeper lasts,
-then takes another turn. Errors are logged and the round is tried again. Knows neither what is counted nor
-where.
+The reader takes the turn, or stands by until the turn is free. It counts repeatedly while the session with
+ZooKeeper lasts, then takes another turn. Errors are logged and the round is retried. Subclasses do the
+counting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class TierReader(ABC):
         interval_ms: int,
         may_replace: bool,
     ) -> None:
-        """`may_replace` allows counting another source than the tier's newest turn did."""
+        """Prepare the reader; `may_replace` allows counting another source than the tier's
+        newest turn did.
+        """
         self._taker, self._numbers, self._stop = taker, numbers, stop
         self._may_replace = may_replace
         self._interval_s = interval_ms / 1000
@@ -48,7 +50,7 @@ class TierReader(ABC):
     def run(self, ready: Callable[[], None]) -> None:
         """Count until `stop` is set; `ready` is called when the first turn has begun.
 
-        Errors are logged and the round is tried again. The turn lasts as long as its session with ZooKeeper.
+        Errors are logged and the round is retried. The turn lasts as long as its session with ZooKeeper.
         """
         with closing(self):
             while not self._stop.is_set():
@@ -67,14 +69,16 @@ class TierReader(ABC):
                 self._stop.wait(max(0.0, began + pause - time.monotonic()))
 
     def close(self) -> None:
-        """Give the turn back and close every connection."""
+        """Release the turn and close every connection."""
         if self._turn is not None and not self._taker.lost.is_set():
             with suppress(MillraceError):
                 self._taker.release()
         self.disconnect()
 
     def check_place(self) -> None:
-        """MillraceError when the tier's newest turn counted another source, which may not be replaced."""
+        """Raise MillraceError when the tier's newest turn counted another source, which may not
+        be replaced.
+        """
         other = None if self._may_replace else self._taker.counted_elsewhere()
         if other is not None:
             raise MillraceError(self.refusal(other))
@@ -85,7 +89,7 @@ class TierReader(ABC):
             self._turn = self._numbers.turn = None
 
     def _begin_turn(self) -> bool:
-        """Stand by until the turn is free, and begin it; False when `stop` was set first."""
+        """Stand by until the turn is free, and begin it. Return False when `stop` was set first."""
         stands_by = False
         while True:
             self.check_place()
@@ -119,7 +123,9 @@ class TierReader(ABC):
 
     @abstractmethod
     def prepare(self, turn: Turn) -> None:
-        """Begin a turn: find out where to go on, for another reader may have counted meanwhile."""
+        """Begin a turn: find the offsets at which to continue, because another reader may have counted
+        meanwhile.
+        """
 
     @abstractmethod
     def count_once(self) -> None:
@@ -131,4 +137,4 @@ class TierReader(ABC):
 
 
 def _nothing() -> None:
-    """Replaces `ready` after its first call."""
+    """Do nothing, in place of `ready` after its first call."""

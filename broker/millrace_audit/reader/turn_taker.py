@@ -1,6 +1,6 @@
 """Taking turns in ZooKeeper: a reader takes its turn when the tier is free, and loses it with its session.
 
-Holder and turn are created in one transaction: a reader that stood still while it began cannot create a turn
+Holder and turn are created in one transaction: a reader that was stalled while it began cannot create a turn
 newer than its successor's.
 """
 
@@ -28,19 +28,19 @@ from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 logger = logging.getLogger("millrace.audit.reader")
 
 KEPT_MS = 60 * 24 * 3600 * 1000
-"""A turn is deleted this long after the next one began: no audit topic is kept for longer."""
+"""Age of the next turn at which a turn is deleted: no audit topic is kept for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The reader that counts a tier just now."""
+    """The reader that counts a tier at the moment."""
 
     host: str
     pid: int
 
 
 class TurnTaker:
-    """Takes turns at one tier; `lost` is set when the session that held the last one has ended."""
+    """Takes turns at one tier; `lost` is set when the session that held the last turn has ended."""
 
     def __init__(self, session: Session, seat: Seat, cluster_id: str) -> None:
         self._session, self._seat, self._cluster_id = session, seat, cluster_id
@@ -49,7 +49,7 @@ class TurnTaker:
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
     def counted_elsewhere(self) -> Turn | None:
-        """Return the tier's newest turn if that counted another cluster than this reader would; else None."""
+        """Return the tier's newest turn if it counted another cluster than this reader would; else None."""
         turns = read_turns(self._session, self._seat)
         newest = turns[max(turns)] if turns else None
         return None if newest is None or newest.cluster_id == self._cluster_id else newest

@@ -1,4 +1,4 @@
 """Records of the audit topics: hellos, reports, counts and heartbeats, and their ranges of sequences.
 
-Judges nothing.
+No verdict is decided here.
 """

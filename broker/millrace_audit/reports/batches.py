@@ -1,6 +1,6 @@
-"""Batches of the audit topics: any client that may produce there may have written them.
+"""Batches of the audit topics: any client with the right to produce there may have written them.
 
-Does not read the audit records in them.
+The audit records in them are not read here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, iter_records
 
 _MAX_PLAIN_BYTES = 9 << 20
-"""Largest batch, uncompressed: more than a publisher may put into one."""
+"""Largest batch, uncompressed: larger than any batch of a publisher."""
 _MOST_PACKED, _ALWAYS_PLAIN_BYTES = 100, 256 << 10
-"""Ratio by which a batch may grow when it is unpacked, and the size that it may reach at any ratio."""
+"""Ratio by which a batch may grow when it is decompressed, and the size that is allowed at any ratio."""
 
 
 class AuditMessage(NamedTuple):
@@ -25,9 +25,9 @@ class AuditMessage(NamedTuple):
 
 
 def messages_of(header: BatchHeader, batch: memoryview | bytes) -> list[AuditMessage]:
-    """Return the messages of a batch; of an unreadable batch, one empty message in their place.
+    """Return the messages of a batch; for an unreadable batch, one empty message.
 
-    The batch's CRC was right, so a client sent it like that, and it will never become readable.
+    The CRC of an unreadable batch was right: a client sent it like that, and it will never become readable.
     """
     limit = min(_MAX_PLAIN_BYTES, max(_ALWAYS_PLAIN_BYTES, _MOST_PACKED * len(batch)))
     try:

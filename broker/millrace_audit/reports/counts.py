@@ -1,6 +1,6 @@
 """Counts of every producer's events in one place: sequence numbers by ten-minute window, with repeats.
 
-Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. Knows
+Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. It reads
 no message and no file.
 """
 
@@ -20,7 +20,8 @@ HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000
-"""AuditedProducer sends no event further ahead of its clock; a load files none further ahead of its own."""
+"""Largest time by which an event may be ahead of the clock of AuditedProducer, or of a load
+that stores it."""
 
 
 _LAST_MS = 253_402_300_800_000 - WINDOW_MS  # last window of the year 9999: dates have four-digit years
@@ -45,7 +46,7 @@ class CountKey(NamedTuple):
 
 
 class SequenceTally:
-    """Sequence numbers with how often each occurs."""
+    """Sequence numbers, and the number of times that each occurs."""
 
     __slots__ = ("_again", "_layers", "fingerprint")
 
@@ -55,7 +56,7 @@ class SequenceTally:
         self._layers = layered(ranges, less) or [SequenceRanges()]
         self._again: list[Range] = []  # repeats not yet sorted into layers: one sweep sorts many
         self.fingerprint = fingerprint
-        """Sum over all the messages, repeats included, wrapped; 0 where fingerprints are not taken."""
+        """Sum over all the messages, repeats included, wrapped; 0 where fingerprints are not computed."""
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
@@ -119,7 +120,9 @@ class SequenceCounts:
         last: int | None = None,
         fingerprint: int = 0,
     ) -> None:
-        """Count one message, or those from `first` to `last`, in the window that starts at `window` ms."""
+        """Count the message `first`, or the messages from `first` to `last`, in the window that starts at
+        `window` ms.
+        """
         key = CountKey(server, service, instance, window)
         tally = self.tallies.get(key)
         if tally is None:
@@ -129,7 +132,7 @@ class SequenceCounts:
             tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
-        """Add everything that `other` counted; a number in both then occurs twice."""
+        """Add all counts of `other`; a number in both then occurs twice."""
         for key, tally in other.tallies.items():
             mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
@@ -175,7 +178,7 @@ class SequenceCounts:
     def to_avro(self) -> list[dict[str, Any]]:
         """Return the `counts` of an AuditCount record: ranges as `to_deltas`.
 
-        A repeated number is in several.
+        A repeated number is in several ranges.
         """
         return [
             {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}

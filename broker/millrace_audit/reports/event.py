@@ -1,10 +1,10 @@
 """An audited message: the bytes of one event, its header in front.
 
-    0x00, schema id (4 bytes, big endian), Avro body
-    body := AuditHeader {time: long, server: string, service: string, instance: long, sequence: long}, fields
+0x00, schema id (4 bytes, big endian), Avro body body := AuditHeader {time: long, server: string, service:
+string, instance: long, sequence: long}, fields
 
-The header is the first field of every event schema, so a reader finds it without knowing the rest. Knows one
-message at a time; neither topics nor brokers.
+The header is the first field of every event schema, so a reader finds it without the rest of the schema. This
+module reads one message at a time, and uses neither topics nor brokers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_audit.reports.counts import WINDOW_MS
 
 PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
-"""Longest name of a server or service. A message with a longer one is not audited, so counts stay small."""
+"""Longest name of a server or service. A message with a longer name is not audited, so counts stay small."""
 HEADER_FIELD = "header"
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
@@ -70,7 +70,10 @@ def _read_string(data: bytes, position: int) -> tuple[str, int]:
 
 
 def read_header(message: bytes) -> EventHeader:
-    """Return the header of one message. Raise NotAudited when it has none. Does not look at the schema id."""
+    """Return the header of one message. Raise NotAudited when the message has none.
+
+    The schema id is ignored.
+    """
     try:
         time, position = read_varint(message, PREFIX_BYTES)
         server, position = _read_string(message, position)
@@ -87,7 +90,7 @@ def read_header(message: bytes) -> EventHeader:
 
 
 def counted_header(message: bytes) -> EventHeader | None:
-    """Return the header by which readers count a message whose schema has one.
+    """Return the header by which readers count a message whose schema has a header.
 
     None if it is broken or too long.
     """
@@ -139,7 +142,7 @@ class EventSchema:
     def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
         """Return the message of an event.
 
-        MillraceError names the field when the event does not fit the schema.
+        Raise MillraceError, with the field's name, when the event does not fit the schema.
         """
         out = BytesIO()
         try:

@@ -1,7 +1,7 @@
 """The records on the audit topics as values, and their bytes.
 
-Every record is Avro behind a schema id, like any event. Knows the schemas in `schemas/`, but draws no
-conclusions from the records. Times are ms since the epoch.
+Every record is Avro after a schema id, like any event. The schemas are in `schemas/`. No conclusions are
+drawn from the records here. Times are ms since the epoch.
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, t
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 AUDIT_TOPIC = "audit"
-"""Hellos and reports of producers, in each cluster that they produce to; the aggregate cluster mirrors it."""
+"""Topic of producers' hellos and reports, in each cluster to which they produce. The aggregate cluster
+mirrors it."""
 COUNTS_TOPIC = "audit-counts"
-"""Counts of a cluster's own reader, in each cluster that producers produce to; mirrored like `audit`."""
+"""Topic of the counts of a cluster's own reader, in each cluster to which producers produce. It is mirrored
+like `audit`."""
 
 OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
-"""The tiers behind a cluster's own, which has the cluster's name."""
+"""The tiers after a cluster's own tier, which has the cluster's name."""
 
 _NAMESPACE = "millrace.audit"
 MOST_WINDOWS = 1000
-"""Windows in one report; a producer with news of more writes several."""
+"""Most windows in one report. A producer with news of more windows writes several reports."""
 MOST_OPEN_WINDOWS = 500_000
-"""Windows of all topics that one instance may hold open: nearly ten years of one topic."""
+"""Most windows of all topics that one instance may hold open: nearly ten years of one topic."""
 MOST_UNKNOWN = 100
-"""Schemas unknown to the registry that one fetch may look up; beyond them only our own are recognized."""
+"""Most unknown schemas that are looked up for one fetch. After them only Millrace's own schemas are
+recognized."""
 
 NOTHING = -(1 << 63)
-"""As `closed_through`: no promise at all."""
+"""Value of `closed_through` for no promise at all."""
 FOR_EVER = (1 << 63) - 1
-"""As `closed_through`: the instance has ended."""
+"""Value of `closed_through` for an instance that has ended."""
 
 
 def now_ms() -> int:
@@ -78,7 +81,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ReportedWindow:
-    """Sequences of one topic and window; `failed` ones have an unknown outcome."""
+    """Sequences of one topic and window; the `failed` sequences have an unknown outcome."""
 
     topic: str
     window: int
@@ -100,7 +103,7 @@ class Report:
     instance: int
     number: int
     key: bytes
-    """Its hash is the seal of the hello or report before."""
+    """Key whose hash is the seal of the hello or report before."""
     seal: bytes
     """Seal of the key that the next report will show."""
     closed_through: int
@@ -109,7 +112,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """The next offset a reader will count in a partition; None when the partition is gone."""
+    """The next offset that a reader will count in a partition; None when the partition was deleted."""
 
     topic: str
     topic_id: str
@@ -119,7 +122,7 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A partition that a reader cannot read on from an offset, and why."""
+    """A partition that a reader cannot read from an offset on, and the reason."""
 
     topic: str
     topic_id: str
@@ -141,25 +144,28 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A reader has counted, and published, all that was visible in its cluster at `time`."""
+    """A reader's statement: it has counted and published everything that was visible in its cluster at
+    `time`.
+    """
 
     time: int
-    """NOTHING in the first heartbeat of a turn, which reports only that the turn has begun, and in one that
-    reports only truncated logs, before the counts that begin there."""
+    """NOTHING in the first heartbeat of a turn, which reports only that the turn has begun. NOTHING also in a
+    heartbeat that reports only truncated logs, before the counts after the truncation."""
     tier: str
     number: int = 0
-    """Larger than in the turn's last heartbeat: a heartbeat that is sent again has no effect."""
+    """Number of the heartbeat, rising within a turn: a heartbeat that is sent again has no effect."""
     reported_through: int | None = None
-    """An offset of the cluster's audit topic: every event reported before it is counted."""
+    """Offset of the cluster's audit topic: every event that was reported before the offset is counted."""
     positions: Sequence[ReaderPosition] = field(default_factory=list)
-    """Every partition in a turn's first heartbeat with a time; later those that appeared or vanished."""
+    """Every partition, in a turn's first heartbeat with a time; later only partitions that appeared or
+    vanished."""
     unreadable: Sequence[Unreadable] = field(default_factory=list)
     truncated: Sequence[Truncated] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a mirrored partition; `end` is the next origin offset behind its last position batch."""
+    """Origin of a mirrored partition; `end` is the next origin offset after its last position batch."""
 
     cluster: str
     topic_id: str
@@ -198,7 +204,9 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class LoadNumber:
-    """One load of the warehouse, its edition (a reading of its offsets), and one part of its report."""
+    """Number of a load of the warehouse, of its edition (a reading of its offsets), and of a part of its
+    report.
+    """
 
     load: int
     edition: int = 1
@@ -224,7 +232,7 @@ class HourRows:
     """Rows of one hour in the files of a load's edition."""
 
     hour: int
-    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased ones are reported."""
+    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased rows are reported."""
     rows: int
     """Rows with and without an audit header."""
     erased: int = 0
@@ -255,27 +263,27 @@ class RejectedMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCount:
-    """Contents of a load's files, as the warehouse's reader has read them back."""
+    """Contents of a load's files, as read back by the warehouse's reader."""
 
     time: int
     topic: str
     source: LoadNumber
     counts: SequenceCounts
     removed: SequenceCounts = field(default_factory=SequenceCounts)
-    """Messages that a later edition lacks of the edition before; `counts` has those that it adds."""
+    """Messages of the edition before that a later edition lacks; `counts` has the messages that it adds."""
     ends: Sequence[LoadEnd] = field(default_factory=list)
     """Offsets up to which the topic is loaded with this load; empty when they are not reported."""
     hours: Sequence[HourRows] | None = None
     """None in a record of the previous version, like `unkeyed`."""
     unkeyed: Sequence[UnkeyedRows] | None = None
-    """Rows by window; of a later edition the difference from the one before, which may be negative."""
+    """Rows by window; for a later edition the difference from the edition before, which may be negative."""
     rejected: Sequence[RejectedMessages] = field(default_factory=list)
-    """Messages that the edition set aside; the last part has them all."""
+    """Messages that the edition set aside; the last part has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCount:
-    """Contents of some windows of a topic's published table, as a reader of the snapshot gets them."""
+    """Contents of some windows of a topic's published table, as any reader of the snapshot sees them."""
 
     time: int
     topic: str
@@ -310,7 +318,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarehouseState:
-    """State of a topic in the warehouse, whoever changed it."""
+    """State of a topic in the warehouse."""
 
     time: int
     topic: str
@@ -329,7 +337,7 @@ class WarehouseState:
 
 
 def editions_hash(editions: Mapping[int, int]) -> str:
-    """Return a hash of the newest edition of each load that was read again: load -> edition."""
+    """Return a hash of `editions`: the newest edition of each load that was read again."""
     lines = "".join(f"{load}.{edition}\n" for load, edition in sorted(editions.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -347,7 +355,7 @@ _NEW_FIELDS = {
     "AuditLoadCount": {"hours", "unkeyed", "rejected"},
     "AuditTableCount": {"unkeyed"},
 }
-"""Fields that records of the previous version lack, by kind."""
+"""Fields that a record of the previous version lacks, by kind."""
 
 
 class OtherVersion:
@@ -366,7 +374,7 @@ _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
 
 
 def _to_avro(value: Any) -> Any:
-    """Return a dataclass of this file as the record of its schema, and likewise what it holds."""
+    """Return a dataclass of this file as the record of its schema; dataclasses in its fields, too."""
     if value is None or isinstance(value, int | str | bytes):
         return value  # None only where the schema has a null: the previous version is never written
     if isinstance(value, SequenceRanges):
@@ -426,11 +434,11 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
-"""Functions that check or convert a field, by its name in Avro; other fields are taken as they are."""
+"""Functions that check or convert a field, by the field's name in Avro. Other fields stay unchanged."""
 
 
 class AuditCodec:
-    """Audit records to bytes and back, through a schema registry."""
+    """Encodes audit records as bytes and decodes them, with a schema registry."""
 
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
@@ -456,7 +464,8 @@ class AuditCodec:
     def decode(self, message: bytes | None) -> AuditRecord | None:
         """Return the record in a message; None when the message is no audit record or cannot be read as one.
 
-        Raises MillraceError when the registry does not answer: an audit record must not pass for foreign.
+        Raise MillraceError when the registry does not answer: an audit record must not be mistaken for a
+        foreign message.
         """
         form = self._form(message)
         if message is None or form is None or issubclass(form.kind, OtherVersion):
@@ -469,7 +478,7 @@ class AuditCodec:
             return None
 
     def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
-        """Return the kind of audit record that a message is by its schema alone; None for any other message.
+        """Return the kind of an audit record, from the message's schema alone; None for any other message.
 
         A schema that the registry does not know may be registered later: it is looked up again, but only once
         for all messages of one `fetch` (any value but None).
@@ -496,14 +505,14 @@ class AuditCodec:
         return self._forms[prefix]
 
     def _look_up_own(self) -> None:
-        """Learn the ids of the schemas that ship with Millrace: made-up ids must not hide them."""
+        """Look up the ids of the schemas that ship with Millrace: made-up ids must not hide them."""
         for form in _FORMS:
             if version := self._registry.lookup(form.name, dict(form.schema)):
                 self._forms[b"\0" + version.schema_id.to_bytes(4, "big")] = form
 
 
 class _Form(NamedTuple):
-    """A kind of record as one version writes it."""
+    """A kind of record in the form of one version."""
 
     kind: Kind
     name: str = ""
@@ -518,7 +527,7 @@ _FORMS = [
     *(_Form(kind, name) for name, kind in _KINDS.items()),
     *(_Form(_KINDS[name], name, of_before=True) for name in _NEW_FIELDS),
 ]
-"""Every form that is read."""
+"""All forms that can be read."""
 
 
 def previous_schema(name: str) -> Mapping[str, Any]:
@@ -549,8 +558,9 @@ def _parsed(form: _Form) -> Any:
 
 
 def packed(load: LoadCount) -> bytes:
-    """Return a load's record for the auditor's database, where it serves to subtract a load
-    that is replaced.
+    """Return a load's record for the auditor's database.
+
+    From it the auditor subtracts a load that is replaced.
     """
     return zlib.compress(json.dumps(_to_avro(load), separators=(",", ":")).encode())
 

@@ -1,10 +1,10 @@
 """Origins of the aggregate cluster's mirrored partitions, and how far each partition is copied.
 
 The brokers keep the origins in ZooKeeper. A position batch holds the origin, too, and the copied position.
-But it becomes visible only with the next append. So ZooKeeper and the leader are asked about a partition with
-one append, and about the end of any partition. In an Apache Kafka the mirror keeps the origins in ZooKeeper
-as well, and its positions in a topic. Where MirrorMaker 2 copies instead, topics' names show the origins and
-its offset syncs the positions; a topic's id at its origin is not known.
+But it becomes visible only with the next append. Therefore this module asks ZooKeeper and the leader about a
+partition with one append, and about the end of any partition. In an Apache Kafka the mirror keeps the origins
+in ZooKeeper as well, and its positions in a topic. If MirrorMaker 2 copies instead, topics' names show the
+origins, and its offset syncs the positions; a topic's id at its origin is unknown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import decode_topic
 
 NO_ID = UUID(int=0)
-"""As a topic's id at its origin: the id is not known in the aggregate cluster."""
+"""Topic id at the origin when the aggregate cluster does not know it."""
 
 
 class NotInZooKeeper(MillraceError):
-    """ZooKeeper does not know a partition: not yet, not any more, or because it is an Apache Kafka's own."""
+    """ZooKeeper does not have a partition: not yet, not any more, or because the partition is an Apache
+    Kafka's own.
+    """
 
 
 class Mirrors:
-    """The mirrored partitions of one cluster, for one thread."""
+    """A client for the positions of one cluster's mirrored partitions. For one thread."""
 
     def __init__(self, session: Session, client: ClusterClient) -> None:
         self._session, self._client = session, client
@@ -53,8 +55,8 @@ class Mirrors:
         """Return the origin that the partition mirrors, which never changes; None for the cluster's own
         partitions.
 
-        RequestTimedOut when ZooKeeper is away. Raise NotInZooKeeper when it does not know the partition
-        (yet).
+        Raise RequestTimedOut when ZooKeeper does not answer. Raise NotInZooKeeper when it does not have the
+        partition (yet).
         """
         if (copies := self._client.copies) is not None:
             cluster = copies.origin(partition)
@@ -79,7 +81,7 @@ class Mirrors:
     ) -> tuple[MirrorPosition | None, int]:
         """Return the newest position of the origin's mirror; None before its first append.
 
-        Beside it is the offset behind the last record that the position accounts for: `read` if no record
+        With it return the offset after the last record that the position accounts for, or `read` if no record
         lies between the two. A Millrace cluster's leader reports both; an Apache Kafka has them in a topic.
         """
         if self._client.copies is None and not self.in_kafka:
@@ -92,8 +94,9 @@ class Mirrors:
     def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
         """Return the offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
 
-        `position` then describes the copies before that offset, however much is copied meanwhile. None for
-        other partitions, one that ZooKeeper does not know, and one without a position in the mirror's topic.
+        `position` then describes the copies before that offset, however much is copied meanwhile. Return None
+        for any other partition, for a partition that ZooKeeper does not have, and for a partition without a
+        position in the mirror's topic.
         """
         if not self.in_kafka:
             return None
@@ -150,7 +153,7 @@ class Mirrors:
 def cluster_name(session: Session, client: ClusterClient) -> str:
     """Return the name of the client's cluster, which is also the node above its registries in ZooKeeper.
 
-    MillraceError when ZooKeeper has no such cluster.
+    Raise MillraceError when ZooKeeper has no such cluster.
     """
     wanted = client.cluster_id
     for name in session.children("/"):

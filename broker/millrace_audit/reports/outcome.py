@@ -1,6 +1,7 @@
 """Outcomes of a producer instance's events that are not reported yet, in portions for its reports.
 
-Shared by both producers, `AuditedProducer` and the agent. Knows neither brokers nor the bytes of a report.
+Shared by both producers, `AuditedProducer` and the agent. It is independent of brokers and of the bytes of a
+report.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
 
 RANGES_PER_REPORT = 20_000
-"""More ranges are reported in portions: this number stays well below the largest message."""
+"""Most ranges in one report, well below the largest message. More ranges are reported in portions."""
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Outcome:
     def split(self, most: int) -> tuple[Outcome, Outcome]:
         """Return the first `most` ranges, and the rest.
 
-        The first has the fingerprints: only their sum counts.
+        The first part has the fingerprints: only their sum counts.
         """
         acknowledged, failed = list(self.acknowledged), list(self.failed)
         left = max(most - len(acknowledged), 0)
@@ -64,7 +65,7 @@ Unreported = dict[tuple[str, int], Outcome]
 
 
 def portion(unreported: Unreported) -> tuple[Unreported, Unreported]:
-    """Return the outcomes for the next report, and those left for the reports after it."""
+    """Return the outcomes for the next report, and the outcomes for later reports."""
     chosen: Unreported = {}
     left = dict(sorted(unreported.items()))
     room = RANGES_PER_REPORT

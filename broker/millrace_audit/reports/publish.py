@@ -1,7 +1,7 @@
 """Publishing on an audit topic: each call waits until the brokers have acknowledged its messages.
 
-A message may arrive twice, by a retry whose first try did get through: every audit record shows by itself
-whether it was seen before. So a plain acks=all producer is enough, which can never fail for good.
+A message may arrive twice, by a retry after a successful first try. Every audit record itself shows a
+repetition. Therefore a plain acks=all producer is enough, which never fails permanently.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
 """Settings of a new audit topic: Apache Kafka's default limit is 1 MiB."""
 PART_BYTES = 512 << 10
-"""Size of the messages that report a load or a table. It must not change: a half-reported load is continued
-in the same parts."""
+"""Size of the messages that report a load or a table. It must not change: a half-reported load continues in
+the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
-"""Largest sizes of a range and of the numbers beside its names: Avro writes each in up to ten bytes."""
+"""Largest sizes of a range and of the numbers beside the names: Avro writes each number in up
+to ten bytes."""
 _MOST_ENTRIES = 20_000
 """Most hours or windows in one part, beside its sequences: each takes up to 30 bytes."""
 _METADATA_TIMEOUT_S = 10.0
@@ -54,12 +55,15 @@ class UnknownTopic(MillraceError):
 
 
 class AuditPublisher:
-    """Publishes to one audit topic of one cluster. One thread at a time; a context."""
+    """Publishes to one audit topic of one cluster. For one thread at a time; a context manager."""
 
     def __init__(
         self, bootstrap: str, topic: str, *, timeout_s: float = 60, settings: Mapping[str, Any] | None = None
     ) -> None:
-        """`settings` are librdkafka's settings of security; they replace the process's client file."""
+        """Connect; `settings` are librdkafka's settings of security.
+
+        They replace the process's client file.
+        """
         self.topic = topic
         self.bootstrap = bootstrap
         self._timeout_s = timeout_s
@@ -83,9 +87,9 @@ class AuditPublisher:
         check_cluster(name, self._metadata(self.topic, give_up_at).cluster_id, self.bootstrap)
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
-        """MillraceError unless a broker answers.
+        """Raise MillraceError unless a broker answers.
 
-        Raise UnknownTopic unless it has these topics and `audit`.
+        Raise UnknownTopic unless the broker has these topics and `audit`.
         """
         for name in (*names, self.topic):
             topic = self._metadata(name, give_up_at).topics[name]
@@ -110,10 +114,10 @@ class AuditPublisher:
     ) -> int:
         """Publish the messages in order, with their keys if there are any; return when all are acknowledged.
 
-        Returns the offset of the last message.
+        Return the offset of the last message.
 
-        Raises MillraceError when a message is not acknowledged, at `give_up_at` of the monotonic clock at the
-        latest. That message and the later ones may be in the topic or not, and may still arrive.
+        Raise MillraceError when a message is not acknowledged, at `give_up_at` of the monotonic clock at the
+        latest. That message and the later messages may be in the topic or not, and may still arrive.
         """
         outcomes: list[tuple[KafkaError | None, Message]] = []
         try:
@@ -168,8 +172,8 @@ def edition_records(
 ) -> list[LoadCount]:
     """Return records of a load's edition as changes from the edition before, in parts that fit into messages.
 
-    The same counts always make the same parts, so a repeated report continues where the auditor stands.
-    `ends` says how far the topic is loaded with this load.
+    The same counts always make the same parts, so a repeated report continues after the last part that the
+    auditor has. `ends` are the offsets up to which the topic is loaded with this load.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
     most = max(len(rows.unkeyed), len(rows.hours))
@@ -217,7 +221,10 @@ def table_records(
 
 
 def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCounts, SequenceCounts]]:
-    """Split both into pieces that make no message above PART_BYTES; at least one, window after window."""
+    """Split both into pieces whose messages have at most PART_BYTES, window after window.
+
+    At least one piece.
+    """
     pieces = [(SequenceCounts(), SequenceCounts())]
     size = 0
     for key in sorted(more.tallies.keys() | less.tallies.keys(), key=lambda key: (key.window, key)):

@@ -1,7 +1,7 @@
 """Sets of sequence numbers, kept as closed ranges.
 
-Knows integers only. An event stream in order costs one range, however long it is; a set with n holes costs
-n + 1 ranges. A union or a difference is one sweep over both operands.
+The numbers have no meaning here. An event stream in order takes one range, whatever its length; a set with n
+holes takes n + 1 ranges. A union or a difference is one sweep over both operands.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SequenceRanges:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> Sequence[Range]:
-        """Add first..last; returns the parts of it that were in the set before."""
+        """Add first..last; return the parts of this range that were in the set before."""
         firsts, lasts = self._firsts, self._lasts
         if first > last:
             raise ValueError(f"a range from {first} to {last} is empty")
@@ -132,7 +132,10 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
 
 
 def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ()) -> list[SequenceRanges]:
-    """Sets of the numbers in more than 0, 1, 2... ranges, by one sweep; a range of `less` subtracts one."""
+    """Return the sets of the numbers in more than 0, 1, 2... ranges, by one sweep.
+
+    A range of `less` subtracts one.
+    """
     changes: defaultdict[int, int] = defaultdict(int)
     for sign, some in ((1, ranges), (-1, less)):
         for first, last in some:

@@ -1,11 +1,11 @@
-"""Fingerprints, seals of reports and signatures, which producers, readers and the auditor compute alike.
+"""Fingerprints, seals of reports and signatures. Producers, readers and the auditor compute them in the same
+way.
 
-    fingerprint    XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order
-    seal           SHA-256 of the key that only the next report of the instance will show
-    signature      message key of a count or heartbeat := turn (8 bytes, big endian),
-                   HMAC-SHA256(secret, value)
+fingerprint XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order seal
+SHA-256 of the key that only the next report of the instance will show signature message key of a count or
+heartbeat := turn (8 bytes, big endian), HMAC-SHA256(secret, value)
 
-Knows bytes and numbers, no record and no topic.
+The module handles bytes and numbers, no records and no topics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def fingerprint(value: bytes | memoryview) -> int:
 
 
 def wrapped(total: int) -> int:
-    """Return a sum of fingerprints modulo 2^64, as the signed number of 64 bits that Avro and
+    """Return a sum of fingerprints modulo 2^64, as a signed number of 64 bits, which Avro and
     databases hold.
     """
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -56,5 +56,8 @@ def signed_turn(key: bytes | None) -> int | None:
 
 
 def is_signed(key: bytes, secret: bytes, value: bytes) -> bool:
-    """Return True if the message key is the value's signature with the secret; its turn is not looked at."""
+    """Return True if the message key is the value's signature with the secret.
+
+    The key's turn is not checked.
+    """
     return hmac.compare_digest(key[_TURN_BYTES:], hmac.digest(secret, value, "sha256"))

@@ -1,15 +1,13 @@
-"""Turns of readers in ZooKeeper: which reader may count a tier, since when and with which secret.
+"""Turns of readers in ZooKeeper. A turn says which reader may count a tier, since when and with which secret.
 
-    /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
-        persistent, sequence: JSON {secret, cluster_id, host, pid, began}
-    /audit/holders/CLUSTER/TIER
-        ephemeral: the same without the secret, of the reader that counts now
+/audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN persistent, sequence: JSON {secret, cluster_id, host, pid, began}
+/audit/holders/CLUSTER/TIER ephemeral: the same without the secret, of the reader that counts now
 
-All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters have
-tiers of the same name. A reader creates its turn before it publishes. By the turn the auditor knows which
-reader signed a count. Late records of an earlier reader are recognized by their turn: in a partition, records
-of a turn count until the first record of a newer turn. The right to produce to an audit topic is not enough
-to publish counts; the right to write these nodes is. This module only reads them.
+All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters may have
+tiers of the same name. A reader creates its turn before it publishes. The turn tells the auditor which reader
+signed a count. Late records of an earlier reader are recognized by their turn: in a partition, a turn's
+records count until the first record of a newer turn. The right to produce to an audit topic is not enough to
+publish counts; the right to write these nodes is. This module only reads them.
 """
 
 from __future__ import annotations
@@ -56,17 +54,17 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The time in which one reader counts a tier."""
+    """The period in which one reader counts a tier."""
 
     number: int
-    """Larger than the number of every earlier turn; ZooKeeper counts them."""
+    """Number of the turn, counted by ZooKeeper: larger than the number of every earlier turn."""
     secret: bytes = field(repr=False)
     cluster_id: str
     """Id of the cluster that is counted, as its brokers report it."""
     host: str
     pid: int
     began: int
-    """ms since the epoch."""
+    """Start of the turn, in ms since the epoch."""
 
     def encode(self) -> bytes:
         """Return the data of the turn's node; the number is in its name."""
@@ -91,9 +89,9 @@ class Turn:
 
 
 def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
-    """Return every turn of a tier by number, including one that began just now.
+    """Return every turn of a tier by number, including a turn that has just begun.
 
-    RequestTimedOut when ZooKeeper does not answer.
+    Raise RequestTimedOut when ZooKeeper does not answer.
     """
     path = seat.turns
     with suppress(NoNodeError):

@@ -385,7 +385,7 @@ class Cluster:
     def confirm(self) -> None:
         """Bring every write made anywhere before this call into the snapshots; for a thread.
 
-        MillraceError when ZooKeeper does not answer, or was wiped.
+        Raise MillraceError when ZooKeeper does not answer, or was wiped.
         """
         self._call(self._client.sync_async, self._topics)  # a server that lags behind would miss new ones
         self._reread(None)

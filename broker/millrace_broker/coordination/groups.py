@@ -216,7 +216,7 @@ class ConsumerRegistry:
     ) -> None:
         """Write offsets of a claimed group, in one transaction unless they are too many for it.
 
-        NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is gone.
+        Raise NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is gone.
         """
         for part in self._encoded(group, offsets):
             self._write(group, part, fence)
@@ -235,7 +235,7 @@ class ConsumerRegistry:
         """Delete the offsets of these partitions, under the coordinator's fence if there is one.
 
         UnknownGroup without the group. Raise GroupNotEmpty when a consumer is registered. Raise
-        NotCoordinator when the coordinator is not the one of `fence`.
+        Raise NotCoordinator when the coordinator is not the one of `fence`.
         """
         paths = _nodes(f"{self._group(group)}/offsets", partitions)
         for _ in range(TRIES):
@@ -420,7 +420,7 @@ class ConsumerRegistry:
     def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
         """Return own all of these partitions, each for a stream; False, and own none, when one has an owner.
 
-        NotOwner when the registration of `fence` is gone.
+        Raise NotOwner when the registration of `fence` is gone.
         """
         paths = _nodes(f"{self._group(group)}/owners", streams)
         self._create_parents(group, paths)

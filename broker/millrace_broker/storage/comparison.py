@@ -44,7 +44,7 @@ class Comparison:
 def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
     """Compare every partition that lies in two or more of these log directories.
 
-    MillraceError when there is none.
+    Raise MillraceError when there is none.
     """
     replicas: dict[str, list[Path]] = {}
     for directory in dict.fromkeys(directory.resolve() for directory in directories):

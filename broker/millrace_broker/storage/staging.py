@@ -30,7 +30,7 @@ all alike take a byte each."""
 
 
 class Staging:
-    """Places batches after `state`, as many as fit; returns the state after them."""
+    """Places batches after `state`, as many as fit; return the state after them."""
 
     def __init__(
         self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int, epoch: int
