@@ -140,8 +140,8 @@ class KafkaAggregate:
 def claim_name(session: Session, name: str, client: ClusterClient) -> None:
     """Record in ZooKeeper that the Apache Kafka is the cluster of that name.
 
-    Raise MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers are
-    Millrace's own.
+    Raise MillraceError when the name belongs to another cluster, the Kafka has another name, or the brokers
+    are Millrace's own.
     """
     if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
         raise MillraceError(

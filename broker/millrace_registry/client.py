@@ -178,7 +178,7 @@ class SchemaRegistryClient:
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Return reasons why the schema breaks the subject's compatibility level, one line each.
 
-        Empty: none.
+        The list is empty if it does not.
         """
         path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"
         answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("is_compatible",))

@@ -261,7 +261,7 @@ def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence
 def _commit_and_author(directory: Path) -> tuple[str, str]:
     """Return the folder's commit, with `-dirty` if files differ, and its author.
 
-    Else "" and the present user.
+    Outside of git, return "" and the present user.
     """
     try:
         commit = _git(directory, "rev-parse", "HEAD").decode().strip()
@@ -368,7 +368,7 @@ def _read_file(
 
 
 def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchema, bool]:
-    """Return the schema in a text, and whether it needs no other file.
+    """Return the schema in a text, and True if it needs no other file.
 
     Missing types are taken from other files.
     """
@@ -386,7 +386,7 @@ def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchem
 def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
     """Return the problem that `check` finds in a schema of a file named like the subject.
 
-    None if there is none.
+    Return None if there is none.
     """
     try:
         return _problem(parse(json.dumps(schema)).tree, subject)

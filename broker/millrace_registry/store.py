@@ -527,7 +527,7 @@ class Store:
     def write(self) -> Iterator[Transaction]:
         """Yield a transaction that no other writer overlaps.
 
-        Commits at the end, rolls back on an exception.
+        It commits at the end, rolls back on an exception.
         """
         # PostgreSQL takes a snapshot before it waits for the lock: later statements need a newer snapshot.
         options = {"isolation_level": "READ COMMITTED"} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}

@@ -216,7 +216,8 @@ class ConsumerRegistry:
     ) -> None:
         """Write offsets of a claimed group, in one transaction unless they are too many for it.
 
-        Raise NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is gone.
+        Raise NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is
+        gone.
         """
         for part in self._encoded(group, offsets):
             self._write(group, part, fence)

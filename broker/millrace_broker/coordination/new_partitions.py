@@ -68,8 +68,8 @@ def with_mirrors(
 
     The topic's first partitions get `replicas` replicas, later ones as many as the first. Raise
     OriginRecreated when an origin was mirrored under another topic id, unless `recreated` allows it. Raise
-    Raise PolicyViolation when the topic has ordinary partitions, or when a partition is mirrored already under
-    another name of its cluster: a misspelt name would copy everything once more.
+    Raise PolicyViolation when the topic has ordinary partitions, or when a partition is mirrored already
+    under another name of its cluster: a misspelt name would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
