@@ -2,6 +2,6 @@
 cuts.
 
 Most of it is pure: values and times in, decisions out, without files, ZooKeeper or threads.
-`partitions/replicas.py` carries the decisions out. Only `leader_thread.py` owns a thread and a socket: it
+`partitions/replicas.py` carries out the decisions. Only `leader_thread.py` has a thread and a socket: it
 copies from one leader.
 """

@@ -24,7 +24,10 @@ class CommittedStates:
         self._states.append(state)
 
     def publish(self, committed: int) -> bool:
-        """Make the log visible up to the last known state at or below `committed`; True if that is more."""
+        """Make the log visible up to the last known state at or below `committed`.
+
+        Return True if more is visible.
+        """
         newest = None
         while self._states and self._states[0].end <= committed:
             newest = self._states.popleft()

@@ -46,8 +46,8 @@ class Copying:
     ) -> None:
         self.partition, self.following, self.log = partition, following, log
         self.is_behind = is_behind
-        """True while the log lacks something committed, or may before the leader's first answer is taken.
-        Never for an in-sync replica."""
+        """True while the log lacks committed messages, or may lack some because the leader's first answer is
+        not taken yet. Never true for an in-sync replica."""
         self.leader_start = log.start
         """Start of the leader's log: segments below it may be deleted here, too."""
         self._start_offset = -1
@@ -61,16 +61,16 @@ class Copying:
 
     @property
     def acked(self) -> Acked | None:
-        """The acknowledgement for the leader after a flush; None while this log must not count."""
+        """The acknowledgement for the leader after a flush; None while the leader must not count this log."""
         flushed = self.following.flushed
         return Acked(self.partition, self.following.epoch, flushed) if flushed >= 0 else None
 
     def take(self, answer: Checked) -> Callable[[CutSide], None] | None:
-        """Take in the leader's answer to `wanted`; return the work that a thread must do before the next
+        """Process the leader's answer to `wanted`. Return the work that a thread must do before the next
         fetch.
 
-        Raises BrokerError for a refusal by the leader or the disk. Raise ReplicaDiverged when the leader
-        lacks committed bytes.
+        Raise BrokerError for a refusal by the leader or the disk. Raise ReplicaDiverged when the leader lacks
+        committed bytes.
         """
         copied = answer.copied
         if copied.error:
@@ -90,7 +90,7 @@ class Copying:
 
     @property
     def to_delete(self) -> int | None:
-        """Offset before which the leader has given up its records, if they are still here."""
+        """Offset before which the leader has given up its records, if this log still has them."""
         start, log = self._start_offset, self.log
         return start if log.log_start_offset < start <= log.high_watermark else None
 

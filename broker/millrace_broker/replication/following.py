@@ -1,7 +1,7 @@
 """Following one leader in one epoch: the place where the two logs diverge, the end that may be reported as
 flushed.
 
-Positions and epochs only. The caller copies the bytes.
+This module compares positions and epochs only. The caller copies the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
 class ReplicaDiverged(MillraceError):
     """The leader lacks bytes that were committed, and this replica keeps them.
 
-    A leader that does not serve yet is deposed. One that serves was elected by hand: an operator must decide.
+    A leader that does not serve yet is deposed. A leader that serves was elected by hand: an operator must
+    decide.
     """
 
     def __init__(self, message: str, *, leader_serves: bool) -> None:
@@ -30,7 +31,7 @@ class Following:
         self.is_in_step = False
         """True once the leader has found this log to be the beginning of its own."""
         self.has_everything = False
-        """True once the log had everything that a serving leader has committed."""
+        """True once the log has had everything that a serving leader has committed."""
         self._log = log
 
     @property
@@ -40,21 +41,25 @@ class Following:
 
     @property
     def flushed(self) -> int:
-        """End that the leader may count as flushed here; -1 while the log may hold bytes not its own."""
+        """End up to which the leader may count this log as flushed.
+
+        -1 while the log may differ from the leader's.
+        """
         return self._log.flushed if self.is_in_step else -1
 
     def accepted(self, committed: int) -> int:
-        """Note that the leader found no divergence, and its committed end; return how much of that this log
-        has.
+        """Note that the leader found no divergence, and note its committed end. Return the committed end of
+        this log.
 
-        Rounded down to a unit: the rest of the last one may be cut again.
+        The end is rounded down to a whole unit: the rest of the last unit may be cut again.
         """
         self.is_in_step = True
         self.has_everything |= 0 <= committed <= self._log.end
         return max(self._log.committed, min(committed, self._log.whole_end))
 
     def cut_at(self, diverging: EpochEnd, leader_committed: int) -> int | None:
-        """Return where to cut, as the leader's log ends its part of this log's epochs at `diverging`.
+        """Return the position at which to cut. `diverging` is the end of the common epoch in the leader's
+        log.
 
         Both logs have the same bytes up to there; the next fetch may get an earlier end. None: they share
         nothing that this log still holds, so it begins again, empty, at the later of the two logs' starts.

@@ -1,9 +1,9 @@
 """One thread that copies from one leader: fetches, checks the records, acknowledges flushes.
 
-The loop states the position of each partition and takes the answers; the thread owns the connection, and
-nothing else of the broker. It holds one answer that the loop has not taken, and at most one more is on its
-way. After a leader fails to answer, everything is requested again. With a limit, partitions that lack
-something committed are requested one after the other, as the limit allows; the others are not slowed.
+The loop states the position of each partition and takes the answers. The thread owns the connection, and
+nothing else of the broker. It holds at most one answer that the loop has not taken, and at most one more is
+in flight. After a leader fails to answer, everything is requested again. With a limit, partitions that lack
+committed messages are requested one after the other, as the limit allows. Other partitions are not slowed.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from millrace_broker.replication.copying import Checked, Copying, checked
 logger = logging.getLogger("millrace.replication")
 
 MAX_WAIT_MS = 500
-"""Longest time for which a leader holds a request without new bytes. It then answers with its commits."""
+"""Longest time for which a leader delays its answer without new bytes. It then answers with its commits."""
 ANSWER_BYTES = 1 << 20
 """Most bytes of records in one answer, unless a batch is larger: the loop takes an answer in one turn."""
 TIMEOUT_S = 5.0
-"""Longest time for an answer; then the leader is asked over another connection."""
+"""Longest time for an answer. Then the thread opens another connection to the leader."""
 RETRY_S = 0.2
 
 
 class Received(NamedTuple):
-    """A leader's answer to `wanted`, or why the answer cannot be used."""
+    """A leader's answer to `wanted`, or the error for which the answer cannot be used."""
 
     wanted: Wanted
     outcome: Checked | MillraceError
 
 
 class LeaderThread(threading.Thread):
-    """Copies from one leader until `stop`. `want`, `forget`, `ack` and `taken` are the loop's."""
+    """Copies from one leader until `stop`. The loop calls `want`, `forget`, `ack` and `taken`."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class LeaderThread(threading.Thread):
         deliver: Callable[[LeaderThread, Sequence[Received]], None],
         limit: Allowance,
     ) -> None:
-        """`address` returns the leader's present address; `deliver` hands over answers, and `taken` follows.
+        """Prepare the thread; `address` returns the leader's present address; `deliver` hands over answers,
+        and the loop then calls `taken`.
 
         `limit` is for the copying of lagging partitions, from all leaders.
         """
@@ -79,13 +80,13 @@ class LeaderThread(threading.Thread):
         self._wants: dict[ReplicaPartition, Wanted] = {}
         """Latest position of every partition that is copied from this leader."""
         self._news: dict[ReplicaPartition, None] = {}
-        """Partitions whose position, or whose removal, the leader has not been sent yet."""
+        """Partitions whose position or removal was not sent to the leader yet."""
         self._behind: dict[ReplicaPartition, None] = {}
         """Lagging partitions not yet requested, oldest first. The limit releases one at a time."""
         self._limited: set[ReplicaPartition] = set()
         """Lagging partitions, requested or not."""
         self._catching_up: ReplicaPartition | None = None
-        """The lagging partition that was requested and not answered yet."""
+        """The lagging partition that was requested and is not answered yet."""
         self._acks: dict[ReplicaPartition, Acked] = {}
         self._untaken = 0
         self._stopped = False
@@ -95,7 +96,7 @@ class LeaderThread(threading.Thread):
     # For the loop
 
     def want(self, copying: Copying) -> None:
-        """Go on with this partition from its present position; if it lags, as the limit allows."""
+        """Continue to copy this partition from its present position; if it lags, as the limit allows."""
         partition = copying.partition
         with self._lock:
             self._void(partition)
@@ -116,7 +117,7 @@ class LeaderThread(threading.Thread):
         self._wake()
 
     def _void(self, partition: ReplicaPartition) -> None:
-        """Drop the earlier position of a partition, which the leader may not have been sent."""
+        """Drop the earlier position of a partition, even if it was not sent to the leader yet."""
         self._news.pop(partition, None)
         self._behind.pop(partition, None)
         self._limited.discard(partition)
@@ -130,13 +131,13 @@ class LeaderThread(threading.Thread):
         self._wake()
 
     def taken(self) -> None:
-        """Note that the loop has taken one delivery: there is room for the next."""
+        """Note that the loop has taken one answer: there is room for the next."""
         with self._lock:
             self._untaken -= 1
         self._wake()
 
     def stop(self) -> None:
-        """End soon; nothing is delivered any more."""
+        """End the thread soon; no more answers are delivered."""
         self._stopped = True
         self._wake()
 
@@ -172,19 +173,19 @@ class LeaderThread(threading.Thread):
                 time.sleep(TIMEOUT_S)
 
     def _failed(self, error: Exception) -> None:
-        """Log a failure once: a leader that is down is tried all the time."""
+        """Log a failure once: the thread retries a leader that is down all the time."""
         if str(error) != self._failure and not self._stopped:
             logger.warning("cannot copy from broker %s: %s; trying again", self.leader, error)
         self._failure = str(error)
 
     def _sleep(self) -> None:
-        """Wait for the loop; nothing is copied from this leader now."""
+        """Wait for the loop, while nothing is copied from this leader."""
         os.set_blocking(self._wake_fd, True)
         os.read(self._wake_fd, 4096)
         os.set_blocking(self._wake_fd, False)
 
     def _copy(self, connection: Connection) -> None:
-        """Copy over one connection, as long as it holds and there is anything to copy."""
+        """Copy over one connection, as long as it is open and there are partitions to copy."""
         asked: dict[ReplicaPartition, Wanted] = {}
         with self._lock:
             self._catching_up = None
@@ -214,7 +215,10 @@ class LeaderThread(threading.Thread):
                 raise MillraceError("it does not answer")
 
     def _seconds_to_next_behind(self) -> float:
-        """Let the next lagging partition catch up if it is time, else return the wait. Under the lock."""
+        """Let the next lagging partition catch up if the limit allows it. Return the seconds to wait.
+
+        Under the lock.
+        """
         if self._catching_up is not None or not self._behind:
             return TIMEOUT_S  # a change wakes the thread
         seconds = self._limit.wait_seconds()
@@ -226,7 +230,9 @@ class LeaderThread(threading.Thread):
         return seconds
 
     def _request(self, asked: dict[ReplicaPartition, Wanted], starts_over: bool) -> bytes:
-        """Return a request with all that the leader was not sent yet, and update `asked` accordingly."""
+        """Return a request with all changes that were not sent to the leader yet, and update `asked`
+        accordingly.
+        """
         with self._lock:
             news = list(islice(self._news, MAX_PARTITIONS))
             for partition in news:

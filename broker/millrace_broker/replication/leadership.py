@@ -2,11 +2,11 @@
 
 A position is committed once it is flushed on every in-sync replica and there are at least
 `min.insync.replicas` of them. Readers see committed bytes only, so any in-sync replica may lead next without
-asking another. Commits end where a *unit* ends, the bytes that one append wrote: for example a batch and its
-filler.
+asking another replica. Commits end where a *unit* ends, the bytes that one append wrote: for example a batch
+and its filler.
 
-Owns no log: it reads one through `ReplicaLog`. Its caller writes the changes that it proposes to ZooKeeper,
-one at a time, and reports each outcome.
+A leadership reads its log through `ReplicaLog`. Its caller writes the proposed changes to ZooKeeper, one at a
+time, and reports each outcome.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ from millrace_broker.replication.state import Directories, expand, finish, prefe
 from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
-"""Most ends of units remembered above the committed end; beyond it every second one is forgotten."""
+"""Most ends of units that are remembered above the committed end. Beyond this number every second end is
+forgotten."""
 CLOSED_GRACE_S = 1.0
 """Seconds that a follower's closed connection may take to come back before it leaves the in-sync replicas."""
 LAG_SAMPLES = 10
-"""Samples of the log's end within the allowed lag: a lag is judged to a tenth of it."""
+"""Samples of the log's end within the allowed lag: a follower's lag is measured to a tenth of the allowed
+lag."""
 
 
 class ReplicaLog(Protocol):
-    """The log that a replica keeps, as leaderships and followings see it."""
+    """The log of a replica, as leaderships and followings see it."""
 
     @property
     def start(self) -> int:
-        """Position of its first byte."""
+        """Position of the log's first byte."""
 
     @property
     def end(self) -> int:
-        """Position after its last batch, flushed or not."""
+        """Position after the log's last batch, flushed or not."""
 
     @property
     def whole_end(self) -> int:
-        """Position after its last whole unit."""
+        """Position after the log's last whole unit."""
 
     @property
     def flushed(self) -> int:
-        """Everything below this position is on the disk."""
+        """Position below which everything is on the disk."""
 
     @property
     def committed(self) -> int:
-        """Everything below this position is known to be committed; the end of a unit."""
+        """Position below which everything is known to be committed; it is the end of a unit."""
 
     @property
     def epochs(self) -> EpochMap:
-        """The epoch of each of its bytes."""
+        """The epochs of the log's bytes."""
 
 
 class Snapshot(NamedTuple):
@@ -68,19 +70,22 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change that the leader wants written to the in-sync replicas, a reassignment, or its own leading."""
+    """A change that the leader wants to write: of the in-sync replicas, of a reassignment, or of its own
+    leadership.
+    """
 
     joining: Directories = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
     finishes: bool = False
-    """True if all replicas that a reassignment adds are in sync. No other change then."""
+    """True if all replicas that a reassignment adds are in sync. Then there is no other change."""
     preferred: Directories = field(default_factory=dict)
-    """The first replica, if it must lead. No other change then."""
+    """The first replica, if it must lead. Then there is no other change."""
     yields: bool = False
-    """True if an in-sync or eligible replica has a longer log and must lead. No other change then."""
+    """True if an in-sync or eligible replica has a longer log and must lead. Then there is no
+    other change."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
-        """Return the state after the change; None when there is nothing to write, or no longer."""
+        """Return the state after the change; None when there is nothing to write (any more)."""
         _, state, minimum = snapshot
         if self.yields:
             return resign(state, leader, epoch, minimum, is_whole=True)
@@ -97,12 +102,12 @@ class Proposal:
 @dataclass(slots=True)
 class _Follower:
     flushed: int = -1
-    """End up to which its disk is known to hold the leader's bytes; -1: unknown in this epoch."""
+    """End up to which the follower's disk is known to hold the leader's bytes; -1: unknown in this epoch."""
     closed_at: float | None = None
 
 
 class Leadership:
-    """The knowledge and the decisions of the leader of one epoch."""
+    """The state and the decisions of the leader of one epoch."""
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class Leadership:
         prefer_after_s: float,
         is_sure: bool,
     ) -> None:
-        """`won` is the state that the election wrote; the epoch starts where `log` ends.
+        """Begin to lead; `won` is the state that the election wrote; the epoch starts where `log` ends.
 
         `lag_s`: a follower that has not flushed the log's end of that long ago leaves the in-sync replicas.
         `prefer_after_s`: time for which the first replica must be in sync before it gets the lead. `is_sure`:
@@ -123,11 +128,13 @@ class Leadership:
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
-        """The newest state this leader has seen: removals count from then on, never from the proposal."""
+        """The newest state that this leader has seen. A removal counts once it is in this state, not when it
+        is proposed."""
         self.committed = -1
-        """Everything below it is committed; -1 until everything below `start` is known to be."""
+        """Position below which everything is committed; -1 until everything below `start` is known to be
+        committed."""
         self.proposal: Proposal | None = None
-        """The proposal handed out, while it is unknown whether it was written."""
+        """The proposal that was handed out, while its outcome is unknown."""
         self.is_outrun = False
         """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
         self._is_sure, self._last_epoch = is_sure, log.epochs.last
@@ -135,13 +142,13 @@ class Leadership:
         self._units = deque([self.start])
         self._followers: dict[tuple[int, str], _Follower] = {}
         self._seen: set[tuple[int, str]] = set()
-        """Replicas that have shown in this epoch where their logs end."""
+        """Replicas that have reported their logs' ends in this epoch."""
         self._ends = deque([(now, self.start)])
         self._preferred_since: float | None = None
 
     @property
     def is_serving(self) -> bool:
-        """True once every in-sync replica has flushed what the log held when this epoch began.
+        """True once every in-sync replica has flushed everything that the log held when this epoch began.
 
         Before, this leader does not know how much of the log is committed. It shows nothing, and its broker
         takes no writes: a high watermark below its predecessor's would send readers back. A reader that knows
@@ -151,12 +158,12 @@ class Leadership:
 
     @property
     def has_enough(self) -> bool:
-        """False while there are fewer in-sync replicas than the minimum: acks=all is refused then."""
+        """False while there are fewer in-sync replicas than the minimum: then acks=all is refused."""
         return len(self.snapshot.state.isr) >= self.snapshot.minimum
 
     @property
     def lags(self) -> dict[int, int]:
-        """Bytes of the log that each other replica is not known to have on its disk. From any thread."""
+        """Number of bytes of the log that each other replica may lack on its disk. From any thread."""
         end, state, flushed = self._log.end, self.snapshot.state, dict[int, int]()
         for (broker, _), follower in list(self._followers.items()):
             flushed[broker] = max(follower.flushed, flushed.get(broker, -1))
@@ -175,12 +182,12 @@ class Leadership:
         self._units.append(self._log.end)
 
     def flushed(self) -> bool:
-        """Note that the log's own flush is done; True when more is committed."""
+        """Note that the log's own flush is done. Return True when more is committed."""
         return self._commit()
 
     def check(self, position: int, last_epoch: int) -> EpochEnd | None:
-        """Return where a follower's log, which ends at `position` with a batch of `last_epoch`, leaves this
-        one.
+        """Return the point at which a follower's log, which ends at `position` with a batch of `last_epoch`,
+        diverges from this log.
 
         None when it does not: then its bytes are this log's, and it may take what follows. (NO_EPOCH, start
         of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on at
@@ -195,7 +202,10 @@ class Leadership:
         return None if here.epoch == last_epoch and position <= here.end else here
 
     def reported(self, broker: int, directory: str, flushed: int) -> bool:
-        """Note how far a follower of this epoch has flushed this leader's log; True if more is committed."""
+        """Note the end up to which a follower of this epoch has flushed this leader's log.
+
+        Return True if more is committed.
+        """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
         return self._commit()
@@ -222,7 +232,10 @@ class Leadership:
         self._followers.setdefault((broker, directory), _Follower()).closed_at = now
 
     def observe(self, snapshot: Snapshot) -> bool:
-        """Adopt a newer state in which this broker still leads in this epoch; True when more is committed."""
+        """Adopt a newer state in which this broker still leads in this epoch.
+
+        Return True when more is committed.
+        """
         if snapshot.version > self.snapshot.version:
             moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
             for replica in [one for one in self._followers if one[0] in moved_away]:
@@ -238,7 +251,7 @@ class Leadership:
     # Proposals
 
     def propose(self, live: Directories, now: float) -> Proposal | None:
-        """Return the next change to write, if one is due; called ten times a lag.
+        """Return the next change to write, if a change is due. Called ten times in the allowed lag.
 
         Removals come first: commits wait for them.
         """
@@ -289,17 +302,20 @@ class Leadership:
         return now - noted_at >= self._lag_s and follower.flushed < end
 
     def _note_end(self, now: float) -> None:
-        """Keep the log's end of every tenth of the lag; the oldest sample is as old as the lag, if any is."""
+        """Sample the log's end every tenth of the allowed lag.
+
+        The oldest sample becomes as old as the allowed lag.
+        """
         if now - self._ends[-1][0] >= self._lag_s / LAG_SAMPLES:
             self._ends.append((now, self._log.end))
         while len(self._ends) > 1 and now - self._ends[1][0] >= self._lag_s:
             self._ends.popleft()
 
     def _joining(self, live: Directories) -> Directories:
-        """Return the replicas that have flushed the committed part and all that was there when the epoch
-        began.
+        """Return the replicas that have flushed the committed part, and everything that the log held when the
+        epoch began.
 
-        None yet, if this log may be an older copy and a live replica that counts has not shown its own.
+        Return none if this log may be an older copy and a live replica that counts has not reported its end.
         """
         state, floor = self.snapshot.state, max(self.committed, self.start)
         if not (self._is_sure or self.is_serving or self._has_seen(live, state)):
@@ -320,7 +336,10 @@ class Leadership:
         return all(one in self._seen for one in counting if one[0] != self.broker)
 
     def _commit(self) -> bool:
-        """Commit bytes that all in-sync replicas have flushed, up to a unit's end; True if that is more."""
+        """Commit bytes that all in-sync replicas have flushed, up to a unit's end.
+
+        Return True if more is committed.
+        """
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
@@ -332,7 +351,7 @@ class Leadership:
         return self.committed > before
 
     def _flushed_by(self, replicas: Mapping[int, str]) -> int:
-        """Return the end up to which all of these have flushed, this broker left out."""
+        """Return the end up to which all these replicas have flushed, without this broker."""
         unknown = _Follower()
         return min(
             (

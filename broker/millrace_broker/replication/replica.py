@@ -1,11 +1,11 @@
-"""One broker's copy of one partition: its role (leading, following, campaigning or waiting), and its changes.
+"""One broker's copy of one partition: its role (leading, following, campaigning or waiting), and the changes
+of the role.
 
-The roles, and what ends them:
+The roles, and the events that end them:
 
-    waiting      no broker leads, or the leader is this broker before a restart   a leader; its campaign
-    following    the state names another broker                                   a newer epoch; its campaign
-    campaigning  its turn came: it takes nothing from a leader any more           the outcome of its write
-    leading      its compare-and-set was answered                                 learning of a newer epoch
+waiting no broker leads, or the leader is this broker before a restart a leader; its campaign following the
+state names another broker a newer epoch; its campaign campaigning its turn came; it no longer copies from a
+leader the outcome of its write leading its compare-and-set was answered learning of a newer epoch
 
 A replica elects itself. It leads only by a compare-and-set that it made and whose answer it received: a state
 that names it as leader may date from before a crash, when followers took bytes that its own disk has lost. It
@@ -27,7 +27,7 @@ from millrace_broker.replication.state import (
 )
 
 CAMPAIGN_STEP_S = 0.5
-"""Seconds between the campaigns of entitled replicas: the first one usually wins."""
+"""Seconds between the campaigns of entitled replicas: the first campaign usually wins."""
 
 
 class Replica:
@@ -36,7 +36,7 @@ class Replica:
     def __init__(
         self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float, prefer_after_s: float
     ) -> None:
-        """`directory` is the id of the log directory that holds `log`."""
+        """Begin without a role; `directory` is the id of the log directory that holds `log`."""
         self.broker, self.directory, self.log = broker, directory, log
         self.leading: Leadership | None = None
         self.following: Following | None = None
@@ -46,12 +46,13 @@ class Replica:
         self._lag_s, self._prefer_after_s = lag_s, prefer_after_s
         self._leaderless_since: float | None = None
         self._is_sure = False
-        """True once the log had everything that a serving leader has committed: it is no older copy."""
+        """True once the log has had everything that a serving leader has committed: the log is
+        no older copy."""
         self.has_seen_newer = False
-        """True from the moment the broker finds ZooKeeper restored until this replica has reported."""
+        """True from the time when the broker finds ZooKeeper restored until this replica has reported."""
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
-        """Take in a state read from ZooKeeper; a state older than the known one changes nothing."""
+        """Adopt a state that was read from ZooKeeper. A state older than the known state changes nothing."""
         if self.snapshot is None or snapshot.version > self.snapshot.version:
             self.snapshot = snapshot
             self.has_seen_newer &= self.broker not in snapshot.state.reports
@@ -59,7 +60,7 @@ class Replica:
         self._take_role(now)
 
     def see_brokers(self, live: Directories, now: float) -> None:
-        """Take in the registered brokers, as last read."""
+        """Adopt the list of registered brokers, as last read."""
         self.live = live
         self._take_role(now)
 
@@ -96,7 +97,7 @@ class Replica:
     # After ZooKeeper was restored
 
     def forget_zookeeper(self) -> None:
-        """Drop the role and the state read so far, as ZooKeeper was restored; the replica must report."""
+        """Drop the role and the known state, because ZooKeeper was restored: the replica must report."""
         self._follow(None)
         self.leading = self.snapshot = None
         self.has_seen_newer = True
@@ -111,7 +112,7 @@ class Replica:
     def with_report(self, state: PartitionState) -> PartitionState | None:
         """Return the state with a report of this log; None unless ZooKeeper was restored from an older copy.
 
-        ZooKeeper knows of each epoch before a log does. Everything that is reported must be on the disk.
+        Each epoch is in ZooKeeper before it is in a log. Everything that is reported must be on the disk.
         """
         has_seen_newer = self.has_seen_newer and not self._is_settled(state)
         if not (state.reports or has_seen_newer or state.leader_epoch < self.log.epochs.last):
@@ -126,7 +127,7 @@ class Replica:
 
     @property
     def is_leaderless(self) -> bool:
-        """True while no leader is known: it may become this replica's turn."""
+        """True while no leader is known: this replica's turn to campaign may come."""
         return self._leaderless_since is not None and self.leading is None and not self.is_campaigning
 
     def is_due(self, now: float) -> bool:
@@ -140,7 +141,10 @@ class Replica:
         return now - self._leaderless_since >= self._rank(state) * CAMPAIGN_STEP_S
 
     def _rank(self, state: PartitionState) -> int:
-        """Return the number of entitled replicas that come before this replica; 0 for the last leader."""
+        """Return the number of entitled replicas whose turn comes before this replica's.
+
+        0 for the last leader.
+        """
         if state.leader == self.broker:
             return 0
         entitled = [
@@ -152,10 +156,10 @@ class Replica:
         return entitled.index(self.broker)
 
     def campaign(self) -> None:
-        """Take nothing from a leader any more; next come a cut to the last whole unit, and `election`.
+        """Stop copying from a leader. A cut to the last whole unit, and then `election`, must follow.
 
-        Bytes that are not flushed yet may stay so: they are committed, and shown, only once they are on this
-        disk, too.
+        Bytes that are not flushed yet may stay unflushed: they become committed and visible only once they
+        are on this disk, too.
         """
         self._follow(None)
         self.is_campaigning = True
@@ -168,7 +172,10 @@ class Replica:
         return None if elected is None else (version, elected)
 
     def won(self, snapshot: Snapshot, now: float) -> Leadership | None:
-        """Take in the state that the compare-and-set wrote. None if a newer state names another leader."""
+        """Adopt the state that the compare-and-set wrote.
+
+        Return None if a newer state names another leader.
+        """
         self.is_campaigning, self._leaderless_since = False, None
         if self.snapshot is None or snapshot.version >= self.snapshot.version:
             self.snapshot = snapshot
@@ -187,6 +194,6 @@ class Replica:
         return self.leading
 
     def not_won(self, now: float) -> None:
-        """Go by the newest state: the compare-and-set failed, or its answer was lost. Campaign later."""
+        """Adopt the newest state: the compare-and-set failed, or its answer was lost. Campaign later."""
         self.is_campaigning, self._leaderless_since = False, None
         self._take_role(now)

@@ -1,6 +1,6 @@
 """The leader's side of a follower's connection: the follower's position in each partition, and its answers.
 
-Must be used on the event loop only. The broker provides logs, leaderships and requests.
+A session must be used on the event loop only. The broker provides logs, leaderships and requests.
 """
 
 from __future__ import annotations
@@ -56,10 +56,13 @@ class ReplicaSession:
         self._find = find
         self._places: dict[ReplicaPartition, _Place] = {}
         self._changed: dict[ReplicaPartition, None] = {}
-        """Partitions that may have changed since the follower's last answer, longest waiting first."""
+        """Partitions that may have changed since the last answer to the follower, longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Store the follower's positions. Return True if records are committed, or a leader must resign."""
+        """Store the follower's positions.
+
+        Return True if records became committed, or a leader must resign.
+        """
         if request.starts_over:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:

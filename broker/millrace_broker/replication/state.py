@@ -1,11 +1,11 @@
 """Changes of a partition's leader and in-sync replicas, as functions from one state to the next.
 
-Each is made with one compare-and-set of the topic's node in ZooKeeper, and is safe whichever broker makes it,
-however late: its conditions are checked here, not by the caller. None instead of a state means that the
-change is not, or no longer, allowed.
+Each change is made with one compare-and-set of the topic's node in ZooKeeper. It is safe whichever broker
+makes it, and however late: its conditions are checked here, not by the caller. A result of None means that
+the change is not allowed, or no longer.
 
-`live`: the registered brokers and the id of the log directory that each of them uses now. A broker whose disk
-was lost comes back with another id, so it is not the replica that the state names.
+`live` has the registered brokers, and the id of the log directory that each of them uses now. A broker whose
+disk was lost comes back with another id, so it is not the replica that the state names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Replicas, 
 Directories = Mapping[int, str]
 """Broker -> the id of its log directory."""
 UNKNOWN_EPOCHS = 100_000
-"""More epochs than a partition had between a backup of ZooKeeper and its restore."""
+"""Number of epochs larger than a partition can have had between a backup of ZooKeeper and its restore."""
 
 
 def has_live_leader(state: PartitionState, live: Directories) -> bool:
@@ -31,7 +31,7 @@ def may_lead(state: PartitionState, broker: int, directory: str, live: Directori
     """Return True for an in-sync replica, and for an eligible one while no in-sync replica lives.
 
     Both have flushed everything that was ever committed. After ZooKeeper was restored from an older copy the
-    in-sync replicas are unknown. Then all replicas report, and the log that goes furthest has everything.
+    in-sync replicas are unknown. Then all replicas report, and the longest log has everything.
     """
     if state.reports:
         return _has_longest_log(state, broker, directory)
@@ -43,10 +43,12 @@ def may_lead(state: PartitionState, broker: int, directory: str, live: Directori
 def elect(
     state: PartitionState, broker: int, directory: str, live: Directories, minimum: int
 ) -> PartitionState | None:
-    """Have `broker` lead from the end of its log on in a new epoch; None unless it may lead.
+    """Return the state in which `broker` leads, in a new epoch, from the end of its log on; None unless it
+    may lead.
 
-    The length of its log does not matter. A leader that died before its in-sync replicas had flushed its log
-    as of the start of its epoch has committed nothing of it, and each of them must be able to go on.
+    The length of its log does not matter. A leader may die before its in-sync replicas have flushed the log
+    that it had at the start of its epoch. Then it has committed nothing, and each of them must be able to
+    lead.
     """
     if not may_lead(state, broker, directory, live):
         return None
@@ -62,7 +64,8 @@ def elect(
 
 
 def report(state: PartitionState, broker: int, report: Report) -> PartitionState | None:
-    """Add the report of one replica's log to the state of a restored ZooKeeper; None if it is there already.
+    """Return the state of a restored ZooKeeper with the report of one replica's log; None if the report is
+    there already.
 
     The partition has no leader until all replicas have reported. The next epoch is above that of any log,
     even the log of a broker that is no replica in the older copy.
@@ -81,7 +84,10 @@ def report(state: PartitionState, broker: int, report: Report) -> PartitionState
 def shrink(
     state: PartitionState, leader: int, epoch: int, gone: Collection[int], minimum: int
 ) -> PartitionState | None:
-    """Have the leader of `epoch` drop the replicas `gone`; None if it leads no more, or none was in sync."""
+    """Return the state in which the leader of `epoch` has dropped the replicas `gone`.
+
+    None if it no longer leads, or none of them was in sync.
+    """
     isr = {broker: at for broker, at in state.isr.items() if broker not in gone or broker == leader}
     if not _leads(state, leader, epoch) or len(isr) == len(state.isr):
         return None
@@ -92,10 +98,11 @@ def shrink(
 def expand(
     state: PartitionState, leader: int, epoch: int, joining: Directories, minimum: int
 ) -> PartitionState | None:
-    """Have the leader of `epoch` add in-sync replicas; None when it leads no more, or none may be added.
+    """Return the state in which the leader of `epoch` has added in-sync replicas; None when it no longer
+    leads, or none may be added.
 
-    A broker that is in sync under another directory must be removed first: its entry still stands for bytes
-    that may be lost, and only the removal makes the leader stop counting them.
+    A broker that is in sync under another directory must be removed first: its entry still means bytes that
+    may be lost, and only the removal makes the leader stop counting them.
     """
     new = {b: at for b, at in joining.items() if b in state.replicas and b not in state.isr}
     if not _leads(state, leader, epoch) or not new:
@@ -107,11 +114,11 @@ def expand(
 def resign(
     state: PartitionState, leader: int, epoch: int, minimum: int, *, is_whole: bool
 ) -> PartitionState | None:
-    """Have the leader of `epoch` resign; None when it leads no more.
+    """Return the state in which the leader of `epoch` has resigned; None when it no longer leads.
 
-    It also leaves the in-sync replicas if there are others, or eligible ones: those have everything
-    committed, and could not lead as long as its broker lives. `is_whole` says that its disk has everything it
-    flushed; after a failed flush that is unknown.
+    It also leaves the in-sync replicas if there are other in-sync or eligible replicas: these have everything
+    committed, and could not lead as long as its broker lives. `is_whole` is True if its disk has everything
+    that it flushed; after a failed flush that is unknown.
     """
     if not _leads(state, leader, epoch):
         return None
@@ -125,9 +132,10 @@ def resign(
 
 
 def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
-    """Remove the leader of `epoch`, which lacks committed messages and has not served yet.
+    """Return the state without the leader of `epoch`, which lacks committed messages and has not served yet.
 
-    Any replica may do so. None when that leader no longer leads, or no other replica is in sync or eligible.
+    Any replica may depose it. Return None when that leader no longer leads, or no other replica is in sync or
+    eligible.
     """
     if not state.eligible and len(state.isr) == 1:
         return None
@@ -137,9 +145,9 @@ def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
 def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
     """Return the partition on its way to the replicas `target`; None when its only replica does not serve.
 
-    Its present replicas stay until the leader calls `finish`, and a target replaces the one before. Going
-    back to the original replicas is a cancellation, whatever targets there were: `adding` names all others.
-    `minimum` is that of the resulting state.
+    Its present replicas stay until the leader calls `finish`, and a target replaces the target before. A
+    target of the original replicas is a cancellation, whatever targets there were: `adding` names all other
+    replicas. `minimum` is the minimum of the resulting state.
     """
     if not state.is_replicated and target != state.replicas:
         # With one replica its directory is not recorded; and it leads on only as one of several, in a new
@@ -159,11 +167,12 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
 
 
 def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
-    """Have the leader of `epoch` end a reassignment; None when it leads no more, or it is too early.
+    """Return the state in which the leader of `epoch` has ended a reassignment; None when it no longer leads,
+    or it is too early.
 
     It is too early until all added replicas are in sync, and while fewer than the minimum are in sync and the
-    end would remove a replica that has everything committed. A leader that is no replica any more resigns.
-    `minimum` is that of the target.
+    end would remove a replica that has everything committed. A leader that is no longer a replica resigns.
+    `minimum` is the minimum of the target.
     """
     target = state.target
     isr = {broker: at for broker, at in state.isr.items() if broker in target}
@@ -188,11 +197,11 @@ def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
 
 
 def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
-    """Leave no leader, so that the first replica leads next; None unless that is alive, in sync and not
-    leading.
+    """Return the state without a leader, so that the first replica leads next; None unless that replica is
+    alive, in sync and not leading.
 
-    Any broker may do so: the leader sees the change. It stays in sync: what it commits until then is flushed
-    by all.
+    Any broker may do so: the leader sees the change. The leader stays in sync: everything that it commits
+    until then is flushed by all in-sync replicas.
     """
     preferred = state.replicas[0]
     if state.leader == preferred or preferred not in _alive(state.isr, live):
@@ -201,10 +210,12 @@ def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
 
 
 def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:
-    """Let `broker` elect itself though it may lack committed messages; None where that is not needed.
+    """Return the state in which `broker` may elect itself although it may lack committed messages; None where
+    that is not needed.
 
     It is not needed while a live replica may lead without a loss, and does not help unless `broker` is a live
-    replica. Bytes of the others beyond its log are cut. An only replica leads at once, if it waits for this.
+    replica. Bytes of other replicas beyond its log are cut. An only replica leads at once, if it waits for
+    this.
     """
     if broker not in state.replicas or broker not in live:
         return None
@@ -226,7 +237,7 @@ def _leads(state: PartitionState, leader: int, epoch: int) -> bool:
 
 
 def _has_longest_log(state: PartitionState, broker: int, directory: str) -> bool:
-    """Return True once all replicas have reported, and no log goes further than this one."""
+    """Return True once all replicas have reported, and no log is longer than this replica's."""
     own = state.reports.get(broker)
     if own is None or own.directory != directory or any(one not in state.reports for one in state.replicas):
         return False
@@ -238,9 +249,11 @@ def _alive(replicas: Directories, live: Directories) -> Directories:
 
 
 def _eligible(candidates: Directories, isr: Directories, minimum: int) -> Directories:
-    """Return the candidates, which have everything committed, to record beside these in-sync replicas.
+    """Return the candidates, which have everything committed, to be recorded as eligible beside these in-sync
+    replicas.
 
-    None once enough are in sync: from then on something may be committed without the others.
+    Return none once enough replicas are in sync: from then on messages may be committed without the
+    candidates.
     """
     if len(isr) >= minimum:
         return {}

@@ -1,10 +1,10 @@
 """The chain of batches in a log file, and ways to walk along it.
 
-Reads a file by log positions; knows no segments. Judges, never repairs.
+Files are read by log positions, without their segments. Damage is found here, and never repaired.
 
-A batch's base offset is its own position, so a batch identifies itself. The one exception is the filler after
-a batch with more records than bytes: its base offset is the batch's next offset, and its last offset is that
-of its last byte.
+A batch's base offset is its own position, so a batch identifies itself. The only exception is the filler
+after a batch with more records than bytes: its base offset is the batch's next offset, and its last offset is
+that of its last byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NEVER = 1 << 63
 """A timestamp later than that of any record."""
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
-"""For smaller batches one large read serves several headers; above it 61 bytes per batch are cheaper."""
+"""Size of a batch below which one large read serves several headers. Above it, reads of 61 bytes per batch
+are cheaper."""
 WRONG_CRC = "wrong CRC"
 SEARCH_BYTES = 1 << 20
 """Bytes that a search for the next batch reads at once."""
@@ -34,11 +35,11 @@ class _Descriptor(io.FileIO):
 
 
 class LogFile:
-    """A segment's file opened for reading; it closes when the last slice that uses it is gone.
+    """A segment's file opened for reading; it closes when the last slice that uses it is freed.
 
     Retention and topic deletion unlink the file and forget it. An answer that is still being sent keeps its
-    bytes, and the descriptor closes with the answer. The class has no finalizer of its own: a weak reference
-    in another thread then gives an open file or none, never one that is half-way closed.
+    bytes, and the descriptor closes with the answer. The class has no finalizer of its own: therefore a weak
+    reference in another thread gives an open file or none, never a half-closed one.
     """
 
     def __init__(self, path: Path, base: int) -> None:
@@ -62,7 +63,7 @@ class Chain:
         """Base offset of the filler that must come next, or None when any batch may."""
 
     def accepts(self, header: BatchHeader, limit: int) -> bool:
-        """Return True if the batch may stand here and ends at or before `limit`; its CRC is not checked."""
+        """Return True if the batch may come here and ends at or before `limit`. Its CRC is not checked."""
         end = self.position + header.size
         if header.magic != MAGIC or header.size < HEADER_BYTES or end > limit:
             return False
@@ -100,17 +101,17 @@ class HeaderReader:
 def header_at(file: LogFile, position: int, limit: int) -> BatchHeader | None:
     """Return the header of the batch, not a filler, that begins at a position and ends at most at `limit`.
 
-    None when no such batch stands there.
+    Return None when there is no such batch.
     """
     header = HeaderReader(file).header(position)
     return header if header is not None and Chain(position).accepts(header, limit) else None
 
 
 class ChainBroken(Exception):
-    """No valid batch stands at `position`.
+    """There is no valid batch at `position`.
 
     `header` is the header found there instead, None where the file ends. `filler_base` is the base offset of
-    the filler that should stand there, None when it should be another batch.
+    the filler that should be there, None when it should be another batch.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class ChainBroken(Exception):
 def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of each batch from a boundary to `limit`.
 
-    Raise ChainBroken if one is missing.
+    Raise ChainBroken if a batch is missing.
     """
     chain, reader = Chain(start), HeaderReader(file)
     while chain.position < limit:
@@ -139,7 +140,7 @@ def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHead
 def walk_batches(
     file: LogFile, start: int, limit: int, crc: Callable[[Buffer], int] = batch_crc
 ) -> Iterator[tuple[int, BatchHeader, bytes]]:
-    """Walk as `walk` does, with the whole batches; ChainBroken also where a batch fails its CRC."""
+    """Walk as `walk` does, with the whole batches. Raise ChainBroken also where a batch fails its CRC."""
     for position, header in walk(file, start, limit):
         batch = read_batch(file, position, header, crc)
         if batch is None:
@@ -160,11 +161,12 @@ def walk_past_damage(file: LogFile, start: int, limit: int) -> Iterator[tuple[in
 
 
 def skip(file: LogFile, start: int, target: int, most: int, timestamp: int = NEVER) -> int:
-    """Return the boundary before the first batch that ends after `target` or is as young as `timestamp`.
+    """Return the boundary before the first batch that ends after `target` or has a record at or after
+    `timestamp`.
 
-    The boundary may also be an earlier one, from the boundary `start` on. The function looks only at a
-    header's position, size and time, and so takes a fourth of the time of `walk`. It stops before a filler or
-    damage, and after `most` batches.
+    An earlier boundary, at or after `start`, may be returned as well. The function looks only at a header's
+    position, size and time, and so takes a fourth of the time of `walk`. It stops before a filler or damage,
+    and after `most` batches.
     """
     data, first, size = b"", start, HEADER_BYTES
     position = boundary = start
@@ -187,7 +189,7 @@ def skip(file: LogFile, start: int, target: int, most: int, timestamp: int = NEV
 def read_batch(
     file: LogFile, position: int, header: BatchHeader, crc: Callable[[Buffer], int] = batch_crc
 ) -> bytes | None:
-    """Return the whole batch if it is there and its CRC fits, else None."""
+    """Return the whole batch if the file has it and its CRC is right, else None."""
     batch = file.read_at(position, header.size)
     return batch if len(batch) == header.size and crc(batch) == header.crc else None
 

@@ -1,7 +1,7 @@
-"""The checkpoint: a record of what is on the disk, so that recovery reads only what came after it.
+"""The checkpoint: a note of the part of a log that is on the disk, so that recovery reads only later bytes.
 
-Owns one small file per partition. It is written every few seconds and at a clean close, never at every flush.
-An older checkpoint is as right as a newer one, only recovery takes longer.
+It is one small file per partition, written every few seconds and at a clean close, but not at every flush. An
+older checkpoint is as correct as a newer one; only recovery takes longer.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ class Checkpoint:
     state: LogState
     """Every position up to the state's end is on disk; its `messages` is 0."""
     start: int
-    """Base of the first segment. A missing file above it is a loss, a file below it a leftover."""
+    """Base of the first segment. A missing file above this position is a loss, and a file below it is a
+    leftover."""
     start_offset: int
-    """Offset after the last record that was given up; `start` when unknown."""
+    """Offset before which records were given up; `start` when unknown."""
     segments: tuple[SegmentFacts, ...]
     landmarks: Mapping[int, Landmarks]
-    """Landmarks that are in no file of their own, by segment base; only those below the state's end."""
+    """Landmarks below the state's end that are in no file of their own, by segment base."""
     producers: list[Any] | int
     """Result of `ProducerStates.save`: the producers, or a position."""
     epochs: tuple[tuple[int, int], ...]
     """Pairs of a leader's epoch and the position of its first batch, both rising."""
     committed: LogState | None = None
-    """The committed part of a log with replicas, as far as known; None: all that is flushed."""
+    """The committed part of a log with replicas, as far as known; None: everything that is flushed."""
 
     @property
     def flushed(self) -> int:
@@ -76,7 +77,7 @@ class Checkpoint:
         )
 
     def write(self, directory: Path) -> None:
-        """Replace the directory's checkpoint; when this returns, the new one survives a power cut."""
+        """Replace the directory's checkpoint. On return, the new checkpoint survives a power cut."""
         state = self.state
         fields = {
             "version": VERSION,
@@ -99,7 +100,10 @@ class Checkpoint:
 
     @classmethod
     def read(cls, directory: Path) -> Checkpoint | None:
-        """Return the directory's checkpoint, None without one; sealed.Unreadable when it is damaged."""
+        """Return the directory's checkpoint, or None if there is none.
+
+        Raise sealed.Unreadable when it is damaged.
+        """
         fields = sealed.read(directory / FILE_NAME)
         if fields is None:
             return None

@@ -1,6 +1,6 @@
 """Comparison of the replicas of a partition, file by file, up to the lowest end known to be committed.
 
-Reads files and checkpoints; opens no log, so it works beside running brokers.
+It reads files and checkpoints, and opens no log, so it works beside running brokers.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Comparison:
 
 
 def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
-    """Compare every partition that lies in two or more of these log directories.
+    """Compare every partition that is in two or more of these log directories.
 
-    Raise MillraceError when there is none.
+    Raise MillraceError when there is no such partition.
     """
     replicas: dict[str, list[Path]] = {}
     for directory in dict.fromkeys(directory.resolve() for directory in directories):
@@ -90,7 +90,7 @@ class _Replica:
         return self._paths[index], position - self.bases[index]
 
     def read(self, position: int, size: int) -> bytes:
-        """Return up to `size` bytes of one file from a position on; none where a byte is missing."""
+        """Return up to `size` bytes of one file from a position on; no bytes where one is missing."""
         path, at = self.file_at(position)
         following = [base for base in self.bases if base > position]
         try:

@@ -1,7 +1,7 @@
 """The checks of a follower on its leader's bytes before they become part of its log.
 
-Each batch must stand where it says, follow the batch before it, be intact, and have an epoch that this
-leader's log can hold. Called by the thread that receives; knows no log.
+Each batch must be at the position that it states, follow the batch before it, be intact, and have an epoch
+that this leader's log can hold. The functions are called by the receiving thread, and use no log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from millrace_broker.storage.chain import Chain
 def whole_entries(
     data: memoryview, position: int, last_epoch: int, leader_epoch: int
 ) -> tuple[list[BatchHeader], int]:
-    """Return the headers of the whole batches that `data` begins with, and the size of these batches.
+    """Return the headers of the whole batches at the beginning of `data`, and the size of these batches.
 
-    The rest may be cut off. A batch that needs a filler counts only together with it. `last_epoch` is the
-    epoch of the batch before `position`. Raise CorruptMessage when the bytes cannot follow.
+    The rest may be cut off. A batch that needs a filler counts only together with its filler. `last_epoch` is
+    the epoch of the batch before `position`. Raise CorruptMessage when the bytes cannot follow.
     """
     headers: list[BatchHeader] = []
     entries = size = 0

@@ -1,8 +1,8 @@
 """The leader epochs of a log: the leader that wrote each byte, and the place where two logs diverge.
 
 Each batch carries the epoch of the leader that appended it. Epochs never fall within a log, so a list of
-their start positions describes them all. An epoch has one leader, and followers take its bytes in order. So
-two logs that have bytes of one epoch are equal up to the nearer of its two ends.
+their start positions describes them all. An epoch has one leader, and followers take its bytes in order.
+Therefore two logs with bytes of the same epoch are equal up to the earlier end of that epoch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ class EpochEnd(NamedTuple):
 
 
 class EpochMap:
-    """Start position of each epoch of one log, in order. One thread at a time changes it; any may read."""
+    """Start position of each epoch of one log, in order. One thread at a time may change it.
+
+    Any thread may read it.
+    """
 
     __slots__ = ("last", "starts")
 
     def __init__(self, starts: Iterable[tuple[int, int]] = ()) -> None:
-        """`starts`: (epoch, position of its first batch), both rising."""
+        """Begin with `starts`: (epoch, position of its first batch), both rising."""
         self.starts: tuple[tuple[int, int], ...] = ()
         """Replaced whole at each change."""
         self.last = NO_EPOCH
@@ -53,7 +56,10 @@ class EpochMap:
         self._replace((*self.starts, (epoch, position)))
 
     def end_of(self, epoch: int, log_end: int) -> EpochEnd:
-        """Return the largest epoch here that is not above `epoch`, and its end; (NO_EPOCH, 0) without one."""
+        """Return the largest epoch of the log that is not above `epoch`, and its end.
+
+        (NO_EPOCH, 0) if there is none.
+        """
         starts = self.starts
         index = bisect_right(starts, epoch, key=_epoch)
         if index == 0:
@@ -62,10 +68,11 @@ class EpochMap:
         return EpochEnd(starts[index - 1][0], end)
 
     def parting(self, epoch: int, position: int, log_end: int) -> EpochEnd | None:
-        """Return where this log diverges from that of a reader at `position`, after a batch of `epoch`.
+        """Return the point where this log and the log of a reader diverge; the reader is at `position`, after
+        a batch of `epoch`.
 
-        None when the batch is in this log, or was until retention deleted it. None also for a reader that
-        does not know the epoch.
+        Return None when the batch is in this log, or was until retention deleted it. Return None also for a
+        reader that does not know the epoch.
         """
         if epoch == NO_EPOCH or (epoch == self.last and position <= log_end):
             return None

@@ -1,7 +1,7 @@
 """Inspection of a partition's files from outside: every batch in them, and every place without a valid one.
 
-Reads files and the checkpoint; opens no log, so it works beside a running broker and never recovers or cuts
-anything. CRCs are computed by crcmod, not by the library with which the broker checks and writes them.
+It reads files and the checkpoint, and opens no log, so it works beside a running broker and never recovers or
+cuts anything. CRCs are computed by crcmod, not by the library with which the broker checks and writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace_broker.storage.state import holds_offsets
 
 @dataclass(frozen=True, slots=True)
 class InspectedBatch:
-    """One whole batch with a right CRC. `kind`: data, filler, position, repaired or control."""
+    """One whole batch with a right CRC. `kind` is data, filler, position, repaired or control."""
 
     path: Path
     position: int
@@ -49,7 +49,7 @@ class Damage:
     lost_offsets: tuple[int, int] | None = None
     """First and last offset of the lost messages, as far as they can be determined."""
     filler_base: int | None = None
-    """Base offset that the replacement of a damaged filler must have; None if no filler stood here."""
+    """Base offset that the replacement of a damaged filler must have; None if there was no filler."""
 
 
 Finding: TypeAlias = InspectedBatch | Damage

@@ -1,5 +1,5 @@
-"""The directory of all logs of one broker: locked, owned by one broker for good, one sub-directory per
-partition.
+"""The directory of all logs of one broker: locked, owned by one broker permanently, with one sub-directory
+per partition.
 
     <log_dir>/lock                                    held by the broker that uses the directory
     <log_dir>/owner.json                              {"cluster_id": "millrace-dc1-<32 hex>", "broker_id": 1,
@@ -12,14 +12,15 @@ partition.
 
 A partition is opened, and so recovered, at its first use. Only the cluster knows which directories are still
 in use, and a log that cannot be recovered must not keep the others from being served. A log that was set
-aside is kept as long as the broker's own retention would have kept its messages, then deleted.
+aside is deleted once the broker's own retention would have deleted its messages.
 
 The first broker that uses the directory owns it. Any other broker is refused: it would not find its own logs,
-create empty ones and set the existing logs aside. So would the owner itself after ZooKeeper was wiped.
+create empty logs and set the existing logs aside. The owner itself would do the same after ZooKeeper was
+wiped.
 
 The directory's id is drawn once, and is stated in the broker's record in ZooKeeper. A broker that lost its
 disk comes back with its number and another directory, so the empty directory is not taken for the lost one.
-The generation tells the directory from an older copy of it (`millrace_broker.partitions.generation`).
+The generation distinguishes the directory from an older copy of it (`millrace_broker.partitions.generation`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def partition_name(topic: str, partition: int, topic_id: UUID) -> str:
 
 
 def parse_partition_name(name: str) -> tuple[str, int, UUID] | None:
-    """Return (topic, partition, topic id) of a directory's name; None when it is not a partition's."""
+    """Return (topic, partition, topic id) of a directory's name; None when it is no partition's name."""
     match = _PARTITION_NAME.fullmatch(name)
     return (match["topic"], int(match["partition"]), UUID(match["topic_id"])) if match else None
 
@@ -104,9 +105,9 @@ class Owner:
 
 
 def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
-    """Return the owner of the locked directory, None while it has none.
+    """Return the owner of the locked directory, or None while it has none.
 
-    Raises MillraceError when the directory belongs to another broker.
+    Raise MillraceError when the directory belongs to another broker.
     """
     path = log_dir / OWNER_NAME
     try:
@@ -129,7 +130,7 @@ def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
 
 
 def write_owner(log_dir: Path, owner: Owner) -> None:
-    """Replace owner.json; when this returns, it survives a power cut.
+    """Replace owner.json. On return, the file survives a power cut.
 
     Raise OSError when the disk refuses it.
     """
@@ -138,7 +139,7 @@ def write_owner(log_dir: Path, owner: Owner) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and its missing parents; their names survive a power cut."""
+    """Create a directory and its missing parents. Their names survive a power cut."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -191,7 +192,7 @@ class LogDirectory:
         return directory
 
     def _look(self) -> None:
-        """Note the directories once: with thousands of partitions it takes too long to do so for each."""
+        """List the directories once. A listing for each of thousands of partitions would take too long."""
         for path in self.path.iterdir():
             if (parsed := parse_partition_name(path.name)) is not None:
                 self._ids.setdefault(parsed[:2], set()).add(parsed[2])
@@ -200,7 +201,7 @@ class LogDirectory:
 
     @property
     def on_disk(self) -> list[tuple[str, int, UUID]]:
-        """(topic, partition, topic id) of every partition that has a directory."""
+        """Every partition that has a directory, as (topic, partition, topic id)."""
         return [(*partition, topic_id) for partition, ids in self._ids.items() for topic_id in ids]
 
     def partition(
@@ -212,10 +213,11 @@ class LogDirectory:
         *,
         is_replica: bool = False,
     ) -> PartitionLog:
-        """Return the partition's log, opened or created; another topic's log of the same name is set aside.
+        """Return the partition's log, opened or created. A log of an earlier topic of the same name is set
+        aside.
 
         Several threads may open different partitions at once; no other thread may open or delete this one.
-        Recovery takes as long as reading what was written in the seconds before a crash. Raises StorageError
+        Recovery takes as long as reading what was written in the seconds before a crash. Raise StorageError
         when the disk refuses it now, MillraceError when the log lost bytes that were on the disk.
         """
         key = (topic, partition)

@@ -1,7 +1,7 @@
 """The start of a log after records were deleted: a small file beside the checkpoint.
 
-The checkpoint states the start, too. Either is enough: the later start counts, so that deleted records do not
-come back when one of the two is lost, damaged or an old copy.
+The checkpoint states the start, too. The later start of the two counts, so that deleted records do not come
+back when one of the two is lost, damaged or an old copy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FILE_NAME = "start"
 
 
 def write_start(directory: Path, offset: int) -> None:
-    """Write the offset of the first record that is kept; when this returns, it survives a power cut."""
+    """Write the offset of the first record that is kept. On return, it survives a power cut."""
     sealed.write(directory / FILE_NAME, {"start_offset": offset})
     sync_directory(directory)
 
 
 def read_start(directory: Path) -> int:
-    """Return the offset that was written; 0 without a file, or when it is damaged."""
+    """Return the offset in the file; 0 if the file is missing or damaged."""
     try:
         fields = sealed.read(directory / FILE_NAME)
     except sealed.Unreadable as error:

@@ -1,21 +1,21 @@
 """One partition's log: a list of segments, the last of them open for appends.
 
-Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API numbers.
+It handles bytes and offsets. Topics, leaders, sockets and Kafka's APIs are handled elsewhere.
 
-Three snapshots describe the log, each a part of the one before: as appended, as flushed and as visible.
-Readers see the visible one; the end of its records is the high watermark of Kafka's clients. Appends and
-changes of the segment list hold the lock; reads take the snapshots and hold nothing. The types of `sides.py`
+Three snapshots describe the log, each a part of the snapshot before: as appended, as flushed and as visible.
+Readers see the visible snapshot; the end of its records is the high watermark of Kafka's clients. Appends and
+changes of the segment list hold the lock; reads take the snapshots and hold no lock. The types of `sides.py`
 say which thread may call which method.
 
-In a log with one replica all flushed bytes become visible. In a log with several, only the committed bytes
-do, and the replication decides which those are. A follower's log is copied from its leader's, file by file,
-and may be cut.
+In a log with one replica all flushed bytes become visible. In a log with several replicas, only the committed
+bytes become visible, and the replication decides which bytes are committed. A follower's log is copied from
+its leader's, file by file, and may be cut.
 
 `read` looks at headers, and at a whole batch if it is older than this process. For bytes that are not in the
 page cache it waits for the disk, for at most one walk between two landmarks.
 
-    state = log.flush()     # in a thread: everything appended before the call is on the disk
-    log.publish(state)      # in the loop: consumers see it from here on
+state = log.flush() # in a thread: everything appended before the call is on the disk log.publish(state) # in
+the loop: consumers see these records from here on
 """
 
 from __future__ import annotations
@@ -68,12 +68,14 @@ logger = logging.getLogger("millrace.storage.partition_log")
 
 CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
-"""Seconds without a refusal after which a full disk has room again: small appends may fit all the time."""
+"""Seconds without a refused append after which a full disk counts as having room again. Small appends may fit
+all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors by which a file cannot be opened for now. A sync that fails with one may have lost its bytes."""
+"""Errors that temporarily prevent opening a file. A sync that fails with such an error may have lost its
+bytes."""
 _START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
-"""Seconds without an append after which a log keeps no file open: most of many partitions are idle."""
+"""Seconds without an append after which a log keeps no file open: of many partitions most are idle."""
 
 
 class PartitionLog:
@@ -89,7 +91,7 @@ class PartitionLog:
         *,
         is_replica: bool = False,
     ) -> None:
-        """Create or recover the log in `directory`. All bytes that are then visible are on the disk.
+        """Create or recover the log in `directory`. Afterwards all visible bytes are on the disk.
 
         All logs of a broker share `producer_limit`. With `is_replica` the partition has other replicas, so at
         first only bytes that are known to be committed are visible. Raises StorageError when the directory
@@ -107,11 +109,12 @@ class PartitionLog:
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
-        """Reason that the log takes no more writes until it is opened again; None while it takes them."""
+        """Reason for which the log takes no writes until it is opened again; None while it takes writes."""
         self.flush_refusal: str | None = None
-        """Reason that nothing new becomes visible, and nothing is written, until the log is opened again."""
+        """Reason for which nothing new becomes visible and nothing is written until the log is
+        opened again."""
         self.expires_by_time = True
-        """False while the clock cannot be trusted: then no segment is too old."""
+        """False while the clock cannot be trusted: then no segment expires by its age."""
         self._closed = self._directory_changed = False
         self._refused_at: float | None = None
         """Time of the disk's last refusal of a write; None once the disk is known to take all writes."""
@@ -146,10 +149,11 @@ class PartitionLog:
         self._epoch = max(0, recovered.epochs.last)
         self._appended = recovered.state
         self._flushed = self._flushed_whole = recovered.state
-        """State as of the last flush, published or not; and its last whole append. Recovery cuts nothing
-        below a checkpoint, so a checkpoint covers only whole appends."""
+        """State as of the last flush, published or not; and the state at its last whole append. Recovery cuts
+        nothing below a checkpoint, so a checkpoint covers only whole appends."""
         self._copying: Scan | None = None
-        """Scan of the bytes copied from a leader since this log last led or was opened; None without any."""
+        """Scan of the bytes copied from a leader since this log last led or was opened; None if there are
+        none."""
         self._reader = Reader(self.directory, recovered.state.end)
 
     @property
@@ -209,7 +213,10 @@ class PartitionLog:
 
     @property
     def mirror_position(self) -> MirrorPosition | None:
-        """The position up to which this partition mirrors its origin, as appended; None for no mirror."""
+        """The position up to which this partition mirrors its origin, as appended.
+
+        None if it is no mirror.
+        """
         return self._appended.mirror
 
     @property
@@ -222,7 +229,7 @@ class PartitionLog:
         return len(self._files.segments), self._appended.messages
 
     def active_producers(self) -> list[tuple[int, ProducerState]]:
-        """Return every remembered idempotent producer with its id and its last batches."""
+        """Return all remembered idempotent producers, each with its id and its last batches."""
         return self._producers.remembered()
 
     @property
@@ -235,13 +242,13 @@ class PartitionLog:
         return self._appended.messages - self._flushed.messages
 
     def lead(self, epoch: int) -> None:
-        """Stamp this leader epoch into later appends, or the log's own last epoch if that is newer."""
+        """Stamp the leader epoch `epoch` into later appends, or the log's own last epoch if that is newer."""
         with self._lock:
             self._epoch, self._copying = max(epoch, self.epochs.last), None
             self._refused_at = None
 
     def append(self, batches: Sequence[Buffer], principals: Sequence[str]) -> list[int | BrokerError]:
-        """Append validated batches in order and return their base offsets; one write per segment.
+        """Append validated batches in order, with one write per segment; return their base offsets.
 
         `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
         read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
@@ -334,7 +341,7 @@ class PartitionLog:
         )
 
     def _write(self, staging: Staging) -> None:
-        """Write the staged batches and make them count. Raise StorageError when no byte of them stayed."""
+        """Write the staged batches and count them. Raise StorageError when none of their bytes were kept."""
         if not staging.buffers:
             return
         try:
@@ -351,7 +358,7 @@ class PartitionLog:
             raise
 
     def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
-        """Write to the last file. Raise StorageError when no byte of it stayed."""
+        """Write to the last file. Raise StorageError when none of the bytes were kept."""
         now = self._clock()
         try:
             active.append(buffers, size, now)
@@ -375,7 +382,7 @@ class PartitionLog:
         self._files = replace(self._files, segments=(*self._files.segments, segment))
 
     def _log_no_room(self, reason: str) -> None:
-        """Log a refusal once, until `_write_to` has logged its end: producers retry without end."""
+        """Log a refusal once, until `_write_to` has logged its end: producers retry endlessly."""
         if self._refused_at is None:
             logger.error("%s", reason)
         self._refused_at = self._clock()
@@ -383,9 +390,9 @@ class PartitionLog:
     # A replica's log
 
     def read_raw(self, position: int, max_bytes: int) -> tuple[int, FileSlice | None]:
-        """Return where the file that holds `position` begins, and its bytes as appended from `position` on.
+        """Return the start of the file that holds `position`, and its bytes as appended from `position` on.
 
-        `position` is that of a batch. The slice holds at least this batch with its filler, whatever
+        A batch begins at `position`. The slice holds at least this batch with its filler, whatever
         `max_bytes`, and its last batch may be cut off. The slice is None at the log's end.
         """
         files = self._files
@@ -438,7 +445,7 @@ class PartitionLog:
             self._appended = copying.state
 
     def cut(self, position: int) -> None:
-        """Cut everything after a batch boundary durably; for a thread. What is committed is never cut.
+        """Cut everything after a batch boundary durably; for a thread. Committed bytes are never cut.
 
         No other thread may append or read meanwhile. The rest is recovered as after a crash, so less may be
         kept: of a mirrored log up to its last position, of any log up to its last whole append.
@@ -462,7 +469,10 @@ class PartitionLog:
             self._recover_again()
 
     def start_over_at(self, position: int) -> None:
-        """Drop everything and begin, empty, at a position; for a thread. No other thread may use the log."""
+        """Delete everything and begin, empty, at a position; for a thread.
+
+        No other thread may use the log.
+        """
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
@@ -493,8 +503,8 @@ class PartitionLog:
     def _lower_checkpoint(self, position: int) -> None:
         """Lower the checkpoint to the committed bytes: a cut below the checkpoint would count as data loss.
 
-        It keeps the epochs up to `position`. If it cannot be written, StorageError is raised and nothing has
-        changed.
+        The checkpoint keeps the epochs up to `position`. Raise StorageError if it cannot be written: then
+        nothing has changed.
         """
         if self._checkpointed > self._visible.end:
             epochs = EpochMap(self.epochs.starts)
@@ -563,7 +573,10 @@ class PartitionLog:
             self._checkpoint_lock.release()
 
     def publish(self, state: LogState) -> bool:
-        """Make flushed bytes (with several replicas, committed bytes) visible; True if records are new."""
+        """Make flushed bytes (with several replicas, committed bytes) visible.
+
+        Return True if there are new records.
+        """
         with self._lock:
             before = self._visible
             if state.end <= before.end:
@@ -574,7 +587,8 @@ class PartitionLog:
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
-        """Return batches from the first batch that ends after `offset` on; None when none is visible yet.
+        """Return batches from the first batch that ends after `offset` on; None when no such batch is visible
+        yet.
 
         The slice holds at least one batch, even if that exceeds `max_bytes`. Its last batch may be cut off,
         unless the slice ends at a landmark. The slice never reaches into another segment or past the last
@@ -591,14 +605,14 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first visible record not older than `timestamp`, or None.
 
-        For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
+        For a thread: it reads the headers between two landmarks and one batch, and may build landmarks.
         """
         files = self._files
         return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
         """Return (offset, timestamp) of the first visible record with the largest timestamp; None without
-        one.
+        records.
 
         Call it in a thread: it reads as much as two look-ups by time, and more segments only if timestamps
         rise and fall.
@@ -611,7 +625,8 @@ class PartitionLog:
         self._reader.build_landmarks()
 
     def delete_records(self, before: int) -> int:
-        """Delete every record before an offset, -1 for all; return the log's new start. Call it in a thread.
+        """Delete every record before an offset (-1: all records); return the log's new start. Call it in a
+        thread.
 
         On return, the new start survives a power cut and the loss of the checkpoint. Retention later deletes
         files that hold only deleted records. Raises OffsetOutOfRange for an offset after the high watermark,
@@ -648,7 +663,8 @@ class PartitionLog:
         """Delete the segments that retention no longer keeps; return their bases. Call it in a thread.
 
         With `leader_start` the log is a follower's, and keeps everything from the start of the leader's log.
-        Also writes the checkpoint if it is due, so that it covers the flushed bytes even if no flush follows.
+        The checkpoint is also written if it is due, so that it covers the flushed bytes even if no flush
+        follows.
         """
         now = self._clock()
         config = self.config if self.expires_by_time else replace(self.config, retention_ms=None)
@@ -711,7 +727,10 @@ class PartitionLog:
     def _write_checkpoint(
         self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
     ) -> bool:
-        """Write the checkpoint, with `epochs` or else the log's. If that fails, log it and return False."""
+        """Write the checkpoint, with `epochs` or else the log's own epochs.
+
+        If that fails, log the error and return False.
+        """
         self._checkpoint_at, self._checkpoint_base = self._clock(), files.segments[-1].base
         try:
             for segment in files.segments[:-1]:
@@ -728,7 +747,7 @@ class PartitionLog:
         return True
 
     def close(self) -> None:
-        """Flush, write the checkpoint and close; a log that could not flush keeps its last checkpoint."""
+        """Flush, write the checkpoint and close. A log that could not flush keeps its last checkpoint."""
         if self._closed:
             return
         try:
@@ -760,7 +779,10 @@ class PartitionLog:
 
 
 def _cut_file(segment: Segment, position: int, *, keep: bool) -> None:
-    """Cut the file at `position`, or remove it unless `keep`; the rest of the file is then on the disk."""
+    """Cut the file at `position`, or remove it unless `keep`.
+
+    On return, the rest of the file is on the disk.
+    """
     landmarks_path(segment.path).unlink(missing_ok=True)
     if not keep:
         segment.path.unlink()

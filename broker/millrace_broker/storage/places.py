@@ -1,9 +1,8 @@
-"""Limited places for producer ids, shared out by principal; chooses the id that yields its place to a new
-one.
+"""Limited places for producer ids, shared among principals, and the choice of the id that yields its place to
+a new id.
 
-places = Places(1000)
-if (oldest := places.in_the_way("User:web")) is not None: ...   # forget it, or refuse the new id
-places.put(producer_id, "User:web", seen_at)
+places = Places(1000) if (oldest := places.in_the_way("User:web")) is not None: ... # forget it, or refuse the
+new id places.put(producer_id, "User:web", seen_at)
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Principal: TypeAlias = str | None
-"""The authenticated name of a connection. None for an id that came with the log: copied or recovered."""
+"""The authenticated name of a connection. None for an id that was copied or recovered with the log."""
 
 
 class Places(Generic[Key]):
@@ -31,7 +30,7 @@ class Places(Generic[Key]):
         return len(self._all)
 
     def put(self, key: Key, principal: Principal, seen_at: float) -> None:
-        """Give an id a place, or note that it was seen again."""
+        """Give an id a place, or note that the id was seen again."""
         own = self._of.get(principal)
         if own is None:
             own = self._of[principal] = OrderedDict()
@@ -40,7 +39,7 @@ class Places(Generic[Key]):
             ids.move_to_end(key)
 
     def seen_at(self, key: Key) -> float:
-        """Return when an id that has a place was last seen."""
+        """Return the time at which an id with a place was last seen."""
         return self._all[key]
 
     def drop(self, key: Key, principal: Principal) -> None:
@@ -52,7 +51,8 @@ class Places(Generic[Key]):
                 del self._of[principal]
 
     def in_the_way(self, principal: str) -> tuple[Key, float] | None:
-        """Return the id to remove before the principal takes a place, and when it was last seen, if any.
+        """Return the id to remove before the principal takes a place, and the time at which it was last seen;
+        None if no id must be removed.
 
         A principal that holds half of the places loses its own longest silent id. Otherwise, when all places
         are taken, the longest silent id of all is removed.
@@ -64,5 +64,5 @@ class Places(Generic[Key]):
 
     @property
     def surplus(self) -> Key | None:
-        """The longest silent id while there are more ids than places, else None."""
+        """Return the longest silent id while there are more ids than places, else None."""
         return next(iter(self._all)) if len(self._all) > self._count else None

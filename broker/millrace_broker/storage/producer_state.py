@@ -1,25 +1,25 @@
 """A partition's memory of idempotent producers: enough to answer a retry instead of storing it twice.
 
 The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
-duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
-not known (new, silent for a day, or forgotten for a newer one) may start anywhere.
+duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; an unknown producer
+(new, silent for a day, or forgotten in favour of a newer producer) may start anywhere.
 
-Two rules are not Kafka's. Places are limited and shared out by principal (`places.py`): a new id takes the
-place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. While
-there is no such id, the new id is refused: an id that may still retry is never forgotten for it.
+Two rules are not Kafka's. Places are limited and shared among principals (`places.py`). A new id takes the
+place of an id that was silent for `RETRIED_S`; if its principal holds half of the places, of an id of that
+principal. While there is no such id, the new id is refused: an id that may still retry is never forgotten.
 
 After a batch that was refused for a temporary reason, such as a full disk, the batches that the producer has
 in flight do not follow its last stored batch either. They are refused for the same reason until the first one
-comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again what it has
-in flight to all partitions, so that it may be stored twice.
+comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would make librdkafka begin a new epoch and send all its batches in
+flight again, to all partitions, so that they may be stored twice.
 
 While producers are few they are written into the checkpoint, else into a file of their own:
 
-    <partition>/producers := sealed JSON {version, end, producers}    as of a flush up to position `end`
+<partition>/producers := sealed JSON {version, end, producers} as of a flush up to position `end`
 
 The checkpoint is written every few seconds, and thousands of producers would take 750 KB of it and 30 ms. The
 file is written when a segment was rolled since, when 64 MiB were appended since, and at the close. Recovery
-reads later batches from the headers again. `Checkpoint.producers` then states the position to read from: the
+reads the headers of later batches again. `Checkpoint.producers` then states the position to read from: the
 first batch of a producer that the file does not cover comes at or after it.
 """
 
@@ -49,14 +49,15 @@ from millrace_broker.storage.segment import sync_directory
 logger = logging.getLogger("millrace.storage.producer_state")
 
 REMEMBERED_BATCHES = 5
-"""Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
+"""Number of batches that are remembered: Kafka's producers keep at most five requests in flight, so a retry
+is among the last five."""
 RETRIED_S = 120.0
 """Seconds for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
 SEEN_INTERVAL_S = 1.0
-"""Seconds within which a place notes only once that its id was seen, because noting costs each batch."""
+"""Seconds within which an id is noted as seen only once, because noting costs time for each batch."""
 EXPIRY_S = 24 * 3600.0
 REFUSED_S = 300.0
-"""Seconds for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
+"""Seconds for which a refused batch is awaited: after this time librdkafka begins a new epoch."""
 MAX_SEQUENCE = (1 << 31) - 1
 
 FILE_NAME = "producers"
@@ -68,7 +69,7 @@ message of 200 bytes."""
 
 
 class SentBatch(NamedTuple):
-    """One remembered batch; once the log is flushed up to `end`, the batch is safe."""
+    """One remembered batch. Once the log is flushed up to `end`, the batch is safe."""
 
     base_sequence: int
     base_offset: int
@@ -97,7 +98,7 @@ class RefusedBatch(NamedTuple):
     sequence: int
     error: type[BrokerError]
     reason: str
-    """The error's text: the error itself would keep the batch with its traceback."""
+    """The error's text. The error itself would keep the batch in memory with its traceback."""
     at: float
     principal: str
 
@@ -107,14 +108,17 @@ StagedProducers: TypeAlias = dict[int, ProducerState]
 
 
 class ProducerLimit:
-    """The places for producers in all partitions of one broker, each counted where it is remembered."""
+    """The places for producers in all partitions of one broker.
+
+    A producer takes a place in each partition that remembers it.
+    """
 
     def __init__(self, max_producer_ids: int = MAX_PRODUCER_IDS) -> None:
         self.lock = threading.Lock()
         """Held for every change of any partition's memory of producers."""
         self.places = Places[tuple[ProducerStates, int]](max_producer_ids)
         self.copied = Places[tuple[ProducerStates, int]](max_producer_ids)
-        """Places of producers that came with a log. They take none of clients: other leaders admitted
+        """Places of producers that came with a log. They take no places of clients: other leaders admitted
         them."""
         self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
         """Places of producers whose refused batch is awaited."""
@@ -140,15 +144,15 @@ class ProducerStates:
         self._newest_end = -1
         """Log position after the newest batch of any producer."""
         self._file_end = -1
-        """Log position up to which the file covers every batch; -1 when nothing relies on the file."""
+        """Log position up to which the file covers every batch; -1 when no checkpoint relies on the file."""
         self._read_from = -1
-        """The same position, or a later one: no producer's batch lies between."""
+        """The same position, or a later one with no producer's batch between the two."""
 
     def __len__(self) -> int:
         return len(self._states)
 
     def remembered(self) -> list[tuple[int, ProducerState]]:
-        """Return every producer, the longest silent first."""
+        """Return all producers, the longest silent first."""
         with self._limit.lock:
             return list(self._states.items())
 
@@ -159,8 +163,8 @@ class ProducerStates:
     def find_duplicate(self, header: BatchHeader, staged: StagedProducers) -> SentBatch | None:
         """Return the batch that `header` repeats, or None for a batch that must be appended.
 
-        Raises InvalidProducerEpoch. Raise OutOfOrderSequence or InvalidRecord for a batch that must be
-        refused. A batch that must wait for an earlier refused batch raises the error of that batch.
+        Raise InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for a batch that must be refused. For
+        a batch that must wait for an earlier refused batch, raise the error of that batch.
         """
         try:
             return self._find_duplicate(header, staged)
@@ -231,9 +235,9 @@ class ProducerStates:
         self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
 
     def admit(self, header: BatchHeader, principal: str, staged: StagedProducers) -> None:
-        """Give the producer of a batch about to be staged a place, or keep its place; `abandon` undoes it.
+        """Give the producer of a batch about to be staged a place, or keep its place. `abandon` undoes this.
 
-        Raises TooManyProducers for a new producer while only producers that may still retry could make room.
+        Raise TooManyProducers for a new producer while only producers that may still retry could make room.
         """
         producer_id, now = header.producer_id, self._clock()
         known = staged.get(producer_id) or self._states.get(producer_id)
@@ -252,7 +256,9 @@ class ProducerStates:
             self._put(producer_id, principal, now)
 
     def _make_room(self, principal: str, now: float) -> None:
-        """Forget the longest silent producer if the new one needs its place, on the broker and here."""
+        """Forget the longest silent producer, on the broker and in this partition, if the new producer needs
+        its place.
+        """
         if (oldest := self._limit.places.in_the_way(principal)) is not None:
             (states, other), seen_at = oldest
             self._check_is_stale(seen_at, now, principal, "the broker")
@@ -276,7 +282,7 @@ class ProducerStates:
         raise error
 
     def abandon(self, staged: StagedProducers) -> None:
-        """Restore the places as they were: the staged batches are not written."""
+        """Restore the places as they were before: the staged batches are not written."""
         with self._limit.lock:
             for producer_id, state in staged.items():
                 before = self._states.get(producer_id)
@@ -293,7 +299,7 @@ class ProducerStates:
         staged: StagedProducers,
         principal: Principal = None,
     ) -> None:
-        """Note a batch about to be written; `commit` makes it count."""
+        """Note a batch about to be written; `commit` makes it effective."""
         state = self._state(header.producer_id, staged)
         earlier = state.batches if state is not None and state.epoch == header.producer_epoch else ()
         batch = SentBatch(header.base_sequence, base_offset, header.records_count, end)
@@ -301,7 +307,7 @@ class ProducerStates:
         staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock(), principal)
 
     def commit(self, staged: StagedProducers) -> None:
-        """Make the staged changes of a written append count."""
+        """Make the staged changes of a written append effective."""
         if not staged:
             return
         states = self._states
@@ -374,7 +380,7 @@ class ProducerStates:
     def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
         """Return the checkpoint's entry for the producers; write their file first if that is due.
 
-        `rolled_at` is where the last segment begins. For one thread at a time.
+        `rolled_at` is the start of the last segment. For one thread at a time.
         """
         if len(self) <= FEW_PRODUCERS:
             self._file_end = -1
@@ -389,9 +395,10 @@ class ProducerStates:
         return self._read_from
 
     def load(self, saved: list[Any] | int, flushed: int) -> int | None:
-        """Restore what `save` returned; return the position from which headers must be read again.
+        """Restore the producers from the result of `save`. Return the position from which headers must be
+        read again.
 
-        None when the file is not the one that the checkpoint relies on: then the whole log must be read.
+        Return None when the file does not belong to the checkpoint: then the whole log must be read.
         """
         if isinstance(saved, list):
             self._take_over(saved, flushed)
@@ -409,10 +416,10 @@ class ProducerStates:
         return self._read_from
 
     def _to_json(self, flushed: int) -> list[Any]:
-        """Return every producer as plain lists, without the batches that end above `flushed`.
+        """Return all producers as plain lists, without the batches that end above `flushed`.
 
-        A batch above it may not survive a power cut; if it were remembered, its retry would be answered as a
-        duplicate and lost. If it does survive, recovery finds its header.
+        A batch above `flushed` may not survive a power cut. If it were remembered, its retry would be
+        answered as a duplicate and lost. If it survives, recovery finds its header.
         """
         states = []
         for producer_id, state in self.remembered():  # under the lock: never in the middle of a commit
@@ -422,7 +429,9 @@ class ProducerStates:
         return states
 
     def _take_over(self, states: Iterable[Any], end: int) -> None:
-        """Restore what `_to_json` returned, without the batches that end above `end`: they are read again."""
+        """Restore the producers from the result of `_to_json`, without the batches that end above `end`,
+        which are read again.
+        """
         for producer_id, epoch, seen_at, batches in states:
             sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
             if sent:
@@ -430,5 +439,5 @@ class ProducerStates:
 
 
 def _follows(sequence: int, other: int) -> bool:
-    """Return True if `sequence` follows `other`; sequences wrap to zero after MAX_SEQUENCE."""
+    """Return True if `sequence` follows `other`. Sequences wrap to zero after MAX_SEQUENCE."""
     return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

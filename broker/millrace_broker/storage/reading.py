@@ -1,8 +1,8 @@
 """The read side of a partition's log: from an offset to bytes for a socket, from a time to a record.
 
-Works on snapshots and holds no lock. One thread reads at a time; a look-up by time is for another thread: it
-may decompress a batch and build the landmarks of a segment that has none. Between reads it keeps the places
-where sequential readers go on, the files read last with their landmarks, and the damage already reported.
+It works on snapshots and holds no lock. One thread reads at a time. A look-up by time is for another thread:
+it may decompress a batch and build the landmarks of a segment. Between reads the reader keeps the positions
+of sequential readers, the files read last with their landmarks, and the damage already reported.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 WARM_FILES = 3
 MAX_REPORTED = 100
-"""Most distinct failures and kinds of damage that are logged of one log. Later ones are not logged."""
+"""Most distinct failures and kinds of damage of one log that are logged."""
 RECENT_POSITIONS = 32
-"""Most readers of one log that can go on where they stopped."""
+"""Most positions of sequential readers that are kept for one log."""
 MAX_SEARCHED_BYTES = 16 << 20
 MAX_SEARCHED_RECORDS = 10_000
-"""Limits of a batch whose records are read. A batch with more records, or more bytes uncompressed, is not:
-either takes 10 ms."""
+"""Limits of a batch whose records are read. A batch with more records, or more bytes uncompressed, is not
+read. Reading the largest batch takes 10 ms."""
 
 
 class RecentPositions:
-    """Batch positions where readers have been, by an offset that was found there.
+    """Batch positions that readers have reached, by an offset that was found there.
 
     No batch before such a position holds that offset or a later one.
     """
@@ -47,8 +47,8 @@ class RecentPositions:
         self._positions: dict[int, int] = {}
 
     def before(self, offset: int) -> int:
-        """Return the last noted position with no batch before it that holds `offset` or a later one; 0
-        without any.
+        """Return the last noted position with no batch before it that holds `offset` or a later one; 0 if
+        there is none.
 
         If it is at or after the offset, the offset is found there.
         """
@@ -57,7 +57,7 @@ class RecentPositions:
         return 0 if nearest is None else positions[nearest]
 
     def note(self, offset: int, position: int) -> None:
-        """Remember that `offset` is found at `position`."""
+        """Note that `offset` is found at `position`."""
         self._positions.pop(offset, None)
         if len(self._positions) >= RECENT_POSITIONS:
             del self._positions[next(iter(self._positions))]
@@ -73,20 +73,25 @@ class Reader:
     """Reads slices of a log's files, from offsets that readers ask for."""
 
     def __init__(self, directory: Path, recovered_end: int) -> None:
-        """Return bytes below `recovered_end` were on the disk before this process opened the log."""
+        """Prepare reading; bytes below `recovered_end` were on the disk before this process
+        opened the log.
+        """
         self.recent = RecentPositions()
         self._directory = directory
         self._recovered_end = recovered_end
         self._reported: set[str] = set()
         self._opened: dict[Segment, _Opened] = {}
-        """The files read last; others close with the last slice that uses them."""
+        """The files read last. Other files close with the last slice that uses them."""
         self._without_landmarks: set[Segment] = set()
-        """Segments in which a look-up has failed for want of landmarks."""
+        """Segments in which a look-up has failed because landmarks were missing."""
 
     def read(
         self, visible: LogState, files: Files, end: int, offset: int, max_bytes: int
     ) -> FileSlice | None:
-        """Read as `PartitionLog.read` does, for one pair of snapshots; `end` is the log's, flushed or not."""
+        """Read as `PartitionLog.read` does, for one pair of snapshots.
+
+        `end` is the log's end, flushed or not.
+        """
         if offset >= visible.high_watermark:
             # Up to the log's end an offset is valid, only early: a producer may know it already.
             if offset > end:
@@ -134,7 +139,7 @@ class Reader:
         return FileSlice(file, position - segment.base, length)
 
     def _locate(self, segment: Segment, offset: int, limit: int) -> int:
-        """Return the position of the batch that holds the offset, else of the next one, else `limit`."""
+        """Return the position of the batch that holds the offset, else of the next batch, else `limit`."""
         recent = self.recent.before(offset)
         if recent > limit:
             recent = 0
@@ -160,7 +165,7 @@ class Reader:
             self._without_landmarks.discard(segment)
 
     def _open(self, segment: Segment) -> _Opened:
-        """Return the segment's read side: one of the last used, or a new one that replaces the oldest."""
+        """Return the segment's read side: a recently used one, or a new one that replaces the oldest."""
         opened = self._opened.get(segment)
         if opened is None:
             opened = _Opened(segment.open_reader(), segment.known_landmarks())
@@ -169,9 +174,10 @@ class Reader:
         return opened
 
     def forget(self) -> None:
-        """Drop the files, from any thread: deleted files free their space, idle ones are closed.
+        """Drop the files, from any thread: deleted files free their space, and idle files are closed.
 
-        Called every few seconds: the next read opens a file again, which costs less than keeping count.
+        Called every few seconds: the next read opens a file again, which costs less than tracking the files'
+        use.
         """
         self._opened = {}
 
@@ -186,11 +192,10 @@ class Reader:
 
 
 def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
-    """Return the size of the slice's leading part in which each batch stands where it must, after the one
-    before.
+    """Return the size of the slice's leading part in which each batch directly follows the batch before it.
 
-    The first batch is known to. CRCs cover neither a batch's position nor its length, so clients cannot check
-    them.
+    The first batch is known to be right. CRCs cover neither a batch's position nor its length, so clients
+    cannot check them.
     """
     end = position + length
     last: tuple[int, BatchHeader] | None = None
@@ -213,8 +218,8 @@ def first_with_timestamp(
 ) -> tuple[int, int] | None:
     """Return (offset, timestamp) of the first record in `start` to `limit` not older than `timestamp`.
 
-    It is in the first batch whose header states such a time. If the batch's records cannot be read here or
-    none is as young, the batch stands for them with its base offset and largest timestamp. Raise
+    The record is in the first batch whose header states such a time. If the batch's records cannot be read
+    here, or all of them are older, the result is the batch's base offset and largest timestamp. Raise
     CorruptMessage at a damaged batch.
     """
     for segment in segments:
@@ -241,7 +246,7 @@ def first_with_max_timestamp(
 
 
 def _look_up(segment: Segment, look: Callable[[Segment, Landmarks], T]) -> T | None:
-    """Look into a segment by its landmarks; None if retention deleted it meanwhile."""
+    """Look into a segment by its landmarks. Return None if retention deleted it meanwhile."""
     try:
         try:
             return look(segment, segment.known_landmarks())
@@ -269,9 +274,10 @@ def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int, start:
 def _from_start(
     segment: Segment, landmarks: Landmarks, end: int, start: int, timestamp: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield the batches that hold a record from `start` on, and perhaps one as young as `timestamp`.
+    """Yield the batches that hold a record from `start` on and that may hold a record at or after
+    `timestamp`.
 
-    No landmark tells the youngest of them: to find it takes as long a walk as to build landmarks.
+    Landmarks do not show the newest record: finding it takes as long a walk as building landmarks.
     """
     mark = landmarks.before_offset(start, segment.base)
     if timestamp is not None:  # before that mark no record is as young, deleted or not

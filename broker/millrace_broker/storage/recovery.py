@@ -1,11 +1,11 @@
 """Recovery keeps the longest valid prefix above the checkpoint, and never cuts below it.
 
-Reads a partition's directory, cuts what a crash left behind, and returns the state from which the log
-continues. Refuses a log that lost bytes which were on the disk, with one line that names the loss.
+It reads a partition's directory, cuts the incomplete end that a crash left, and returns the state from which
+the log continues. It refuses a log that lost bytes which were on the disk, with one line that names the loss.
 
-A batch is valid if it stands where its chain says and has a right CRC. A batch that lacks its filler gets it.
-A mirrored partition is cut back to its last position batch, so that data and position agree. Without a
-checkpoint the flushed end is unknown, so only the bytes after the last valid batch of all are cut.
+A batch is valid if it is at the position that its chain requires and has a right CRC. A missing filler is
+written. A mirrored partition is cut back to its last position batch, so that data and position agree. Without
+a checkpoint the flushed end is unknown, so only the bytes after the last valid batch of all are cut.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Recovered:
     files: Files
     state: LogState
     checkpointed: int
-    """Position up to which the checkpoint in the directory covers the log; -1 without one."""
+    """Position up to which the checkpoint in the directory covers the log; -1 without a checkpoint."""
     epochs: EpochMap
     committed: LogState
-    """The committed part, as far as known, if the log is a replica."""
+    """The committed part of a replica's log, as far as known."""
 
 
 def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
     """Bring a partition's directory to a state from which a log can continue, and fill `producers`.
 
-    Raises MillraceError when bytes below the checkpoint are missing.
+    Raise MillraceError when bytes below the checkpoint are missing.
     """
     checkpoint = _read_checkpoint(directory)
     segments = open_segments(directory, checkpoint)
@@ -123,10 +123,10 @@ def _read_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segment]:
-    """Return the segments in order. Raise MillraceError when one that was on the disk is missing or too
+    """Return the segments in order. Raise MillraceError when a segment that was on the disk is missing or too
     short.
 
-    Deletes the files below the checkpoint's start, which an interrupted retention left.
+    Files below the checkpoint's start, which an interrupted retention left, are deleted.
     """
     facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
     segments = []
@@ -157,7 +157,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
 def _load_producers(
     directory: Path, checkpoint: Checkpoint, producers: ProducerStates, segments: list[Segment]
 ) -> None:
-    """Restore the producers of everything below the checkpoint."""
+    """Restore the producers of all batches below the checkpoint."""
     flushed = checkpoint.flushed
     start = producers.load(checkpoint.producers, flushed)
     if start is None:
@@ -178,7 +178,7 @@ def _refuse(directory: Path, start: int, end: int) -> None:
 
 
 class Scan:
-    """Follows the chain through the segments and remembers the last place where the log may end."""
+    """Follows the chain through the segments and notes the last position at which the log may end."""
 
     def __init__(
         self, state: LogState, producers: ProducerStates, epochs: EpochMap, *, skip_damage: bool
@@ -186,7 +186,7 @@ class Scan:
         self.state = state
         self.kept = state
         self.unfilled: BatchHeader | None = None
-        """The last data batch, while the filler it needs is missing."""
+        """The last data batch, while its necessary filler is missing."""
         self._producers, self._epochs = producers, epochs
         self._skip_damage = skip_damage
 
@@ -212,7 +212,7 @@ class Scan:
             segment.landmarks.next_offset = None
 
     def _read(self, segment: Segment, limit: int) -> bool:
-        """Read one segment; True when its chain reaches `limit` with nothing missing."""
+        """Read one segment. Return True when its chain reaches `limit` with nothing missing."""
         file = segment.open_reader()
         while True:
             try:
@@ -226,7 +226,7 @@ class Scan:
                 self._skip_to(segment, resumed)
 
     def _note_epoch(self, header: BatchHeader, position: int) -> None:
-        """Note the epoch, which the CRC does not cover; an epoch that falls shows damage.
+        """Note the epoch, which the CRC does not cover. An epoch below the epoch before it shows damage.
 
         While damage is skipped such an epoch is ignored: one wrong epoch must not cost all batches after it.
         """
@@ -237,7 +237,7 @@ class Scan:
             raise ChainBroken("a leader epoch falls", position, header, None)
 
     def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
-        """Take in a batch that follows all others. Raise ChainBroken if its epoch falls."""
+        """Add a batch that follows all other batches. Raise ChainBroken if its epoch is lower."""
         self._note_epoch(header, position)
         facts = segment.facts
         is_filler = header.base_offset != position
@@ -255,7 +255,7 @@ class Scan:
             self.kept = self.state
 
     def complete_filler(self, segment: Segment, header: BatchHeader, now: float) -> None:
-        """Write the filler that a crash kept from following its batch."""
+        """Write the filler that is missing after a crash."""
         filler = filler_after(header, timestamp=header.max_timestamp)
         assert filler is not None
         segment.append([filler], len(filler), now)
@@ -288,17 +288,17 @@ def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
 
 
 def _continue(last: Segment, state: LogState) -> None:
-    """Make the last segment ready for appends: forget the batches that a power cut took."""
+    """Make the last segment ready for appends: forget the batches that a power cut destroyed."""
     last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
     last.landmarks = last.known_landmarks().below(state.end)
     landmarks_path(last.path).unlink(missing_ok=True)
 
 
 def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:
-    """Bring the recovered bytes to the disk, so that they may be shown.
+    """Write the recovered bytes to the disk, so that they may become visible.
 
-    After a failed fdatasync the kernel may hold pages that it takes for clean and the disk never got. Only
-    after the same bytes are written again does the next fdatasync tell the truth.
+    After a failed fdatasync the kernel may hold pages that count as clean but never reached the disk. Only if
+    the same bytes are written again is the result of the next fdatasync reliable.
     """
     for segment in segments:
         if flushed is not None and segment.end <= flushed and segment is not segments[-1]:

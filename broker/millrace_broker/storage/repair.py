@@ -1,10 +1,10 @@
 """Repair: replace damage below the checkpoint by control batches, so that readers get past it.
 
-The messages are lost; a repair only records the loss and keeps every other offset where it is. Works on a
+the messages are lost; a repair only records the loss and keeps every other offset where it is. It works on a
 partition that no broker has open.
 
-A control batch takes 72 bytes, a data batch of one empty message 68. A place so small cannot be filled,
-unless the operator gives up the intact batch beside it, too.
+A control batch takes 72 bytes, a data batch of one empty message 68. So small a place cannot be filled,
+unless the operator also gives up the intact batch beside it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def repair_partition(
 ) -> Iterator[Damage]:
     """Replace every damaged stretch below the checkpoint and yield each replaced stretch with its loss.
 
-    Raises MillraceError when bytes are missing. Raises it also when a stretch is too small for a control
-    batch and the intact batch beside it must not be given up. Earlier repairs stay.
+    Raise MillraceError when bytes are missing, or when a stretch is too small for a control batch and the
+    intact batch beside it must not be given up. Earlier repairs stay.
     """
     for damage in [finding for finding in inspect_partition(directory) if isinstance(finding, Damage)]:
         if damage.path.name == FILE_NAME or not damage.flushed:
@@ -55,7 +55,8 @@ def repair_partition(
 
 
 def _with_neighbour(directory: Path, damage: Damage) -> Damage | None:
-    """Return the stretch with the intact data batch after it, else the one before it; None without either.
+    """Return the stretch together with the intact data batch after it, else with the batch before it; None
+    without either.
 
     Position batches are no neighbours: a mirrored partition must not lose one.
     """
@@ -103,7 +104,7 @@ def _overwrite(damage: Damage, batch: bytes) -> None:
 
 
 def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
-    """Let readers of a lost last batch reach the end, and have the file's landmarks rebuilt."""
+    """Let readers of a lost last batch reach the end, and discard the file's landmarks, which are rebuilt."""
     landmarks_path(damage.path).unlink(missing_ok=True)
     checkpoint = read_checkpoint(directory)
     if checkpoint is None:

@@ -1,9 +1,9 @@
-"""Small files that are there whole or not at all: the checkpoint and the files beside it.
+"""Small files that exist completely or not at all: the checkpoint and the files beside it.
 
-Written to a side file, synced, renamed. A caller that needs the new name to survive a power cut syncs the
-directory.
+A file is written under another name, synced and renamed. A caller that needs the new name to survive a power
+cut syncs the directory.
 
-    sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
+sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return the fields that were written, None without a file; Unreadable when it is damaged."""
+    """Return the fields in the file, or None without a file. Raise Unreadable when it is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""One file of a partition's log, appended at its end and read anywhere; and the row of files that form a log.
+"""One file of a partition's log, appended at its end and read anywhere; and the list of files that form a
+log.
 
-Knows its file, its base position, two facts about its content, its landmarks, and when it has expired. Does
-not know batches, offsets in use, or when to roll: that is the partition log. Appends and reads use separate
-descriptors, because with one shared file position a reader would move the place where the writer writes.
+A segment has its file, its base position, two facts about its content, its landmarks, and its expiry. The
+partition log handles batches and offsets, and decides when to roll. Appends and reads use separate
+descriptors: with one shared file position a reader would move the position at which the writer writes.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ logger = logging.getLogger("millrace.storage.segment")
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10
 """Most bytes of one system call. The page cache takes its memory in blocks as large as the call, and Linux
-has blocks up to this size at hand. Larger blocks cost up to five times as much CPU for each byte in a virtual
-machine that gives free memory back to its host."""
+has blocks up to this size at hand. Larger blocks cost up to five times the CPU for each byte in a virtual
+machine that returns free memory to its host."""
 _BUILDING = threading.Lock()
-"""Held by the one thread of the process that builds landmarks: several would keep the loop waiting."""
+"""Held by the only thread of the process that builds landmarks: several threads would keep the
+loop waiting."""
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 Sync: TypeAlias = Callable[[int], None]
-"""os.fdatasync, or its replacement in a test."""
+"""Type of os.fdatasync, and of its replacement in a test."""
 TimeRange: TypeAlias = tuple[float, float]
 """Pair of times in seconds since the epoch, both ends included."""
 
@@ -108,18 +110,19 @@ class Segment:
         self.size = size
         self.facts = facts
         self.landmarks = landmarks
-        """None when they are in the segment's file of landmarks, or nowhere."""
+        """The landmarks in memory; None when they are in the segment's file of landmarks, or do not exist."""
         self.last_append = last_append
         """Time of the last append, in seconds since the epoch: retention counts from here."""
         self.begun = last_append
-        """Time of creation. For a file found at a start, the time of its last append at that start."""
+        """Time of creation. For a file that existed at the broker's start, the time of its last append at
+        that start."""
         self._append_fd: int | None = None
         self._reader: weakref.ref[LogFile] | None = None
         self._builds = 0
 
     @classmethod
     def create(cls, directory: Path, base: int, now: float) -> Segment:
-        """Create a new, empty segment, open for appends; the caller syncs the directory."""
+        """Create a new, empty segment, open for appends. The caller syncs the directory."""
         segment = cls(directory, base, 0, SegmentFacts(base), now, Landmarks())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment._append_fd = os.open(segment.path, flags, 0o644)
@@ -129,7 +132,7 @@ class Segment:
     def open(
         cls, path: Path, facts: SegmentFacts | None = None, landmarks: Landmarks | None = None
     ) -> Segment:
-        """Open an existing segment; without `facts` its largest timestamp counts as the largest possible."""
+        """Open an existing segment. Without `facts` its largest timestamp counts as the largest possible."""
         status, base = path.stat(), int(path.stem)
         facts = facts or SegmentFacts(base, (1 << 63) - 1, -1)
         return cls(path.parent, base, status.st_size, facts, status.st_mtime, landmarks)
@@ -144,9 +147,9 @@ class Segment:
         return self._append_fd
 
     def append(self, buffers: Sequence[Buffer], total: int, now: float) -> None:
-        """Write all `total` bytes or none: after a failure the file is cut back and OSError raised.
+        """Write all `total` bytes or none. Raise OSError after a failure, when the file was cut back.
 
-        CutFailed instead means that the file now ends in bytes that do not belong to the log.
+        Raise CutFailed when the file now ends in bytes that do not belong to the log.
         """
         fd = self.append_fd()
         try:
@@ -174,7 +177,7 @@ class Segment:
                 pending[: done + 1] = [memoryview(pending[done])[written:]]
 
     def open_reader(self) -> LogFile:
-        """Return the file's read side, shared by all current readers; it closes with the last of them."""
+        """Return the file's read side, shared by all current readers. It closes with the last reader."""
         file = None if self._reader is None else self._reader()
         if file is None:
             file = LogFile(self.path, self.base)
@@ -182,7 +185,7 @@ class Segment:
         return file
 
     def known_landmarks(self) -> Landmarks:
-        """Return the landmarks from memory or from their file; none when both lack them."""
+        """Return the landmarks from memory or from their file; empty landmarks when there are none."""
         landmarks = self.landmarks
         return read_landmarks(self.path, self.size) if landmarks is None else landmarks
 
@@ -216,7 +219,7 @@ class Segment:
             self.landmarks = None
 
     def recount(self, now: float) -> None:
-        """Let the segment's age begin now; the file's times keep the new age over a restart."""
+        """Let the segment's age begin now. The file's times keep the new age over a restart."""
         os.utime(self.path, (now, now))
         self.last_append = self.begun = now
 
@@ -225,16 +228,18 @@ class Segment:
         return config.retention_ms is not None and now - self.last_append > config.retention_ms / 1000
 
     def is_old(self, config: LogConfig, now: float) -> bool:
-        """Return True when the segment was begun longer ago than a segment may be appended to."""
+        """Return True when the segment is older than `segment_ms`, so that nothing more may be appended to
+        it.
+        """
         return config.segment_ms is not None and now - self.begun > config.segment_ms / 1000
 
     def unlink(self) -> None:
-        """Remove the segment's files; slices handed out keep theirs."""
+        """Remove the segment's files. Slices that were handed out keep the content."""
         landmarks_path(self.path).unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the append side; slices handed out keep the read side alive."""
+        """Close the append side. Slices that were handed out keep the read side open."""
         if self._append_fd is not None:
             os.close(self._append_fd)
             self._append_fd = None
@@ -264,7 +269,7 @@ def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterator[li
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The segments in order, and the offset after the last record that was given up.
+    """The segments in order, and the offset before which all records were given up.
 
     Retention gives up whole segments; after `delete_records` the offset may lie in the first segment.
     """
@@ -273,7 +278,8 @@ class Files:
     start_offset: int
 
     def expired_count(self, config: LogConfig, now: float, flushed: LogState) -> int:
-        """Return how many of the oldest segments retention gives up: never the last, never an unflushed one.
+        """Return the number of oldest segments that retention gives up: never the last segment, and never an
+        unflushed one.
 
         A mirrored log also keeps the last segment that holds anything: it holds the position.
         """

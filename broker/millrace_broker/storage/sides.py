@@ -1,8 +1,8 @@
-"""Sides of a partition's log: what each kind of thread may call.
+"""Sides of a partition's log: the methods that each kind of thread may call.
 
-`PartitionLog` has every side. The code that opened a log gives each thread its side of that one object: mypy
-refuses every call that is not on the side, and at run time a side costs nothing. `close` and `delete` are on
-no side: only `LogDirectory` calls them. The docstrings of `PartitionLog` say what each method does.
+`PartitionLog` has all sides. The code that opened a log gives each thread its side of that one object: mypy
+refuses every call that is not on the side, and at run time a side costs nothing. No side has `close` and
+`delete`: only `LogDirectory` calls them. The docstrings of `PartitionLog` describe each method.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogView(Protocol):
 
 
 class LoopSide(LogView, Protocol):
-    """The loop's side: waits for no sync. `read` may wait for bytes that are not in the page cache."""
+    """The loop's side, which waits for no sync. `read` may wait for bytes that are not in the page cache."""
 
     config: LogConfig
 

@@ -1,9 +1,9 @@
 """The batches of one append into one segment: placed, stamped, then written together.
 
-Knows the order of batches in the log, and the conditions that a mirrored append must meet before a byte of it
-is written. It must continue the recorded position (compare-and-append), so a retry, a zombie or a speculative
-task can neither lose nor duplicate. Does not write: the partition log does, with one system call, and makes
-the outcome count only when every byte is in the file.
+This module decides the order of batches in the log, and checks the conditions of a mirrored append before a
+byte of it is written. A mirrored append must continue the recorded position (compare-and-append), so a retry,
+a zombie or a speculative task can neither lose nor duplicate messages. The partition log writes the batches,
+with one system call, and the outcome takes effect only when every byte is in the file.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from millrace_broker.storage.segment import Segment
 from millrace_broker.storage.state import LogState
 
 MAX_FILLER_BYTES = 1 << 20
-"""Most bytes that a compressed batch may add to the log beyond its own. Its records are not counted before it
-is written, so a request that states too many must cost no more disk and no more of the loop's time."""
+"""Most bytes that a compressed batch may add to the log beyond its own bytes. Its records are not counted
+before it is written, so a request that states too many records must not cost more disk and more of the loop's
+time."""
 MAX_FILLER_RATIO = 64
-"""The most that a produced batch may add, as a multiple of its own size. Records of whole kilobytes that are
-all alike take a byte each."""
+"""Most bytes that a produced batch may add, as a multiple of its own size. Records of whole kilobytes that
+are all alike take a byte each."""
 
 
 class Staging:
-    """Places batches after `state`, as many as fit; return the state after them."""
+    """Places batches after `state`, as many as fit."""
 
     def __init__(
         self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int, epoch: int
@@ -62,8 +63,8 @@ class Staging:
     ) -> list[int | BrokerError]:
         """Place produced batches of these principals from number `first` on, as many as there is room for.
 
-        An empty segment has room for any one batch. Returns the base offset of each, or why it is not placed.
-        A retry is answered with the first attempt's offset and not placed again.
+        An empty segment has room for any single batch. Return the base offset of each batch, or the error for
+        which it is not placed. A retry is answered with the first attempt's offset and not placed again.
         """
         outcomes: list[int | BrokerError] = []
         while (index := first + len(outcomes)) < len(batches):
@@ -98,7 +99,7 @@ class Staging:
         return bases
 
     def _add(self, batch: Buffer, principal: str) -> int | BrokerError | None:
-        """Place one produced batch of any kind; None when there is no room for it."""
+        """Place one produced batch of any kind. Return None when there is no room for it."""
         header = BatchHeader.of(batch)
         is_idempotent = header.producer_id >= 0
         try:
@@ -121,7 +122,10 @@ class Staging:
         return base
 
     def place(self, batch: Buffer) -> int:
-        """Place a batch after the others, whatever room there is, stamped with the base offset it returns."""
+        """Place a batch after the other batches, whatever its size, and stamp it with its base offset.
+
+        Return the offset.
+        """
         length, last_offset_delta, max_timestamp, _, records_count = STAGED.unpack_from(batch)
         base = self.end
         try:
@@ -187,8 +191,8 @@ def check_append(
 ) -> None:
     """Refuse an append that does not continue the recorded position; a reset may move it anywhere.
 
-    Raises PolicyViolation for a partition that is no mirror of this origin. Raise PositionMismatch for an
-    append that does not start where the last one ended, or InvalidRequest.
+    Raise PolicyViolation for a partition that is no mirror of this origin. Raise PositionMismatch for an
+    append that does not start at the end of the last append. Raise InvalidRequest if it makes no sense.
     """
     recorded = state.mirror
     if position.origin != origin:
@@ -206,7 +210,10 @@ def check_append(
 
 
 def append_size(batches: Sequence[Buffer], position: MirrorPosition, end: int) -> int:
-    """Return the bytes of batches and the position after them in a log that ends at `end`, or a few more."""
+    """Return the size of batches and of the position after them in a log that ends at `end`.
+
+    The result may be a few bytes too large.
+    """
     size = len(control_batch(0, position.encode(10 * end), timestamp=0))  # as if after the largest offset
     for batch in batches:
         _, length, last_offset_delta = OFFSETS.unpack_from(batch)
@@ -218,7 +225,7 @@ def append_size(batches: Sequence[Buffer], position: MirrorPosition, end: int) -
 def check_progress(
     recorded: MirrorPosition | None, position: MirrorPosition, batches: Sequence[Buffer]
 ) -> None:
-    """Refuse an append whose position and batches disagree or step back; gaps are the mirror's business."""
+    """Refuse an append whose position and batches disagree or step back. The mirror itself handles gaps."""
     start = position.start if recorded is None else recorded.cursor.next_offset
     if recorded is not None:
         if position.start != recorded.start:

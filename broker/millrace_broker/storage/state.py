@@ -18,7 +18,7 @@ class LogState(NamedTuple):
     data_end: int
     """Byte position after the last data batch; only control batches follow."""
     messages: int
-    """Data records since the log was opened."""
+    """Number of data records since the log was opened."""
     mirror: MirrorPosition | None
 
     def after(self, header: BatchHeader, mirror: MirrorPosition | None = None) -> LogState:
@@ -34,7 +34,7 @@ class LogState(NamedTuple):
 def holds_offsets(header: BatchHeader, position: int) -> bool:
     """Return True for a data batch and for the control batch by which a repair replaced one.
 
-    A repaired batch stands at its base and spans its bytes as offsets, so that readers step to its end. A
-    filler does not stand at its base, and a position batch spans nothing.
+    A repaired batch begins at its base offset and spans its bytes as offsets, so that readers step to its
+    end. A filler does not begin at its base offset, and a position batch spans no offsets.
     """
     return header.base_offset == position and (not header.is_control or header.last_offset_delta > 0)
