@@ -1,8 +1,8 @@
 """The allowance of bytes read from other brokers: a bucket that fills at a steady rate.
 
-Shared by the threads that read from one origin, or from all leaders. Bytes beyond the bucket, because a batch
-comes whole or an answer was under way, are paid back by waiting. In any time the bytes taken are at most the
-rate's share of it, one bucket and one answer of each of these brokers. Nothing is ever dropped.
+Shared by the threads that read from one origin, or from all leaders. Bytes beyond the bucket (a batch comes
+whole, or an answer was in flight) are paid back by waiting. In any period the bytes taken are at most the
+rate times the period, one bucket, and one answer of each of these brokers. Nothing is ever dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Allowance:
         """Bytes read, in all."""
 
     def wait_seconds(self) -> float:
-        """Return the seconds until an answer of useful size may be asked for; 0 for now."""
+        """Return the seconds until an answer of useful size may be requested; 0 for now."""
         if self.rate is None:
             return 0.0
         with self._lock:

@@ -1,4 +1,4 @@
-"""A histogram of durations in buckets: one thread counts, others may read."""
+"""A histogram of durations in buckets: one thread counts, and any thread may read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate
 
 _UNDER_A_SECOND = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 DURATIONS_S = (*_UNDER_A_SECOND, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds in seconds, from an answer out of memory to a hanging disk."""
+"""Upper bounds in seconds, from an answer from memory to a hanging disk."""
 
 
 class Histogram:
@@ -26,5 +26,5 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return (upper bound, values up to it), the last for infinity: all of them."""
+        """Return pairs (upper bound, number of values up to it). The last bound is infinity."""
         return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))

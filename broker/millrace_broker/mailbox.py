@@ -1,7 +1,7 @@
 """Work for the loop's thread: posted from other threads, or due at a time.
 
-The loop is the only writer of the broker's state; every other thread hands it functions through here. Owns
-the pipe that wakes the loop. Knows nothing of what the functions do.
+The loop is the only writer of the broker's state; every other thread passes functions to it through the
+mailbox. The mailbox owns the pipe that wakes the loop, and does not depend on the functions' work.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Steps: TypeAlias = Coroutine[Future[Any], None, object]
-"""A coroutine for the loop. It awaits `outcome`, `Mailbox.sleep` and other such coroutines, nothing else."""
+"""A coroutine for the loop. It may await only `outcome`, `Mailbox.sleep` and further coroutines
+of this type."""
 logger = logging.getLogger("millrace.mailbox")
 MIN_SWEEP = 1024
 """Number of timers below which no sweep removes the cancelled ones."""
 
 
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Return threads for work that the loop hands over, all of them running already.
+    """Return a pool of threads for work from the loop; all threads are running already.
 
-    A pool begins a thread when it first needs one. If the system has none left then, the work is lost without
-    an error, and the loop never does the step that waits for it.
+    An ordinary pool starts a thread when it first needs one. If the system has no thread left then, the work
+    is lost without an error, and the loop never takes the step that waits for it.
     """
     pool, all_run = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
     try:
@@ -60,12 +61,15 @@ class Timer:
         self.function: Callable[[], None] | None = function
 
     def cancel(self) -> None:
-        """Forget the function, and with it all that it holds on to."""
+        """Forget the function, and with it all objects that it holds."""
         self.function = None
 
 
 class Mailbox:
-    """Functions that wait for the loop. `post` and `call` are for any thread, the rest for the loop's."""
+    """Functions that wait for the loop.
+
+    `post` and `call` are for any thread, the other methods for the loop's thread.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
@@ -85,7 +89,7 @@ class Mailbox:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the loop soon; the future brings its result or its exception.
 
-        It is cancelled when the loop has ended, so that no thread waits for it.
+        The future is cancelled when the loop has ended, so that no thread waits for it.
         """
         future: Future[T] = Future()
 
@@ -159,7 +163,10 @@ class Mailbox:
             os.read(self.wake_fd, 4096)
 
     def run(self) -> None:
-        """Run the posted and the due functions. A failing function is logged; the others still run."""
+        """Run the posted and the due functions. A failing function is logged.
+
+        The other functions still run.
+        """
         if self._posted:
             for _ in range(len(self._posted)):
                 self._run(self._posted.popleft())

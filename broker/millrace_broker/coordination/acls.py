@@ -1,10 +1,11 @@
 """The access control lists of one cluster: one node in ZooKeeper, and a snapshot of it in memory.
 
-    /<cluster>/security/acls  persistent  {"version": 1, "rules": [[type, pattern, name, principal, host,
-                                           operation, allow], ...]}
+/<cluster>/security/acls persistent {"version": 1, "rules": [[type, pattern, name, principal, host, operation,
+allow], ...]}
 
-Types, patterns and operations are Kafka's numbers. While ZooKeeper is away, and while the node is gone or
-unreadable, the last snapshot holds. A broker with an authorizer does not start without a snapshot.
+Types, patterns and operations are Kafka's numbers. While ZooKeeper does not answer, and while the node is
+missing or unreadable, the last snapshot stays in force. A broker with an authorizer does not start without a
+snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class AclStore(WatchedList[Acls]):
     """The registry of rules, and the authorizer of clients: `allows` and `version` are for any thread."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Wait for ZooKeeper. Raise MillraceError when it cannot be read: then no right could be decided."""
+        """Wait for ZooKeeper. Raise MillraceError when the rules cannot be read: then no right could be
+        decided.
+        """
         super().__init__(session, f"/{cluster}/security/acls", "access control lists", "rules", _acls)
 
     @property
@@ -33,7 +36,8 @@ class AclStore(WatchedList[Acls]):
         return self.value.allows(principal, host, operation, resource)
 
     def change(self, change: Callable[[Collection[Rule]], Iterable[Rule]]) -> None:
-        """Write the rules that `change` returns; it may be called again. They hold here on return.
+        """Write the rules that `change` returns; `change` may be called again. On return the rules are in
+        force on this broker.
 
         Waits for ZooKeeper. Raise PolicyViolation when they become too many.
         """
@@ -46,7 +50,9 @@ class AclStore(WatchedList[Acls]):
 
 
 def _acls(rules: Any) -> Acls:
-    """Return the rules; raise for an unreadable one: without one that denies, others allow too much."""
+    """Return the rules. Raise an error for an unreadable rule: without a rule that denies, the other rules
+    allow too much.
+    """
     return Acls(_rule(values) for values in rules)
 
 

@@ -1,6 +1,6 @@
-"""The brokers of a cluster: the registration of one in ZooKeeper, and the list of live ones.
+"""The brokers of a cluster: the registration of a broker in ZooKeeper, and the list of live brokers.
 
-Owns the content of a broker's node. cluster.py reads and watches all of them.
+This module decides the content of a broker's node. cluster.py reads and watches all nodes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def register(session: Session, path: str, record: Record) -> Record | None:
-    """Have this broker's ephemeral node hold `record`; None, or the record of the broker that has the id.
+    """Write `record` into this broker's ephemeral node. Return None, or the record of another broker that has
+    the id.
 
-    The node of a broker that certainly no longer runs is replaced, though its session has not expired yet.
+    The node of a broker that certainly no longer runs is replaced, even if its session has not expired yet.
     """
     data = json.dumps(record).encode()
     while True:
@@ -111,7 +112,9 @@ def _bound(record: Record) -> tuple[str, int]:
 
 
 def listens(host: str, port: int) -> bool | None:
-    """Return True if a server accepts connections there, False if it refuses them, None when unknown."""
+    """Return True if a server accepts connections at the address, False if it refuses them, None when
+    unknown.
+    """
     try:
         socket.create_connection((host, port), timeout=1).close()
     except ConnectionRefusedError:
@@ -131,10 +134,10 @@ class Registration(NamedTuple):
 class Presence:
     """The brokers that one member of the cluster counts as alive, also while ZooKeeper comes back.
 
-    A ZooKeeper that was away for longer than a session has forgotten every broker, and each is listed again a
-    moment later. A client that asks in between must not learn that the others are gone: some clients then
-    forget them, the coordinator of their group included. So a broker that lost its own session goes on
-    listing the brokers it knew, until each is registered again, but no longer than a session lasts.
+    A ZooKeeper that was down for longer than a session has forgotten every broker, and each broker registers
+    again a moment later. A client that asks in between must not see brokers missing: some clients then forget
+    them, even the coordinator of their group. Therefore a broker that lost its own session continues to list
+    the brokers that it knew, until each is registered again, but no longer than a session lasts.
     """
 
     def __init__(self, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +148,9 @@ class Presence:
         self._until = 0.0
 
     def alive(self, session: int, registered: Mapping[int, Registration]) -> dict[int, BrokerAddress]:
-        """Return the brokers registered in this session of ours and those awaited, by id."""
+        """Return the brokers that were registered in this broker's present session, and the awaited brokers,
+        by id.
+        """
         if session != self._session:
             self._session, self._until = session, self._clock() + self._grace_s
             self._awaited = self._listed
@@ -162,5 +167,5 @@ class Presence:
         }
 
     def wait_s(self) -> float | None:
-        """Return the seconds for which brokers are still awaited; None when none is."""
+        """Return the seconds for which brokers are still awaited; None when no broker is awaited."""
         return max(0.0, self._until - self._clock()) if self._awaited else None

@@ -1,11 +1,12 @@
 """The shared knowledge of one cluster's brokers: live brokers, topics, and the leaders of partitions.
 
-Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is a
-compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups. Every
-method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for any thread.
+These registries are in ZooKeeper, all below `/<cluster>`, with snapshots of them in memory. Every change is a
+compare-and-set, and every snapshot is replaced whole. Logs, sockets and consumer groups are handled
+elsewhere. A method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for any thread.
 
-Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
-missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
+Brokers delete the logs of topics that a snapshot has lost, so a snapshot may lack only a topic whose entry is
+really deleted: a ZooKeeper that was wiped or holds another cluster is refused, and an unreadable entry
+changes nothing.
 
     /<cluster>/id                persistent  drawn once, see cluster_id.py of `wire`
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": its address for clients,
@@ -91,7 +92,8 @@ class Cluster:
         identity: str = "",
         default_replicas: int = 1,
     ) -> Cluster:
-        """Return its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there.
+        """Return the registries of a cluster, created if necessary. Raise MillraceError within 10 s when
+        ZooKeeper does not answer.
 
         The first mirrored partitions of a topic get `default_replicas`.
         """
@@ -135,14 +137,17 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of its live brokers, as clients take them. Raise MillraceError without one."""
+        """The addresses of the cluster's live brokers, as a bootstrap text.
+
+        Raises MillraceError if no broker is alive.
+        """
         if not self.brokers:
             raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
         return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
 
     @property
     def is_connected(self) -> bool:
-        """False while ZooKeeper is away: the snapshots may be stale. From any thread."""
+        """False while ZooKeeper does not answer: then the snapshots may be stale. From any thread."""
         return bool(self.session.client.connected)
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -154,7 +159,8 @@ class Cluster:
     def register_broker(
         self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
     ) -> None:
-        """List this broker as alive at an address it listens on already; it stays listed after lost sessions.
+        """List this broker as alive at an address on which it already listens. It stays listed after lost
+        sessions.
 
         `bound` is the address on this machine, if different. MillraceError when a live broker holds the
         broker's id. The registration of a dead broker is replaced: at once when it ran on this machine, else
@@ -182,7 +188,10 @@ class Cluster:
         self._reread(self._ids)
 
     def await_free(self, broker_id: int) -> None:
-        """Wait until no broker holds the id. Raise MillraceError when a live broker does, or may."""
+        """Wait until no broker holds the id.
+
+        Raise MillraceError when a live broker holds it, or may hold it.
+        """
         deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (node := self.session.get(f"{self._ids}/{broker_id}")) is not None:
             holder = json.loads(node[0])
@@ -199,7 +208,9 @@ class Cluster:
         )
 
     def store(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return state in this broker's record which partitions it stores; now, or once it is registered."""
+        """Write the list of stored partitions into this broker's record: now, or once the broker is
+        registered.
+        """
         self._stored = stored_partitions(partitions)
         if self._own is not None:
             self._mark(self._ids)  # the watcher corrects the record
@@ -259,9 +270,9 @@ class Cluster:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic's entry.
+        """Delete a topic's entry; its brokers then delete its logs.
 
-        Raise UnknownTopicOrPartition without one. Its brokers then delete its logs.
+        Raise UnknownTopicOrPartition when there is no entry.
         """
         self._check_identity()
         path = self._topic(name)
@@ -329,7 +340,7 @@ class Cluster:
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         """Return the present id of each of these topics that exists; for a thread.
 
-        The snapshot may lag behind: it gives the id of a topic only if the topic still has the same node.
+        The snapshot may be stale: it gives the id of a topic only if the topic still has the same node.
         """
         paths = {self._topic(name): name for name in names}
         stats = {paths[path]: stat for path, stat in self.session.stats(paths).items()}
@@ -341,7 +352,10 @@ class Cluster:
         return ids
 
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
-        """Return True if ZooKeeper holds no topic of that name and id; False when the entry is unreadable."""
+        """Return True if ZooKeeper holds no topic of that name and id.
+
+        An unreadable entry counts as present.
+        """
         self._check_identity()
         try:
             return self._read_topic(name).topic_id != topic_id
@@ -383,7 +397,7 @@ class Cluster:
         return found.topic_id == topic_id and partition in found.partitions
 
     def confirm(self) -> None:
-        """Bring every write made anywhere before this call into the snapshots; for a thread.
+        """Read into the snapshots every write made by any broker before this call; for a thread.
 
         Raise MillraceError when ZooKeeper does not answer, or was wiped.
         """
@@ -391,13 +405,13 @@ class Cluster:
         self._reread(None)
 
     def _mark(self, *paths: str | None) -> None:
-        """Have the watcher read these nodes again; None: everything."""
+        """Make the watcher read these nodes again; None: everything."""
         for path in paths:
             self._dirty.put(path)
         self._wake.set()
 
     def _reread(self, *paths: str | None) -> None:
-        """Read nodes again: own changes are in the snapshot before the call that made them returns."""
+        """Read nodes again, so that a change is in the snapshot before the call that made it returns."""
         self._mark(*paths)
         self._refresh()
 
@@ -456,7 +470,7 @@ class Cluster:
     def _read(
         self, dirty: set[str | None]
     ) -> tuple[int, Mapping[int, Registration], Mapping[str, TopicState]]:
-        """Return our session, the brokers and the topics, all read within one session."""
+        """Return the session's id, the brokers and the topics, all read within this session."""
         while True:
             session = self.session.id
             registered = self._read_brokers() if dirty & {None, self._ids} else self._registered

@@ -1,6 +1,7 @@
-"""Log directories in ZooKeeper: the generation of each, and partitions with their only replica in one.
+"""Log directories in ZooKeeper: the generation of each directory, and partitions whose only replica is in one
+directory.
 
-    /<cluster>/directories/<directory id>   persistent  {"generation": 7}
+/<cluster>/directories/<directory id> persistent {"generation": 7}
 
 A node outlives the directory's broker and disk. All calls block on ZooKeeper: for a thread.
 """
@@ -26,14 +27,14 @@ class DirectoryNode:
         self._version: int | None = None
 
     def read(self) -> int:
-        """Return the generation; 0 where ZooKeeper has no node."""
+        """Return the generation; 0 if ZooKeeper has no node."""
         self._session.call(self._session.client.sync_async, self._path)  # a server may lag behind
         node = self._session.get(self._path)
         self._version = None if node is None else node[1].version
         return 0 if node is None else int(json.loads(node[0])["generation"])
 
     def write(self, generation: int) -> bool:
-        """Replace the number read or written last; False when the node has changed since.
+        """Replace the number that was read or written last. Return False when the node has changed since.
 
         The change may be this write itself, repeated after its answer was lost.
         """
@@ -51,7 +52,10 @@ class DirectoryNode:
 
 
 def withdraw(cluster: Cluster, broker: int) -> None:
-    """Remove the leader of each partition whose only replica is on this broker, to wait for an operator."""
+    """Remove the leader of each partition whose only replica is on this broker.
+
+    The partition then waits for an operator.
+    """
     for topic in list(cluster.topics.values()):
         if any(_leads_alone(state, broker) for state in topic.partitions.values()):
             cluster.change_topic(topic.name, partial(_withdrawn, broker=broker))

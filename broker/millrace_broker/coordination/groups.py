@@ -1,22 +1,22 @@
 """Consumer groups in ZooKeeper: kinds, members, owners, coordinators and committed offsets.
 
-Owns these nodes, their content, and which of their changes go together. All methods of the registry block:
-call them from threads. Does not decide which broker or consumer coordinates or owns, and knows only names and
-ids of topics.
+This module decides the content of these nodes, and which changes are made in one transaction. All methods of
+the registry block: call them from threads. Its callers decide which broker coordinates a group and which
+consumer owns a partition. Of topics it uses names and ids only.
 
-    /<cluster>/consumers/<group>                             persistent  {"kind": "streams" | "classic"}
-    /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see encode_offset
-    /<cluster>/consumers/<group>/ids/<consumer>              ephemeral   {"host", "topics": {topic: streams}}
-    /<cluster>/consumers/<group>/owners/<topic>/<partition>  ephemeral   the stream that reads the partition
-    /<cluster>/consumers/<group>/coordinator                 ephemeral   id of the broker that coordinates
-    /<cluster>/consumers/<group>/tenure-<session>-<random>   ephemeral   empty; goes with `coordinator`
+/<cluster>/consumers/<group> persistent {"kind": "streams" | "classic"}
+/<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent see encode_offset
+/<cluster>/consumers/<group>/ids/<consumer> ephemeral {"host", "topics": {topic: streams}}
+/<cluster>/consumers/<group>/owners/<topic>/<partition> ephemeral the stream that reads the partition
+/<cluster>/consumers/<group>/coordinator ephemeral id of the broker that coordinates
+/<cluster>/consumers/<group>/tenure-<session>-<random> ephemeral empty; goes with `coordinator`
 
-Names are percent-encoded, because groups and consumers may have any. A write is fenced by checks in the same
-transaction. They prove more than that the node exists, because the same node may belong to another client or
-broker by then: a consumer's id is new with every registration, and so is the name of a coordinator's tenure.
-Every new coordinator rewrites the group's node, so that node's version counts the coordinators. The count
-alone is no fence, because it begins again when a group is deleted and recreated. Brokers of versions without
-tenures use only the other nodes.
+Names are percent-encoded, because groups and consumers may have any name. A write is fenced by checks in the
+same transaction. The checks prove more than the existence of a node, because the same node may belong to
+another client or broker by then: a consumer's id is new with every registration, and so is the name of a
+coordinator's tenure. Every new coordinator rewrites the group's node, so that node's version counts the
+coordinators. The count alone is no fence, because it begins again when a group is deleted and recreated.
+Brokers of versions without tenures use only the other nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_PART_BYTES = 500_000
 CHANGE_BYTES = 100
 """Most bytes that a change takes beside its path and its data."""
 TRIES = 20
-"""Most tries of a transaction whose nodes others create or delete at the same time."""
+"""Most tries of a transaction whose nodes other processes create or delete at the same time."""
 
 _CONFLICTS = (NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 
@@ -57,10 +57,10 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffset:
-    """The next offset to read, with the id of the topic that it belongs to.
+    """The next offset to read, with the id of its topic.
 
-    A negative offset is kept as clients commit it, and stands for none: a reader then begins by its own rule.
-    A topic that was deleted and recreated has other messages there: see `current_offsets`.
+    A negative offset is kept as clients commit it, and means no offset: a reader then begins by its own rule.
+    A topic that was deleted and recreated has other messages at the offset: see `current_offsets`.
     """
 
     offset: int
@@ -88,13 +88,13 @@ class Fence:
     """In a coordinator's fence: the transaction that created the group."""
 
     def follows(self, former: Fence) -> bool:
-        """Compare two fences of one coordinator: True if no other broker coordinated in between."""
+        """Compare two fences of one coordinator. Return True if no other broker coordinated in between."""
         coordinators = self.checks[0][1] - former.checks[0][1]
         return self.group_czxid == former.group_czxid and 0 <= coordinators <= 1
 
 
 class NotOwner(errors.MillraceError):
-    """The consumer's registration is gone, and its ownership with it: it may write nothing."""
+    """The consumer has lost its registration, and its ownership with it: it may not write."""
 
 
 class ConsumerRegistry:
@@ -125,7 +125,9 @@ class ConsumerRegistry:
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 
     def _among(self, groups: Iterable[str]) -> set[str]:
-        """Return the groups to look up: of more names than there are groups, only the existing ones."""
+        """Return the groups to look up: if there are more names than groups, only the names of existing
+        groups.
+        """
         asked = set(groups)
         return asked & self.names() if len(asked) > 1 and self.count() < len(asked) else asked
 
@@ -134,7 +136,7 @@ class ConsumerRegistry:
         return _decode_kind(node[0]) if node is not None else None
 
     def claim(self, group: str, kind: GroupKind) -> None:
-        """Make sure that the group exists. Raise InconsistentGroupKind when it is of the other kind."""
+        """Create the group if it does not exist. Raise InconsistentGroupKind when it is of the other kind."""
         path = self._group(group)
 
         def create(change: TransactionRequest) -> None:
@@ -154,8 +156,8 @@ class ConsumerRegistry:
     def delete_group(self, group: str, *, fence: Fence | None = None) -> None:
         """Delete a group with all its offsets, and its coordinator's node under `fence`.
 
-        UnknownGroup without the group. Raise GroupNotEmpty when a consumer is registered or a partition
-        owned. Raise NotCoordinator when the coordinator is not the one of `fence`.
+        Raise UnknownGroup if the group does not exist. Raise GroupNotEmpty when a consumer is registered or a
+        partition is owned. Raise NotCoordinator when the coordinator is not the one of `fence`.
         """
         path = self._group(group)
         for _ in range(TRIES):
@@ -192,7 +194,7 @@ class ConsumerRegistry:
     def offsets_of(
         self, groups: Mapping[str, Iterable[TopicPartition] | None]
     ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """Return the offsets of each existing group, as `offsets` does; all are read at once."""
+        """Return the offsets of each existing group, as `offsets` does. All are read at once."""
         asked = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
         paths = self._leaves({directory: None for directory, named in asked.items() if named is None})
         paths += [path for directory, named in asked.items() for path in _nodes(directory, named or ())]
@@ -214,16 +216,19 @@ class ConsumerRegistry:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
-        """Write offsets of a claimed group, in one transaction unless they are too many for it.
+        """Write offsets of a claimed group, in one transaction unless there are too many.
 
-        Raise NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group is
-        gone.
+        Raise NotCoordinator or NotOwner when the fence no longer holds. Raise UnknownGroup when the group was
+        deleted.
         """
         for part in self._encoded(group, offsets):
             self._write(group, part, fence)
 
     def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write offsets of a streams group without consumers. Raise GroupNotEmpty when one is registered."""
+        """Write offsets of a streams group without consumers.
+
+        Raise GroupNotEmpty when a consumer is registered.
+        """
         ids = f"{self._group(group)}/ids"
         if self._session.children(ids):
             raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
@@ -235,7 +240,7 @@ class ConsumerRegistry:
     ) -> None:
         """Delete the offsets of these partitions, under the coordinator's fence if there is one.
 
-        UnknownGroup without the group. Raise GroupNotEmpty when a consumer is registered. Raise
+        Raise UnknownGroup if the group does not exist. Raise GroupNotEmpty when a consumer is registered.
         Raise NotCoordinator when the coordinator is not the one of `fence`.
         """
         paths = _nodes(f"{self._group(group)}/offsets", partitions)
@@ -246,12 +251,14 @@ class ConsumerRegistry:
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
     def keep_offsets(self, groups: Iterable[str]) -> None:
-        """Count the offsets of these groups as used now: they have members, or the last one has just left."""
+        """Mark the offsets of these groups as used now: the groups have members, or the last member has just
+        left.
+        """
         self._session.touch_all(f"{self._group(group)}/offsets" for group in groups)
 
     def expire_offsets(self, groups: Collection[str], before_ms: float) -> dict[str, int]:
-        """Delete offsets not used since `before_ms`, of groups without members, and groups that have none
-        left.
+        """Delete offsets that were not used since `before_ms`, of groups without members, and then groups
+        without offsets.
 
         Return the number of deleted offsets by group. Offsets of a group with consumers of Millrace's own
         count as used now.
@@ -288,7 +295,10 @@ class ConsumerRegistry:
         return expired
 
     def _delete_unused(self, group_path: str, version: int, offsets: Mapping[str, int]) -> bool:
-        """Delete offsets of these versions; False when the group has been used since they were read."""
+        """Delete offsets of these versions.
+
+        Return False when the group has been used since they were read.
+        """
         ids = f"{group_path}/ids"
 
         def delete(change: TransactionRequest, part: Iterable[str]) -> None:
@@ -344,7 +354,8 @@ class ConsumerRegistry:
     # Coordinators of classic groups
 
     def coordinate(self, group: str, broker_id: int) -> Fence:
-        """Become the coordinator of a claimed group. Raise NotCoordinator when another live broker is.
+        """Become the coordinator of a claimed group. Raise NotCoordinator when another live broker is its
+        coordinator.
 
         The nodes of an earlier process of the same broker are replaced at once.
         """
@@ -381,7 +392,7 @@ class ConsumerRegistry:
         return self.coordinators([group]).get(group)
 
     def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
-        """Return group -> broker, for the groups with a coordinator; all are read at once."""
+        """Return the coordinating broker of each group that has one. All are read at once."""
         nodes = {f"{self._group(group)}/coordinator": group for group in self._among(groups)}
         return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
@@ -393,9 +404,9 @@ class ConsumerRegistry:
     # Members and owners of streams groups
 
     def register(self, group: str, consumer: str, member: StreamsMember) -> Fence:
-        """List a consumer, under an id never used before, as long as the session lasts.
+        """List a consumer, under an id that was never used before, as long as the session lasts.
 
-        The fence holds for that time. Raise InconsistentGroupKind when the group is a classic one.
+        The fence holds for that time. Raise InconsistentGroupKind when the group is a classic group.
         """
         path = f"{self._group(group)}/ids/{node_name(consumer)}"
         while True:
@@ -413,13 +424,17 @@ class ConsumerRegistry:
             self._delete_all([fence.checks[0][0]], fence)
 
     def members(self, group: str, watch: Callable[[Any], None] | None = None) -> dict[str, StreamsMember]:
-        """Return the registered consumers; kazoo's thread calls `watch` once, when one comes or goes."""
+        """Return the registered consumers.
+
+        Kazoo's thread calls `watch` once, when a consumer comes or goes.
+        """
         ids = f"{self._group(group)}/ids"
         nodes = self._session.read_all(f"{ids}/{name}" for name in self._session.children(ids, watch))
         return {name_of(path): StreamsMember(**json.loads(data)) for path, (data, _) in nodes.items()}
 
     def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
-        """Return own all of these partitions, each for a stream; False, and own none, when one has an owner.
+        """Claim all of these partitions, each for a stream. Return False, and claim none, when any has an
+        owner.
 
         Raise NotOwner when the registration of `fence` is gone.
         """
@@ -437,11 +452,13 @@ class ConsumerRegistry:
         return True
 
     def _holds(self, nodes: Mapping[str, bytes]) -> bool:
-        """Return True if the nodes are ours: then a try whose answer was lost has succeeded as a whole."""
+        """Return True if this session has written the nodes: then a try whose answer was lost has succeeded
+        as a whole.
+        """
         return {path: data for path, (data, _) in self._session.read_all(nodes).items()} == nodes
 
     def disown(self, group: str, partitions: Iterable[TopicPartition], fence: Fence) -> None:
-        """Give up the partitions owned under `fence`; NotOwner when fence and ownership are gone."""
+        """Give up the partitions owned under `fence`. Raise NotOwner when fence and ownership are lost."""
         paths = _nodes(f"{self._group(group)}/owners", partitions)
         for _ in range(TRIES):
             nodes = self._session.read_all(paths)
@@ -451,7 +468,7 @@ class ConsumerRegistry:
         raise errors.BrokerError(f"what group {group!r} owns changes too fast to be given up")
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
-        """Return partition -> the stream that reads it."""
+        """Return the stream that reads each partition."""
         nodes = self._session.read_all(self._leaves({f"{self._group(group)}/owners": None}))
         return {partition_of(path): data.decode() for path, (data, _) in nodes.items()}
 
@@ -491,7 +508,7 @@ class ConsumerRegistry:
     def _transact(
         self, fill: Callable[[TransactionRequest], None], fence: Fence | None = None
     ) -> list[Any] | None:
-        """Return the results of a transaction; None when a node that exists or is missing prevented it.
+        """Return the results of a transaction; None when an existing or a missing node prevented it.
 
         Raises the error of the fence when the fence does not hold.
         """
@@ -519,9 +536,9 @@ class ConsumerRegistry:
 def current_offsets(
     committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Return the offsets of topics whose id is unchanged; the others count as not committed.
+    """Return the offsets of topics whose id is unchanged. Offsets of other topics count as not committed.
 
-    So does a negative one: clients commit it to have a group begin again.
+    A negative offset counts as not committed, too: clients commit it to make a group begin again.
     """
     return {
         partition: offset
@@ -548,7 +565,7 @@ def consumer_of(stream: str) -> str:
 
 
 def node_name(name: str) -> str:
-    """Return any name as a node's: `.` and `..` would be steps of a path."""
+    """Return a name as the name of a node: `.` and `..` would be steps of a path."""
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
 
 
@@ -571,7 +588,7 @@ def encode_member(member: StreamsMember) -> bytes:
 
 
 def encode_offset(committed: CommittedOffset) -> bytes:
-    """Return the content of an offset's node; five times as fast as `dataclasses.asdict`."""
+    """Return the content of an offset's node. It is five times as fast as with `dataclasses.asdict`."""
     value = {
         "offset": committed.offset,
         "metadata": committed.metadata,
@@ -596,7 +613,7 @@ def _nodes(directory: str, partitions: Iterable[TopicPartition]) -> list[str]:
 
 
 def _in_parts(changes: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Yield paths and data, in their order, in as few parts as transactions can take: at least one."""
+    """Yield paths and data, in their order, in as few parts as transactions can take; at least one part."""
     part: dict[str, bytes] = {}
     size = 0
     for path, data in changes.items():

@@ -1,4 +1,5 @@
-"""A topic with new partitions: the brokers that get their replicas, and the origin of each mirrored one.
+"""A topic with new partitions: the brokers that get their replicas, and the origin of each mirrored
+partition.
 
 Pure: values in, values out.
 """
@@ -29,7 +30,7 @@ from millrace_broker.coordination.placement import place
 
 
 class OriginRecreated(PolicyViolation):
-    """An origin's topic was deleted and recreated: its offsets mean other records now."""
+    """An origin's topic was deleted and recreated: its offsets now belong to other records."""
 
 
 def new_topic(
@@ -42,10 +43,11 @@ def new_topic(
     replicas: int = 1,
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """Return a topic whose partitions go round the brokers, beginning with the one that leads the fewest.
+    """Return a topic whose partitions are spread over the brokers in turn, beginning with the broker that
+    leads the fewest partitions.
 
     `assigned` instead names the brokers of each partition's replicas. Raise InvalidPartitions, NoLiveBroker,
-    InvalidReplicationFactor or InvalidReplicaAssignment when there can be no such topic.
+    InvalidReplicationFactor or InvalidReplicaAssignment when the topic is impossible.
     """
     if partitions < 0:
         raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
@@ -64,12 +66,13 @@ def with_mirrors(
     replicas: int = 1,
     recreated: bool = False,
 ) -> TopicState:
-    """Return the topic with a partition for each origin that has none, led by brokers with the fewest of it.
+    """Return the topic with a new partition for each origin that has none, led by the brokers with the fewest
+    partitions of the topic.
 
-    The topic's first partitions get `replicas` replicas, later ones as many as the first. Raise
+    The topic's first partitions get `replicas` replicas, and later partitions as many as the first. Raise
     OriginRecreated when an origin was mirrored under another topic id, unless `recreated` allows it. Raise
-    Raise PolicyViolation when the topic has ordinary partitions, or when a partition is mirrored already
-    under another name of its cluster: a misspelt name would copy everything once more.
+    PolicyViolation when the topic has ordinary partitions, or when a partition is mirrored already under
+    another name of its cluster: a misspelt name would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
@@ -104,7 +107,8 @@ def with_partitions(
     topics: Mapping[str, TopicState],
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """Return the topic with `count` partitions in all. New partitions get as many replicas as the others.
+    """Return the topic with `count` partitions in all. New partitions get as many replicas as existing
+    partitions.
 
     New replicas go to the brokers in `assigned`, or else to the brokers with the fewest partitions of the
     topic. Raise InvalidPartitions if the topic has `count` partitions already, and PolicyViolation for a
@@ -125,7 +129,10 @@ def with_partitions(
 
 
 def _factor(topic: TopicState) -> int:
-    """Return the number of replicas of a topic's new partitions: that of its first; 0 while it has none."""
+    """Return the number of replicas of a topic's new partitions: as many as its first partition has.
+
+    0 without partitions.
+    """
     return next((len(state.target) for _, state in sorted(topic.partitions.items())), 0)
 
 
@@ -187,9 +194,11 @@ def _grown(
     placed: Sequence[Replicas],
     brokers: Mapping[int, BrokerAddress],
 ) -> TopicState:
-    """Return the topic with one more partition for each of `origins`; its others stay where they are.
+    """Return the topic with one more partition for each of `origins`. Its other partitions stay on their
+    brokers.
 
-    Several replicas are all in sync, as nothing is committed yet, and elect the first of them to lead.
+    All replicas of a new partition are in sync, because nothing is committed yet, and the first of them is
+    elected.
     """
     partitions = dict(topic.partitions)
     first = max(partitions, default=-1) + 1
@@ -204,7 +213,7 @@ def _grown(
 
 
 def check_replicating(brokers: Mapping[int, BrokerAddress]) -> None:
-    """Raise InvalidReplicationFactor unless every live broker knows partitions with several replicas."""
+    """Raise InvalidReplicationFactor unless every live broker supports partitions with several replicas."""
     old = sorted(broker for broker, address in brokers.items() if address.protocol < REPLICATING)
     if old:
         raise InvalidReplicationFactor(

@@ -21,11 +21,12 @@ def place(
     """Return the replicas of `count` new partitions of a topic, on brokers of `racks`, which has at least
     `replicas`.
 
-    The first replica goes to the broker that leads the fewest of the topic, then the fewest in all, so that a
-    broker that joined lately comes first. Each other replica goes to another broker, in the rack with the
-    fewest replicas of the partition. Of several brokers it is one that follows this leader least often, so
-    that all share the work of a dead one; then one that stores the fewest; then the next in order. `here` and
-    `everywhere` are the replicas of the topic's partitions, and those of all topics.
+    The first replica goes to the broker that leads the fewest partitions of the topic, then the fewest in
+    all, so that a new broker comes first. Each further replica goes to another broker, in the rack with the
+    fewest replicas of the partition. Of several brokers, it is the broker that follows this leader least
+    often, so that all brokers share the work of a dead broker; then the broker that stores the fewest
+    replicas; then the next in order. `here` are the replicas of the topic's partitions, and `everywhere` the
+    replicas of all topics.
     """
     everywhere = list(everywhere)
     leads_here, leads = _firsts(here), _firsts(everywhere)
@@ -65,8 +66,9 @@ def drained(
 ) -> dict[TopicPartition, Replicas]:
     """Return the partitions with a replica on `leaving`, each with another broker of `racks` in its place.
 
-    That broker is in the rack with the fewest replicas of the partition; of several, it stores the fewest.
-    Raise MillraceError when a partition has a replica on each broker already.
+    That broker is in the rack with the fewest replicas of the partition; of several brokers, it is the one
+    that stores the fewest replicas. Raise MillraceError when a partition has a replica on each broker
+    already.
     """
     racks = {
         broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items()) if broker != leaving

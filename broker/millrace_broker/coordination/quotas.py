@@ -1,9 +1,9 @@
 """The quotas of one cluster's users: one node in ZooKeeper, and a snapshot of it in memory.
 
-    /<cluster>/security/quotas  persistent  {"version": 1, "quotas": [[user or null, {KEY: NUMBER}], ...]}
+/<cluster>/security/quotas persistent {"version": 1, "quotas": [[user or null, {KEY: NUMBER}], ...]}
 
-null stands for every user without the quota of its own. While ZooKeeper is away, and while the node is gone
-or unreadable, the last snapshot holds.
+null means every user without a quota of its own. While ZooKeeper does not answer, and while the node is
+missing or unreadable, the last snapshot stays in force.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class QuotaStore(WatchedList[Quotas]):
         return self.value
 
     def change(self, change: Callable[[Quotas], Quotas]) -> None:
-        """Write the quotas that `change` returns; it may be called again. They hold here on return.
+        """Write the quotas that `change` returns; `change` may be called again. On return the quotas are in
+        force on this broker.
 
         Waits for ZooKeeper. Raise PolicyViolation when they become too many.
         """

@@ -1,11 +1,10 @@
 """The users of one cluster: the records of their passwords in ZooKeeper, and a snapshot of them in memory.
 
-    /<cluster>/security/secret        persistent  32 random bytes in hex, drawn once
-    /<cluster>/security/users/<name>  persistent  {MECHANISM: {"salt", "stored_key", "server_key": base64,
-                                                   "iterations"}, ..., "changed_ms"}
+/<cluster>/security/secret persistent 32 random bytes in hex, drawn once /<cluster>/security/users/<name>
+persistent {MECHANISM: {"salt", "stored_key", "server_key": base64, "iterations"}, ..., "changed_ms"}
 
-Names are percent-encoded. While ZooKeeper is away the last snapshot holds, and an unreadable entry leaves its
-user as it was.
+Names are percent-encoded. While ZooKeeper does not answer, the last snapshot stays in force. An unreadable
+entry leaves its user as before.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Users:
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper.
 
-        Raise MillraceError when it cannot be read: without users nobody could log in.
+        Raise MillraceError when the users cannot be read: without users no client could log in.
         """
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
@@ -104,9 +103,9 @@ class Users:
     # For administration of users; these methods wait for ZooKeeper
 
     def put(self, name: str, mechanism: str, credential: Credential | None) -> None:
-        """Set a user's credential for one mechanism, or delete it; a user without any is deleted.
+        """Set a user's credential for one mechanism, or delete it; a user without credentials is deleted.
 
-        LookupError for the deletion of a credential or user that does not exist.
+        Raise LookupError for the deletion of a credential or user that does not exist.
         """
         check_user_name(name)
         path = f"{self._path}/{quote(name, safe='')}"
@@ -138,12 +137,12 @@ class Users:
         mechanisms: Sequence[str] = tuple(MECHANISMS),
         iterations: int = ITERATIONS,
     ) -> None:
-        """Let a user, who may be new, log in with that password. Raise ConfigError when it cannot be used."""
+        """Set the password of a user, who may be new. Raise ConfigError when the password cannot be used."""
         for mechanism, credential in [(m, make_credential(m, password, iterations)) for m in mechanisms]:
             self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
-        """Delete a user; LookupError when there is none."""
+        """Delete a user. Raise LookupError when there is no such user."""
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")

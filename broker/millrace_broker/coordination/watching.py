@@ -1,6 +1,8 @@
-"""Nodes that a broker follows in ZooKeeper in a thread of its own: one with a list of entries, or several.
+"""Nodes in ZooKeeper that a broker watches in a thread of its own: one node with a list of entries, or
+several nodes.
 
-While ZooKeeper is away, and while the nodes cannot be read, the last reading holds. Knows no entries.
+While ZooKeeper does not answer, and while the nodes cannot be read, the last reading stays in force. The
+content of entries is handled elsewhere.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from millrace.zookeeper.session import Session
 
 logger = logging.getLogger("millrace.coordination.watching")
 RETRY_S = 1.0
-"""Seconds before ZooKeeper is asked again after it did not answer."""
+"""Seconds before the next request to ZooKeeper after a request without an answer."""
 REREAD_S = 60.0
-"""Seconds after which everything is read again, whether or not ZooKeeper has notified a change."""
+"""Seconds after which everything is read again, even if ZooKeeper has not notified a change."""
 MAX_BYTES = 900_000
 """Largest size of a list's node, about 8,000 rules or quotas of 10,000 users: ZooKeeper takes 1 MB."""
 FORMAT = 1
@@ -32,7 +34,10 @@ class Watcher:
     """Calls `read` again whenever ZooKeeper notifies a change, from `start` on."""
 
     def __init__(self, session: Session, thread: str, what: str, read: Callable[[], None]) -> None:
-        """`read` raises when it changes nothing; `what` is its subject, in the log."""
+        """Prepare the thread. `read` raises an error when it changes nothing.
+
+        `what` names its subject in the log.
+        """
         self._session, self._thread, self._what, self._read = session, thread, what, read
         self._wake = threading.Event()
 
@@ -52,7 +57,7 @@ class Watcher:
         threading.Thread(target=follow, name=self._thread, daemon=True).start()
 
     def _read_again(self, *, quiet: bool) -> bool:
-        """Read once more; True if that succeeded."""
+        """Read once more. Return True if that succeeded."""
         try:
             self._read()
         except MillraceError as error:
@@ -75,7 +80,7 @@ class WatchedList(Generic[T]):
         """Wait for ZooKeeper, and create the node with an empty list if it is missing. Raise MillraceError
         when it is unreadable.
 
-        `parse` makes the value from all entries; it raises for an unreadable entry.
+        `parse` makes the value from all entries; it raises an error for an unreadable entry.
         """
         self._session, self._path, self._what, self._key, self._parse = session, path, what, key, parse
         self.value, self.version = parse([]), 0
@@ -93,7 +98,7 @@ class WatchedList(Generic[T]):
     def write(self, change: Callable[[T], list[Any] | None], remedy: str) -> None:
         """Write the entries that `change` returns, or nothing for None; `change` may be called again.
 
-        Waits for ZooKeeper; `value` is the new one on return. PolicyViolation, which names the remedy, when
+        Waits for ZooKeeper; on return `value` is the new value. PolicyViolation, which names the remedy, when
         the entries become too many.
         """
         while True:

@@ -1,4 +1,4 @@
-"""The APIs of the Kafka protocol, a file per family: from requests to what the broker does, and back."""
+"""The APIs of the Kafka protocol, a file per family: from requests to the broker's actions, and back."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
 def all_apis(guests: Iterable[Api[Any]] = ()) -> list[Api[Any]]:
-    """Return every `Api` that a file of this folder declares, and those of the broker's guests.
+    """Return every `Api` that a file of this folder declares, and the APIs of the broker's guests.
 
-    ApiVersions lists them. Metadata is created for each broker: it keeps encoded answers.
+    ApiVersions lists them. The API Metadata is created for each broker, because it keeps encoded answers.
     """
     files = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
     declared = [value for file in files for value in vars(file).values() if isinstance(value, Api)]

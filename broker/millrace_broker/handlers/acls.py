@@ -1,7 +1,7 @@
 """DescribeAcls, CreateAcls and DeleteAcls, v1 to v3: access rules, as Kafka's own tools manage them.
 
-A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. Its own
-answers follow them at once, those of the other brokers when ZooKeeper has notified them. Creating a rule that
+A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. They are in
+force on this broker at once, and on the other brokers when ZooKeeper has notified them. Creating a rule that
 exists is no error. Left out: v0, transactional ids, delegation tokens and users as resources.
 """
 
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=IntEnum)
 M = TypeVar("M")
 _VERSIONS = range(1, 4)
 _ANY, _MATCH = 1, 2
-"""Values of a filter: any pattern; or every rule that counts for the name."""
+"""Values of a filter: any pattern; or every rule that applies to the name."""
 _DENY, _ALLOW = 2, 3
 
 
@@ -147,7 +147,7 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
 
 
 def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
-    """Delete every rule that a filter takes; return the deleted rules."""
+    """Delete every rule that matches a filter; return the deleted rules."""
     found: dict[Rule, None] = {}
 
     def without(there: Collection[Rule]) -> Iterable[Rule]:
@@ -172,7 +172,7 @@ def _code(error: BrokerError | None) -> ErrorCode:
 
 
 def _rule(asked: messages.CreateAclsRequest.Creation) -> Rule:
-    """Return the rule that a request asks for. Raise InvalidRequest when it can never decide anything."""
+    """Return the requested rule. Raise InvalidRequest when the rule can never decide anything."""
     rule = Rule(
         _one(ResourceType, asked.resource_type, "type of resource"),
         _one(Pattern, asked.resource_pattern_type, "type of pattern"),

@@ -1,11 +1,11 @@
 """DescribeCluster v0 to v2, DescribeTopicPartitions v0, ListConfigResources v0 and v1, ListTransactions v0 to
-v2: lists for tools; UnregisterBroker v0, which is refused.
+v2: lists for tools; and UnregisterBroker v0, which is refused.
 
-As in Metadata, a broker's address is the one on the client's listener, a client sees the topics that it may
-describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: a
-limited number of partitions, and a cursor where to go on. There are no transactions, so none is listed. A
-broker is registered as long as its ZooKeeper session: no client can end that. Left out: controllers as
-endpoints, fenced brokers, loggers, client metrics and groups as resources.
+As in Metadata, a broker's address is its address on the client's listener, a client sees the topics that it
+may describe, and the controller is the live broker with the lowest id. DescribeTopicPartitions (KIP-966)
+answers in parts: a limited number of partitions, and a cursor for the next part. There are no transactions to
+list. A broker is registered as long as its ZooKeeper session: no client can end that. Left out: controllers
+as endpoints, fenced brokers, loggers, client metrics and groups as resources.
 """
 
 from __future__ import annotations

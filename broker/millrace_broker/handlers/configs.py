@@ -1,10 +1,10 @@
 """DescribeConfigs v1 to v4, AlterConfigs v0 to v2, IncrementalAlterConfigs v0 and v1: of topics and brokers.
 
-A broker describes only itself: clients send the question to the broker in question. Any broker changes a
-topic's settings, and the open partitions of each follow. A broker's own settings are in its file: to set one
-is refused, and to delete one changes nothing, because none is set at run time. Kafka's cluster-wide broker
-settings, and those of loggers, clients and groups, are an empty list. Left out: DescribeConfigs v0, which
-states no sources.
+A broker describes only itself: clients send the request to the described broker. Any broker changes a topic's
+settings; then every broker applies them to its open partitions. A broker's own settings are in its file:
+setting one is refused, and deleting one changes nothing, because no setting is set at run time. Kafka's
+cluster-wide broker settings, and the settings of loggers, clients and groups, are an empty list. Left out:
+DescribeConfigs v0, which states no sources.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BY_ITEM = (rights.ResourceType.TOPIC, rights.ResourceType.CLUSTER)
 
 
 def _owner(resource: messages.DescribeConfigsRequest.Resource | Resource) -> rights.Resource:
-    """Return the resource whose right counts: the topic, or the cluster for anything else."""
+    """Return the resource whose right is needed: the topic, or the cluster for anything else."""
     is_topic = resource.resource_type == messages.ResourceType.TOPIC
     return rights.topic(resource.resource_name) if is_topic else CLUSTER
 
@@ -99,7 +99,7 @@ def _settings(
 
 
 def _alter(change: SettingsChange, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
-    """Apply `change` to the settings of each topic; each resource is answered for itself."""
+    """Apply `change` to the settings of each topic; each resource is answered by itself."""
     request = call.request
     resources = _by_name(request.resources)
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
@@ -132,7 +132,7 @@ def _alter(change: SettingsChange, call: Call[messages.AlterConfigsRequest]) -> 
 
 
 def _by_name(resources: Iterable[R]) -> Collection[R]:
-    """Return each resource once: a small request cannot ask for an answer of any size."""
+    """Return each resource once: otherwise a small request could cause an answer of any size."""
     return {(resource.resource_type, resource.resource_name): resource for resource in resources}.values()
 
 
@@ -141,7 +141,10 @@ def _replaced(_: Settings, configs: Sequence[Config]) -> Settings:
 
 
 def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
-    """Return the settings with some set and some deleted; a deleted one falls back to the broker's file."""
+    """Return the settings with some set and some deleted.
+
+    For a deleted setting the value in the broker's file applies.
+    """
     changed = dict(settings)
     for config in configs:
         name, operation = config.name, config.config_operation

@@ -1,9 +1,10 @@
 """Fetch, v4 to v17.
 
-Waits until min_bytes are there or max_wait passes. Answers with file slices, never copies. A refused topic is
-answered at once. When a fetch that waited is answered, the client's right to read is checked again. From v13
-on a fetch names a topic by its id: a topic that was deleted and recreated is not taken for the one that the
-client knew. Left out: fetch sessions (always session 0), rack-aware reads, requests of follower replicas.
+A fetch waits until min_bytes are available or max_wait passes. It is answered with file slices, never copies.
+A refused topic is answered at once. When a fetch that waited is answered, the client's right to read is
+checked again. From v13 on a fetch names a topic by its id: a topic that was deleted and recreated is not
+mistaken for the topic that the client knew. Left out: fetch sessions (always session 0), rack-aware reads,
+requests of follower replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _resolver() -> Callable[[Services, fetch.FetchRequest], fetch.FetchRequest]:
     ids = TopicIds()
 
     def resolve(services: Services, asked: fetch.FetchRequest) -> fetch.FetchRequest:
-        """Return the request with names; an unknown id gets the empty name, which no topic has."""
+        """Return the request with names. An unknown id gets the empty name, which no topic has."""
         if not asked.ids:
             return asked
         cluster = services.broker.cluster

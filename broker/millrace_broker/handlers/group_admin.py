@@ -1,9 +1,9 @@
 """DescribeGroups v0 to v6, ListGroups v0 to v5, DeleteGroups v0 to v2.
 
-A group of Millrace's own consumers is described, too, as if it were one of Kafka's. Each broker lists its
-share, so that clients that ask all brokers get every group once. A group without members, of either kind, is
-deleted with all it has committed. A group that does not exist is described as dead, and from v6 on with an
-error (KIP-1043). Every group is of the classic type (KIP-848).
+A group of Millrace's own consumers is described, too, like a group of Kafka's. Each broker lists its share,
+so that a client that asks all brokers gets every group once. A group without members, of either kind, is
+deleted with all its committed offsets. A group that does not exist is described as dead, and from v6 on with
+an error (KIP-1043). Every group is of the classic type (KIP-848).
 """
 
 from __future__ import annotations

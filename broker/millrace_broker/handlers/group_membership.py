@@ -1,17 +1,17 @@
 """FindCoordinator v0 to v5, JoinGroup v0 to v9, SyncGroup v0 to v5, Heartbeat v0 to v4, LeaveGroup v0 to v5.
 
-A client with a group id asks for the coordinator even when it assigns its partitions itself, and (librdkafka)
-takes a broker without this API for one too old for LZ4. From v4 on it asks for many at once (KIP-699).
-Transactions are refused for good; there are no coordinators of shares.
+A client with a group id asks for the coordinator even when it assigns its partitions itself. librdkafka
+assumes that a broker without FindCoordinator is too old for LZ4. From v4 on a request may name many groups
+(KIP-699). Transactions are refused with a permanent error; there are no coordinators of share groups.
 
 JoinGroup waits until the group's next generation begins, SyncGroup until the leader's own SyncGroup brings
-the assignments. JoinGroup v5 knows static members. From v4 on a member without an id is given one first, with
-which it must come back. From v9 on a static leader that comes back learns that it has nothing to assign
-(KIP-814). SyncGroup v5 names the protocol again, and any but the chosen one is refused (KIP-559). LeaveGroup
-v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
+the assignments. JoinGroup v5 has static members. From v4 on a member without an id is first given an id, with
+which it must join again. From v9 on a static leader that joins again learns that it has nothing to assign
+(KIP-814). SyncGroup v5 names the protocol again, and any other than the chosen protocol is refused (KIP-559).
+LeaveGroup v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
 
-A broker that must coordinate a group takes it over even for a Heartbeat or a LeaveGroup: only then can it
-answer that a client is no member. Without that answer the client would look for a coordinator for ever.
+A broker that must coordinate a group loads it even for a Heartbeat or a LeaveGroup: only then can it answer
+that a client is no member. Without that answer the client would look for a coordinator for ever.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _may_join(
 
 
 def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
-    """Return the requested keys, once each: a list from v4 on, one key before."""
+    """Return the requested keys, once each: a list from v4 on, a single key before."""
     return list(dict.fromkeys(asked.coordinator_keys)) if asked.coordinator_keys else [asked.key]
 
 

@@ -1,6 +1,6 @@
 """The bound on the items of a request: the number of things in the cluster, times a small factor.
 
-A client that names each topic, partition and group once, and some that are gone by now, stays below it.
+A client that names each topic, partition and group once, and some deleted ones, stays below the bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FACTOR = 2
 
 
 class ItemBound:
-    """Counts topics and partitions again for each new snapshot when a large request comes; on the loop."""
+    """Counts topics and partitions when a large request comes, once for each snapshot; on the loop."""
 
     def __init__(self, broker: Broker, groups: Groups) -> None:
         self._broker, self._groups = broker, groups
@@ -24,7 +24,7 @@ class ItemBound:
         self._places = 0
 
     def item_limit(self) -> int:
-        """Return the most items that all lists of a request may have together."""
+        """Return the largest number of items that all lists of a request may have together."""
         topics = self._broker.cluster.topics
         if topics is not self._topics:
             self._topics = topics

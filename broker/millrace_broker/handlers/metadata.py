@@ -1,15 +1,15 @@
 """Metadata and ApiVersions: the first requests of a client.
 
 Metadata, v0 to v13: from v10 on it states topic ids and takes them in requests (KIP-516). A broker's address
-is the one on the client's listener; a broker without that listener counts as away. A missing topic is created
-only if the request and the broker's settings allow it and its name is legal. A client learns at once that a
-name is illegal, and does not ask for ever. A client without the right to describe a topic gets the same
-answer whether the topic exists or not; a list of all topics holds those that it may describe. Its rights to
-them and to the cluster are stated on request (KIP-430).
+is its address on the client's listener; a broker without that listener counts as unavailable. A missing topic
+is created only if the request and the broker's settings allow it and its name is legal. A client learns at
+once that a name is illegal, and does not retry for ever. A client without the right to describe a topic gets
+the same answer whether the topic exists or not; a list of all topics holds the topics that it may describe.
+Its rights to the topics and to the cluster are stated on request (KIP-430).
 
 ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
-header is the old one at every version: the client does not know yet which versions the broker speaks. Left
-out: features, and the client's software name.
+header is the old header at every version: the client does not know yet which versions the broker supports.
+Left out: features, and the client's software name.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from millrace_broker.server.request import Request
 
 logger = logging.getLogger("millrace.handlers.metadata")
 _OFFERED, _NEWER = range(5), range(5, 64)
-"""Versions of ApiVersions."""
+"""Versions of ApiVersions that are offered, and newer versions."""
 _CACHED_ANSWERS = 64
 _CACHED_REQUEST_BYTES = 1024
-"""Size up to which a request's answer is kept: a longer list of topics is one client's own."""
+"""Size of a request up to which its answer is kept: a longer list of topics is used by one client only."""
 
 
 class _EncodedTopic(NamedTuple):
-    """An encoded topic, valid as long as the topic and the live brokers are these."""
+    """An encoded topic, valid as long as the topic and the live brokers stay the same."""
 
     topic: TopicState
     live: Collection[int]
@@ -69,13 +69,13 @@ class _EncodedTopic(NamedTuple):
 
 
 class Metadata:
-    """Answers from the cluster's snapshot, encoded once for all clients that may see the same.
+    """Answers from the cluster's snapshot, encoded once for all clients with the same rights.
 
-    A topic is encoded again only when it, or the list of brokers, has changed: with thousands of partitions a
-    change of one of them would else hold up the loop for every client that asks.
+    A topic is encoded again only when it, or the list of brokers, has changed: otherwise, with thousands of
+    partitions, a change of one of them would delay the loop at each client's request.
 
-    An answer is valid for one snapshot of cluster and rights, for one version and list of topics, for clients
-    of one listener, and where rights decide for one client at one host.
+    An answer is valid for one snapshot of cluster and rights, for one version and list of topics, and for
+    clients of one listener; if rights apply, only for one principal at one host.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,8 @@ class Metadata:
         """Encoded topics by version, listener, authorized operations and name."""
         self._ids = TopicIds()
         self._creating: set[str] = set()
-        """Topics being created: clients ask again and again while they wait, but a topic is created once."""
+        """Topics that are being created: clients repeat their request while they wait, but a topic is created
+        once."""
 
     def handle(self, services: Services, request: Request, asked: MetadataRequest, refused: Refused) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
@@ -169,7 +170,7 @@ class Metadata:
         return kept.encoded
 
     def _create_missing(self, broker: Broker, response: MetadataResponse, request: Request) -> bool:
-        """Begin to create the topics that the response announces; True if there are any."""
+        """Begin to create the topics that the response announces. Return True if there are any."""
         names = {
             topic.name
             for topic in response.topics
@@ -201,7 +202,7 @@ class LiveBroker(NamedTuple):
 
 
 def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
-    """Return the brokers with their addresses on a listener; brokers without it count as away."""
+    """Return the brokers with their addresses on a listener. Brokers without it count as unavailable."""
     return {
         number: LiveBroker(*address, broker.rack or None)
         for number, broker in cluster.brokers.items()
@@ -210,7 +211,7 @@ def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
 
 
 def _decode(request: Request) -> MetadataRequest:
-    """Return the decoded request; clients send the same short one again and again."""
+    """Return the decoded request, from a cache: clients send the same short request repeatedly."""
     if len(request.body) <= _CACHED_REQUEST_BYTES:
         return _decode_short(request.api_version, bytes(request.body))
     return _decode_any(request.api_version, request.body, request.item_limit)
@@ -222,7 +223,7 @@ def _decode_short(version: int, body: bytes) -> MetadataRequest:
 
 
 def _decode_any(version: int, body: bytes | memoryview, item_limit: int) -> MetadataRequest:
-    """Return the request without names where an id decides: Java's AdminClient sends "" beside an id."""
+    """Return the request. Drop the name of a topic that has an id: Java's AdminClient sends "" with an id."""
     asked = decode_request(MetadataRequest, ApiKey.METADATA, version, body, item_limit)
     named = asked.topics or ()
     if all(topic.topic_id is None for topic in named):

@@ -1,22 +1,23 @@
 """ListOffsets v1 to v10, OffsetForLeaderEpoch v2 to v4, of logs; OffsetCommit v2 to v9, OffsetFetch v1 to v9,
 OffsetDelete v0, of groups.
 
-In a log, latest is the high watermark, earliest its start. A time finds the first message at or after it,
-looked up in a thread because old segments may be cold and the message's batch is decompressed. So does the
-look-up of the message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local
-offset is the earliest, and another tier has no latest offset (KIP-1005). Left out: ListOffsets v0.
+In a log, the latest offset is the high watermark, and the earliest its start. A time finds the first message
+at or after it. A thread does this look-up, because old segments may not be in memory and the message's batch
+is decompressed. A thread also looks up the message with the largest timestamp (KIP-734). There are no tiers
+(KIP-405): the earliest local offset is the earliest, and a remote tier has no latest offset (KIP-1005). Left
+out: ListOffsets v0.
 
-OffsetForLeaderEpoch returns where the batches of a leader's epoch end, never above the high watermark: a
+OffsetForLeaderEpoch returns the end of the batches of a leader's epoch, never above the high watermark: a
 client whose position lies after that has read messages that are not in this log. A log that cannot hold a
 batch of the epoch or a later one answers -1, as Kafka's brokers do.
 
 A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. The broker's
 settings decide when offsets expire: the retention time in OffsetCommit v2 to v4 is ignored. Any broker
-answers OffsetFetch, because the offsets are in ZooKeeper. A group of any kind is shown; from v2 on a request
-without topics gets everything that the group has committed; from v8 on it names many groups at once
-(KIP-709). An offset of a topic that was deleted, or deleted and recreated, counts as not committed; so does a
-negative one, by which kafkajs resets a group. Member epochs (KIP-848) and `require_stable` mean nothing here.
-OffsetDelete keeps offsets of topics that a member of the group reads at present.
+answers OffsetFetch, because the offsets are in ZooKeeper. Groups of both kinds are answered. From v2 on a
+request without topics gets all committed offsets of the group; from v8 on it may name many groups (KIP-709).
+An offset of a topic that was deleted, or deleted and recreated, counts as not committed, and so does a
+negative offset, with which kafkajs resets a group. Member epochs (KIP-848) and `require_stable` mean nothing
+here. OffsetDelete refuses topics that a member of the group reads at present.
 
 A thread serves a request for thousands of partitions and writes its answer.
 """
@@ -107,7 +108,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
 def _offset_at(log: BackgroundSide, timestamp: int) -> tuple[int, int]:
     """Return offset and timestamp of the first message at or after `timestamp`; negative values are Kafka's.
 
-    -1 and -1 when every message is older.
+    Return -1 and -1 when every message is older.
     """
     if timestamp == _LATEST:
         return log.high_watermark, -1
@@ -232,7 +233,7 @@ OffsetFetchGroup: TypeAlias = messages.OffsetFetchRequest.Group
 
 
 def _groups(asked: messages.OffsetFetchRequest) -> Sequence[OffsetFetchGroup]:
-    """Return the requested groups: a list from v8 on, one group before."""
+    """Return the requested groups: a list from v8 on, a single group before."""
     return asked.groups or (OffsetFetchGroup(group_id=asked.group_id, topics=asked.topics),)
 
 
@@ -284,7 +285,7 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
 
 
 def _wanted(group: OffsetFetchGroup) -> list[TopicPartition] | None:
-    """Return the requested partitions, once each; None for all that the group has committed."""
+    """Return the requested partitions, once each; None for all partitions with committed offsets."""
     if group.topics is None:
         return None
     named = ((topic.name, number) for topic in group.topics for number in topic.partition_indexes)

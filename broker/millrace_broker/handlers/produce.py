@@ -1,8 +1,8 @@
 """Produce, v3 to v12 (v0 to v2 are listed, because old clients look for them, and refused); InitProducerId.
 
 Nearly every request brings one batch for one partition, and often several of them for the same partition
-follow each other: such a run is served at once (`serve_run`), any other request by itself (`handle`). acks=0
-gets no answer, and a closed connection when something went wrong; acks=1 is answered after the append,
+follow each other: such a run is served at once (`serve_run`), and any other request by itself (`handle`).
+acks=0 gets no answer; after an error its connection is closed. acks=1 is answered after the append, and
 acks=all after the flush. InitProducerId, v0 to v5, gives an idempotent producer a new id each time. Left out:
 transactions.
 """
@@ -45,9 +45,9 @@ class _Answer:
         topics: Sequence[tuple[str, int]],
         partitions: Sequence[int],
     ) -> None:
-        """Return every request is for the same `partitions`.
+        """Answer `correlation_ids`; every request is for the same `partitions`.
 
-        `topics` says how many of them each topic has.
+        `topics` states the number of partitions of each topic.
         """
         # The answer must not keep the records: it may wait long after they were written.
         self._request, self._acks, self._ids = request, acks, correlation_ids
@@ -87,7 +87,7 @@ class _Answer:
             request.answer_frames(frames)
 
     def _results(self) -> bytes:
-        """Return the answers with the outcome of each batch by itself; count the errors."""
+        """Return the answers, each with the outcome of its own batch. Count the errors."""
         version, count, wait_ms = self._request.api_version, len(self._partitions), self.throttle_ms
         results: list[produce.ProducedPartition] = []
         for index, outcomes, start in sorted(self._outcomes, key=itemgetter(0)):
@@ -111,9 +111,9 @@ class _Answer:
 
 
 def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
-    """Serve the next run in the received bytes as one request; None when there is none.
+    """Serve the next run in the received bytes as one request. Return None when there is none.
 
-    Requests that must be refused are in no run: `handle` says why.
+    A request that must be refused is in no run: `handle` answers it with the reason.
     """
     data, position = framer.rest
     target = produce.target_at(data, position)
@@ -144,7 +144,7 @@ def _write(topic: str) -> Need:
 
 
 def handle(services: Services, received: Request, request: produce.ProduceRequest, refused: Refused) -> None:
-    """Stage every batch of the request; each is answered for itself."""
+    """Stage every batch of the request. Each batch gets its own answer."""
     refusal = _refusal(request, received)
     partitions = [number for _, number, _ in request.batches]
     answer = _Answer(
@@ -167,7 +167,7 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
 
 
 def _refusal(request: produce.ProduceRequest, received: Request) -> BrokerError | None:
-    """Return why the request as a whole cannot be served; None if it can."""
+    """Return the error for which the whole request cannot be served; None if it can."""
     items, limit = len(request.topics) + len(request.batches), received.item_limit
     if items > limit:
         return errors.InvalidRequest(f"{items} topics and partitions in a request; {limit} are allowed")

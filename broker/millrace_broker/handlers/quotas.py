@@ -1,7 +1,7 @@
 """DescribeClientQuotas and AlterClientQuotas, v0 and v1: users' quotas as Kafka's own tools manage them.
 
-Only a broker with an authorizer takes quotas and has any. Left out: quotas of client ids, which a client
-chooses itself, and of IP addresses, which it shares with others.
+Only a broker with an authorizer has quotas and accepts them. Left out: quotas of client ids, which a client
+chooses itself, and of IP addresses, which a client shares with other clients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceTy
 M = TypeVar("M")
 USER = "user"
 EXACT, DEFAULT, ANY = 0, 1, 2
-"""Ways in which a filter of Kafka's matches."""
+"""Match types of Kafka's filters."""
 MAX_NAME_CHARACTERS = 249
 
 

@@ -2,10 +2,10 @@
 
 And Millrace's own ElectUnclean v0, which is not listed to clients.
 
-Any broker takes them: ZooKeeper holds the replicas, and the leaders complete what is begun here (KIP-455).
-All partitions of a topic change in one write. ElectLeaders elects preferred leaders only: an unclean election
-loses messages, so it takes a named replica and a reason (`millrace topics elect`). Left out: ElectLeaders v0,
-whose answer has no error for a request that is refused as a whole.
+Any broker takes these requests: ZooKeeper holds the replicas, and the leaders complete the reassignments that
+begin here (KIP-455). All partitions of a topic change in one write. ElectLeaders elects preferred leaders
+only: an unclean election loses messages, so it takes a named replica and a reason (`millrace topics elect`).
+Left out: ElectLeaders v0, whose answer has no error for a whole refused request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DeleteRecords v0 to v2, DescribeProducers v0: operators' requests about records of partitions led here.
 
-DeleteRecords moves a log's start, and retention then deletes the files before it. A mirrored partition's
-records are those of its origin: only retention deletes them. A described producer has no transaction, and no
-coordinator of one.
+DeleteRecords moves a log's start, and retention then deletes the files before it. A mirrored partition has
+the records of its origin: only retention deletes them. A described producer has no transaction and no
+transaction coordinator.
 """
 
 from __future__ import annotations

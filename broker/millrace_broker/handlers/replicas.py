@@ -1,9 +1,9 @@
 """ReplicaFetch v0 and ReplicaAck v0, which are not listed to clients: brokers copy their leaders' logs.
 
 ReplicaFetch answers with slices of the log's files, or waits until any partition that the follower has named
-over this connection has news. ReplicaAck has no answer. With an authorizer both take the right to act for the
-cluster, which only brokers have. Either may name 20,000 partitions, which cost the loop 0.14 s. So a body is
-decoded only after it is certain that a broker may have sent it.
+over this connection has news. ReplicaAck has no answer. With an authorizer both require the right
+ClusterAction, which only brokers have. Either may name 20,000 partitions, which cost the loop 0.14 s.
+Therefore a body is decoded only once the sender may be a broker.
 """
 
 from __future__ import annotations

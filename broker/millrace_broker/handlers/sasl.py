@@ -1,10 +1,11 @@
-"""SaslHandshake v0 and v1, SaslAuthenticate v0 and v1: a client proves who it is, and proves it again.
+"""SaslHandshake v0 and v1, SaslAuthenticate v0 and v1: a client logs in, and logs in again before its login
+expires.
 
-The handshake names a mechanism, SaslAuthenticate carries its bytes. SaslHandshake v0, after which bytes would
-follow without a request around them, is listed, because librdkafka looks for it, and refused. A login that
-fails is answered after FAILED_AFTER_S, always with the same words, and its connection closed. Where a login
-holds for a limited time, SaslAuthenticate v1 states that time, and the client may prove again that it is the
-same user; its other requests are served meanwhile.
+The handshake names a mechanism, SaslAuthenticate carries its bytes. After SaslHandshake v0, bytes would
+follow that are in no request. This version is listed, because librdkafka looks for it, and refused. A failed
+login is answered after FAILED_AFTER_S, always with the same text, and its connection is closed. If a login
+has a limited lifetime, SaslAuthenticate v1 states that time, and the client may log in again as the same
+user; its other requests are served meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from millrace_broker.security.rights import open_to_all
 
 logger = logging.getLogger("millrace.security")
 FAILED_AFTER_S = 0.1
-"""Seconds that a client waits after each failed login, so that guessing passwords takes long."""
+"""Seconds before a failed login is answered, so that guessing passwords takes long."""
 _FAILED = "authentication failed: check user, password and mechanism"
 
 
@@ -76,7 +77,7 @@ def sasl_authenticate(
 def _answered(
     call: Call[messages.SaslAuthenticateRequest], exchange: Exchange, answer: bytes
 ) -> messages.SaslAuthenticateResponse:
-    """Return the response to the client. Raise LoginFailed when its proof fails."""
+    """Return the response to the client. Raise LoginFailed when the login fails."""
     client = call.received.client
     login = client.login
     assert login is not None, "the exchange is its"

@@ -1,16 +1,16 @@
-"""The table of APIs, and the one way from the bytes of a request to the bytes of its answer.
+"""The table of APIs, and the common way from the bytes of a request to the bytes of its answer.
 
-Decodes a request, checks its client's rights to what it needs, runs the API's handler, encodes the answer,
-counts the errors in it, and turns raised errors into answers. An API or a version that is not offered has no
-response that its client could read: the connection is closed, as Kafka does it, and the log says why. Knows
-no sockets.
+The table decodes a request, checks its client's rights, runs the API's handler, encodes the answer, counts
+the errors in it, and turns raised errors into answers. An API or a version that is not offered has no
+response that its client could read: the connection is closed, as in Kafka, and the log gives the reason. No
+sockets are used here.
 
 A right is looked up here, before the handler runs. An API that lists names which the request did not name
-(`lists`) shows its client only what `Call.only` lets through. Produce, Fetch and Metadata also check rights
-in their own ways: for runs of requests, for requests that waited, and for cached answers.
+(`lists`) shows its client only the names that `Call.only` returns. Produce, Fetch and Metadata also check
+rights in their own ways: for runs of requests, for requests that waited, and for cached answers.
 
-A handler runs on the loop, which nothing may keep waiting: it asks ZooKeeper nothing (of `Cluster` it reads
-snapshots only), calls of a log only its `LoopSide`, and hashes no password. Such work goes to a thread by
+A handler runs on the loop, so it must never wait: it must not ask ZooKeeper (of `Cluster` it reads snapshots
+only), it may call only the `LoopSide` of a log, and it must not hash passwords. Such work goes to a thread by
 `thread=`, `Call.answer_from`, `Groups` or `LoginThread`.
 """
 
@@ -54,13 +54,13 @@ from millrace_broker.server.request import NOTHING, REQUEST_BYTES, Client, Reque
 logger = logging.getLogger("millrace.handlers.table")
 _COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
 MAX_LOGGED_CHARACTERS = 100
-"""Longest part of a client's name that is logged: the client chooses it."""
+"""Longest logged part of a client's name, which the client chooses."""
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A")
 Needs: TypeAlias = Callable[[M], Iterable[Need]]
-"""Returns the rights that a decoded request needs; looks at nothing else."""
+"""Returns the rights that a decoded request needs, and depends on nothing else."""
 EncodedResponse: TypeAlias = tuple[bytes, list[int]]
 """The body of a response, and the errors in it."""
 InThread: TypeAlias = Callable[
@@ -77,11 +77,11 @@ class Services(NamedTuple):
     acls: AclStore | None = None
     """Access rules; None: every client may do everything."""
     users: Users | None = None
-    """Users that log in; None: no client has to."""
+    """The users; None: no client must log in."""
     login_thread: LoginThread | None = None
-    """Checks logins that take long; None: all are checked on the loop."""
+    """The thread that checks slow logins; None: all logins are checked on the loop."""
     quotas: QuotaStore | None = None
-    """Quotas of the users; None: there are no limits."""
+    """Quotas of the users; None: no limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,34 +89,35 @@ class Api(Generic[A]):
     """One API: the versions it serves, the rights that a request needs, and the function that serves a
     request.
 
-    `serves` makes the APIs that work with messages; the others read and write the bytes themselves.
+    `serves` makes the APIs that work with messages. Other APIs read and write the bytes themselves.
     """
 
     key: ApiKey
     versions: range = range(0)
     """Versions that are listed to clients."""
     private_versions: range = range(0)
-    """Versions that are served, too, but not listed to clients."""
+    """Versions that are served but not listed to clients."""
     decode: Callable[[Request], A]
-    """Decodes the bytes of a request; BrokerError when they do not fit."""
+    """Decodes the bytes of a request; raises BrokerError when they are malformed."""
     resolve: Callable[[Services, A], A] | None = None
-    """Puts names in the place of ids; rights are looked up by name."""
+    """Replaces ids by names; rights are looked up by name."""
     needs: Needs[A]
-    """Rights without which the handler does not run; `open_to_all` is served before a login, too."""
+    """Rights without which the handler does not run. An API with `open_to_all` is served even
+    before a login."""
     by_item: Collection[ResourceType] = ()
-    """Refused resources of these types reach the handler, which answers each for itself. A refused resource
-    of any other type refuses the whole request."""
+    """Types of resources that the handler refuses one by one, in its answer. A refused resource of any other
+    type refuses the whole request."""
     handle: Callable[[Services, Request, A, Refused], None]
     """Answers the request, at once or later, or raises BrokerError."""
     refusal: Callable[[int, ErrorCode, str, object], bytes | None]
-    """Returns the body of a response, at a version, with only the code and, if it has a field for it, the
-    reason. If the items of a request are refused one by one, it names each. None where no response of that
-    version can state the code."""
+    """Returns the body of a response, at a version, with only the code and, if there is a field for it, the
+    reason. If the items of a request are refused one by one, the response names each. Returns None where no
+    response of that version can state the code."""
     serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
-    """Serves the next requests in a client's bytes as one; None when they are of another kind."""
+    """Serves the next requests in a client's bytes as one. Returns None when they are of another kind."""
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """Answer with the error; close the connection where no answer can state it."""
+        """Answer with the error. Close the connection if no answer can state it."""
         if isinstance(error, RequestTooLarge):
             request.failed(error.code)
             close(request, str(error))
@@ -161,14 +162,17 @@ class Call(Generic[M]):
         return items_in(self.request, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT
 
     def check(self, resource: Resource) -> None:
-        """Raise the client's error if it may not use a resource that the API answers `by_item`."""
+        """Raise an error if the client may not use a resource that the API answers `by_item`."""
         if resource in self.refused:
             raise rights.refusal(resource)
 
     def only(
         self, operation: Operation, type_: ResourceType, names: Iterable[str], instead: Resource | None = None
     ) -> Collection[str]:
-        """Return the names to which the client has this right; all if it has it to `instead`. On the loop."""
+        """Return the names to which the client has this right, or all names if it has the right to `instead`.
+
+        On the loop.
+        """
         self._lists = False
         access = self.received.client.access
         other = None if instead is None else Need(operation, instead)
@@ -177,7 +181,7 @@ class Call(Generic[M]):
         return frozenset(name for name in names if access.allows(Need(operation, Resource(type_, name))))
 
     def answer(self, response: object) -> None:
-        """Send the response; a thread writes a large one, a slice of the loop at a time."""
+        """Send the response. A thread encodes a large response, so that the loop is not delayed."""
         try:
             if self._lists:
                 raise RuntimeError("the handler has not asked which names its client may see")
@@ -193,8 +197,8 @@ class Call(Generic[M]):
     def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
         """Send the response that `work` makes in a thread.
 
-        If the client has gone by then, no response is made: clients that come and go must not pile up work.
-        The thread's time counts for the user's quota as the loop's does.
+        If the client has disconnected by then, no response is made: clients that come and go must not pile up
+        work. The thread's time counts towards the user's quota, as the loop's time does.
         """
         client, used_s = self.received.client, list[float]()
         client.working += 1
@@ -240,10 +244,10 @@ def serves(
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
     """Make an API of a function from the decoded request to the response.
 
-    The messages say which API it is; `key` picks one if they belong to several.
-    With `thread` the function runs in a thread of the broker. Otherwise it may return None and bring the
-    response later, by `Call.answer` or `Call.answer_from`. A `private` API is not listed to clients. One that
-    `lists` names which the request did not name is answered only after it has used `Call.only`.
+    The messages determine the API; `key` selects it if they belong to several. With `thread` the function
+    runs in a thread of the broker. Otherwise it may return None and send the response later, by `Call.answer`
+    or `Call.answer_from`. A `private` API is not listed to clients. An API with `lists`, which names
+    resources that the request did not name, is answered only after it has used `Call.only`.
     """
 
     key = _api_of(request, response, key)
@@ -275,7 +279,7 @@ def serves(
 
 
 def _api_of(request: type, response: type, key: ApiKey | None) -> ApiKey:
-    """Return the one API of this request and this response, or the `key` if it is one of several."""
+    """Return the only API of this request and this response, or `key` if there are several."""
     keys = set(request_of(request)) & set(response_of(response))
     if key is not None:
         keys &= {key}
@@ -299,7 +303,7 @@ def in_thread(
 
 
 class Handlers:
-    """Takes frames, hands requests to their API, and answers a request that no API takes with an error."""
+    """Takes frames, passes requests to their API, and answers a request that no API takes with an error."""
 
     def __init__(self, services: Services, apis: Sequence[Api[Any]]) -> None:
         self._services = services
@@ -310,7 +314,10 @@ class Handlers:
         self._serve_run = [api.serve_run for api in apis if api.serve_run is not None]
 
     def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
-        """Serve the next frame in a client's bytes, or a run of frames; None: no frame is whole."""
+        """Serve the next frame in a client's bytes, or a run of frames.
+
+        Return None when no frame is whole.
+        """
         for serve_run in () if client.spare else self._serve_run:
             request = serve_run(self._services, client, framer)
             if request is not None:
@@ -319,7 +326,7 @@ class Handlers:
         return None if frame is None else self.handle(client, frame)
 
     def handle(self, client: Client, frame: memoryview) -> Request:
-        """Serve one frame; the returned request has its answer now or gets it later."""
+        """Serve one frame. The returned request has its answer now or gets it later."""
         api_key, version, correlation_id, body = parse_header(frame)
         api = self._apis.get((api_key, version))
         if api is None:
@@ -356,7 +363,7 @@ class Handlers:
 
 
 def _too_early(client: Client, api: Api[Any]) -> str | None:
-    """Return why a request cannot be served before a login; None if it can."""
+    """Return the reason for which a request cannot be served before a login; None if it can."""
     if api.needs is not rights.open_to_all:
         return "it has not logged in"
     if client.login is None or not client.login.may_ask():
@@ -365,7 +372,7 @@ def _too_early(client: Client, api: Api[Any]) -> str | None:
 
 
 def _refused(api: Api[A], request: Request, asked: A) -> Refused:
-    """Return the resources that the client may not use; raise if that refuses the whole request."""
+    """Return the resources that the client may not use. Raise an error if that refuses the whole request."""
     access = request.client.access
     needs = list(api.needs(asked))
     refused = access.refused(needs)
@@ -377,7 +384,7 @@ def _refused(api: Api[A], request: Request, asked: A) -> Refused:
 
 
 def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> None:
-    """Log the refused needs, and the allowed ones that change something. From any thread."""
+    """Log the refused needs, and the allowed needs that change something. From any thread."""
     journal = request.client.access.journal
     if journal is None:
         return
@@ -406,7 +413,7 @@ def named(request: Request) -> str:
 
 
 def close(request: Request, reason: str) -> None:
-    """Close the connection of a request that has no answer, and log why."""
+    """Close the connection of a request that has no answer, and log the reason."""
     request.client.abort(f"{named(request)}: {reason}")
 
 
@@ -420,7 +427,7 @@ def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
 
 
 def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
-    """Do `work` for one item of a request; return NONE and its result, or the code and reason of its error.
+    """Do `work` for one item of a request; Return NONE and the result, or the code and reason of the error.
 
     `what` names the work in the log.
     """
@@ -445,7 +452,10 @@ def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
 
 @cache
 def _error_fields(message: Any) -> tuple[bool, Sequence[tuple[str, type]]]:
-    """Return whether a class of messages has an error, and its lists whose items have one somewhere."""
+    """Return True if a class of messages has an error field.
+
+    And its lists whose items have such a field at any depth.
+    """
     items = [(name, field.item) for name, field in fields_of(message).items() if isinstance(field.item, type)]
     lists = [(name, item) for name, item in items if any(_error_fields(cast(Hashable, item)))]
     return "error_code" in fields_of(message), lists

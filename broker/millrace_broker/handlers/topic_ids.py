@@ -9,7 +9,7 @@ from millrace_broker.coordination.cluster import Cluster
 
 
 class TopicIds:
-    """Names by id, rebuilt for each new snapshot at its first look-up; for one thread."""
+    """Names of topics by id, rebuilt at the first look-up in each new snapshot. For one thread."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, TopicState] | None = None

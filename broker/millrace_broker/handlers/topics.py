@@ -1,10 +1,10 @@
 """CreateTopics v2 to v7, DeleteTopics v1 to v6, CreatePartitions v0 to v3, DescribeLogDirs v1 to v4.
 
-Any broker takes changes; ZooKeeper decides which came first, and each broker deletes its own logs when it
-sees a topic gone. Partitions are spread over the live brokers in turn, new ones also over those that joined
-later; leaders of existing partitions do not move. A client may choose the brokers of each partition's
-replicas itself. A mirrored topic gets no partitions: its own stand for those of its origins. Metadata
-(`metadata`) and the batch mirror (`mirror`) also create topics.
+Any broker takes changes; ZooKeeper decides their order, and each broker deletes its own logs when it sees
+that a topic was deleted. Partitions are spread over the live brokers in turn, new partitions also over
+brokers that joined later; leaders of existing partitions do not move. A client may choose the brokers of each
+partition's replicas itself. A mirrored topic gets no partitions: its partitions correspond to its origins'
+partitions. Metadata (`metadata`) and the batch mirror (`mirror`) also create topics.
 
 From v5 on CreateTopics returns a new topic's settings to a client that may see them (KIP-525), from v7 on its
 id. DeleteTopics v6 takes names or ids (KIP-516); an id reveals no name to a client that may not describe the
@@ -81,7 +81,9 @@ def _created(
     *,
     validate_only: bool,
 ) -> messages.CreateTopicsResponse.Topic:
-    """Return the answer for one topic, with its settings if it was created and the client may see them."""
+    """Return the answer for one topic, with its settings if the topic was created and the client may see
+    them.
+    """
     Topic, topic = messages.CreateTopicsResponse.Topic, call.broker.cluster.topics.get(name)
     may_see = call.received.client.access.allows(Need(Operation.DESCRIBE_CONFIGS, rights.topic(name)))
     if error_code or validate_only or topic is None:
@@ -130,7 +132,7 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
 def _change_each(
     call: Call[Any], topics: Sequence[T], change: Callable[[T], None], what: str, result: Callable[..., R]
 ) -> tuple[R, ...]:
-    """Do `change` for each topic that is named once and not refused; `result` makes its answer."""
+    """Do `change` for each topic that is named once and not refused. `result` makes the topic's answer."""
     times = Counter(topic.name for topic in topics)
 
     def attempt(topic: T) -> None:
@@ -147,7 +149,7 @@ def _change_each(
 
 
 def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
-    """Return the topics to delete by name: v6 has a separate list for names and ids."""
+    """Return the topics to delete by name, in all versions: v6 has its own list of names and ids."""
     return [topic.name for topic in asked.topics if topic.name is not None] or list(asked.topic_names)
 
 
@@ -159,7 +161,7 @@ def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
     by_item=_BY_TOPIC,
 )
 def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
-    """Delete the topics one after the other; one look-up finds all that do not exist."""
+    """Delete the topics one after the other. One look-up finds all topics that do not exist."""
     names = dict.fromkeys(_named(call.request))
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
     ids = dict.fromkeys(topic.topic_id for topic in call.request.topics if topic.name is None)

@@ -1,8 +1,8 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials, v0: users as Kafka's own tools manage them.
 
-A client hashes the password itself: none is in a request. Only a broker with an authorizer takes users and
-describes them: without one any client that reaches it could. Another broker answers that there are none. If
-one change of a user is invalid, none of that user's changes is made.
+A client hashes the password itself: requests hold no passwords. Only a broker with an authorizer changes and
+describes users: without an authorizer any client could do so. Other brokers answer that there are no users.
+If one change of a user is invalid, none of that user's changes is made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millrace_broker.security.scram import MECHANISM_NUMBERS, check_iterations, 
 M = TypeVar("M")
 _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
 _MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
-"""Limits of a salt. A shorter one could be kept, but its user could never log in: `scramp` refuses it."""
+"""Limits of a salt. A shorter salt could be stored, but its user could never log in: `scramp` refuses it."""
 
 
 def _users(call: Call[M]) -> Users:
@@ -170,9 +170,9 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
 
 
 def _change(asked: CredentialChange) -> Callable[[Users], None]:
-    """Return the change of the users that is asked for.
+    """Return the requested change as a function of the users.
 
-    Raise BrokerError when it is invalid for any of them.
+    Raise BrokerError when the change is invalid.
     """
     name, mechanism = asked.name, _NAMES.get(asked.mechanism)
     if mechanism is None:

@@ -1,7 +1,7 @@
-"""A broker's numbers and health, as `/metrics` and `/healthz` show them.
+"""A broker's numbers and health, for `/metrics` and `/healthz`.
 
-The numbers are plain integers where the work is done. They are read when Prometheus asks, in its thread, so
-that the loop is not disturbed. Owns names and units.
+The parts of the broker count in plain integers. The thread of a scrape reads them, so that the loop is not
+disturbed. This package has the metrics' names and units.
 """
 
 from __future__ import annotations

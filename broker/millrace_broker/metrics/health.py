@@ -9,16 +9,17 @@ from millrace_broker.partitions.broker import Broker
 
 LOOP_TIMEOUT_S = 1.0
 FLUSH_TIMEOUT_S = 10.0
-"""Longest time of a flush before the disk counts as hanging: producers wait and consumers see nothing new."""
+"""Time of a flush after which the disk counts as hanging: then producers wait and consumers see
+nothing new."""
 MAX_LOGS = 10
 """Most failed partitions that are named."""
 
 
 def problems(broker: Broker) -> list[str]:
-    """Return everything that keeps the broker from its work; empty for a healthy one. Takes a second at the
-    most.
+    """Return all problems that keep the broker from its work; empty for a healthy broker. Takes at most a
+    second.
 
-    Asks the loop, the ZooKeeper session, the flush threads and every log; from any thread.
+    The loop, the ZooKeeper session, the flush threads and every log are checked. From any thread.
     """
     problems = []
     try:

@@ -1,6 +1,6 @@
-"""Offsets that each consumer group has committed of the partitions led here, from ZooKeeper, slightly stale.
+"""Committed offsets of each consumer group, for the partitions led here, from ZooKeeper and slightly stale.
 
-A thread of its own reads them, only while metrics are asked for, so that no scrape waits for ZooKeeper.
+A thread of its own reads them, and only while metrics are scraped, so that no scrape waits for ZooKeeper.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ logger = logging.getLogger("millrace.metrics.lag")
 
 REFRESH_S = 10.0
 MAX_SERIES = 10_000
-"""Most pairs of group and partition that are kept: clients that may name groups decide how many there are."""
+"""Most pairs of group and partition that are kept: clients may create any number of groups."""
 
 
 class GroupOffsets:
-    """Committed offsets as of the last reading; asking for them has them read again."""
+    """Committed offsets as of the last reading. A request for them causes the next reading."""
 
     def __init__(self, registry: ConsumerRegistry, broker: Broker) -> None:
         self._registry, self._broker = registry, broker
@@ -31,16 +31,16 @@ class GroupOffsets:
         self._thread = threading.Thread(target=self._run, name="group offsets", daemon=True)
 
     def start(self) -> None:
-        """Read when asked, at most every 10 s."""
+        """Start the thread, which reads on request, at most every 10 s."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Read no more; a reading under way ends with the session."""
+        """Stop reading. A reading in progress ends with the session."""
         self._stopped.set()
         self._wanted.set()
 
     def committed(self) -> Mapping[tuple[str, TopicPartition], int]:
-        """Return the last read offset of each (group, partition led here); does not wait."""
+        """Return the last read offset of each (group, partition led here), without waiting."""
         self._wanted.set()
         return self._committed
 

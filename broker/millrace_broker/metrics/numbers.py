@@ -1,4 +1,4 @@
-"""Every number of a broker, under its Prometheus name, read where it is counted at each scrape."""
+"""The numbers of a broker, under their Prometheus names. Each scrape reads them from the parts that count."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Kafka's access control lists: rules of which principal may do what to which names, and their decision.
+"""Kafka's access control lists: rules that allow or deny principals operations on resources, and the decision
+by these rules.
 
-A rule allows or denies one operation, or ALL, to a principal (`User:NAME`, or `User:*` for everybody) from a
-host (or `*`), on resources of a type by their name, by a prefix of it, or by `*`. A rule that denies counts
-more than any that allow, and a right that no rule allows is denied. Values in, values out: knows no
-ZooKeeper.
+A rule allows or denies one operation, or ALL, to a principal (`User:NAME`, or `User:*` for every user) from a
+host (or `*`), on resources of a type by their name, by a prefix of it, or by `*`. A rule that denies has
+precedence over all rules that allow, and a right that no rule allows is denied. Values in, values out: no
+ZooKeeper is used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EVERYONE, EVERYWHERE, ANY_NAME = "User:*", "*", "*"
 MAX_TEXT_CHARACTERS = 500
 """Longest name, principal or host of a rule."""
 _DECISIONS = 16_384
-"""Most decisions that are kept until a rule changes."""
+"""Most decisions that are cached until a rule changes."""
 
 
 class Pattern(IntEnum):
@@ -83,7 +84,7 @@ OPERATIONS: Mapping[ResourceType, frozenset[Operation]] = {
 }
 """Operations that a rule may name for each type."""
 _OWN = 100
-"""Operations with this number or a higher one are Millrace's own."""
+"""Lowest number of Millrace's own operations."""
 _IMPLIED_BY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
@@ -97,9 +98,9 @@ _GIVEN_BY = {
 
 
 def authorized_operations(access: Access, resource: Resource) -> int:
-    """Return the operations of Kafka's that a client may do to a resource, a bit for each (KIP-430).
+    """Return Kafka's operations that a client may do to a resource, a bit for each (KIP-430).
 
-    0 for the cluster if the client may not describe it, as with Kafka.
+    Return 0 for the cluster if the client may not describe it, as Kafka does.
     """
     if resource == CLUSTER and not access.allows(Need(Operation.DESCRIBE, CLUSTER)):
         return 0
@@ -108,7 +109,7 @@ def authorized_operations(access: Access, resource: Resource) -> int:
 
 
 def check_rule(rule: Rule) -> None:
-    """Raise InvalidRequest unless the rule can decide something; the text says what to write instead."""
+    """Raise InvalidRequest, with the correct form, unless the rule can decide something."""
     texts = (rule.name, rule.principal, rule.host)
     if not all(0 < len(text) <= MAX_TEXT_CHARACTERS and text.isprintable() for text in texts):
         raise InvalidRequest(
@@ -137,7 +138,7 @@ def check_rule(rule: Rule) -> None:
 
 
 class Acls:
-    """The decisions of one set of rules, which never changes. From any thread."""
+    """The decisions by one fixed set of rules. From any thread."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.rules: Sequence[Rule] = sorted(set(rules))
@@ -150,7 +151,10 @@ class Acls:
         self._decisions: dict[tuple[str, str, Operation, Resource], bool] = {}
 
     def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
-        """Return True if the rules give the right; without a name, the right to any resource of the type."""
+        """Return True if the rules give the right.
+
+        Without a name it is the right to any resource of the type.
+        """
         if resource.name is not None and len(resource.name) > MAX_TEXT_CHARACTERS:  # no such resource
             return self._decide(principal, host.removeprefix("::ffff:"), operation, resource)
         key = (principal, host, operation, resource)
@@ -187,7 +191,7 @@ class Acls:
 
 
 def _takes_all(denied: Rule, allowed: Rule) -> bool:
-    """Return True if every name that one rule allows is denied by another."""
+    """Return True if the rule `denied` denies every name that the rule `allowed` allows."""
     if denied.is_for_any_name:
         return True
     if allowed.is_for_any_name:
@@ -208,7 +212,7 @@ class RuleFilter(NamedTuple):
     operation: Operation | None = None
     allow: bool | None = None
     about: bool = False
-    """True: find rules that count for a resource of that name, by whatever pattern."""
+    """True: find all rules that apply to a resource of that name, with any pattern."""
 
     def takes(self, rule: Rule) -> bool:
         if not self.about:

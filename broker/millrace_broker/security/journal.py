@@ -1,7 +1,7 @@
 """The journal of rights: refusals and changes with their principals, a line of JSON each.
 
-Logger `millrace.security`. A refusal that is repeated is counted, and logged again after REPEAT_S with its
-count. Changes are all logged, with every resource that they concern. Knows no requests.
+Logger `millrace.security`. A repeated refusal is counted, and logged again after REPEAT_S with its count. All
+changes are logged, with every changed resource.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 logger = logging.getLogger("millrace.security")
 REPEAT_S = 10.0
-"""Seconds after which the same refusal is logged again; the command line's filter bounds all together."""
+"""Seconds after which the same refusal is logged again. The log's filter bounds the number of all lines."""
 MAX_KINDS = 10_000
 MAX_NAMED = 10
-"""Most resources in one line of a refusal; the others are counted."""
+"""Most resources in one line of a refusal; further resources are only counted."""
 MAX_CHARACTERS = 300
 """Most characters of a resource's name and of a `client.id`."""
 
 
 class Requester(NamedTuple):
-    """The client that asks, with its API."""
+    """The client of a request, and the request's API."""
 
     principal: str
     address: str
@@ -36,14 +36,14 @@ class Requester(NamedTuple):
 
 
 class Journal:
-    """Writes the lines of one broker. From any thread."""
+    """Logs refusals and changes of one broker. From any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.refusals: Counter[str] = Counter()
         """Number of refusals by API."""
         self._refusals: dict[tuple[str, str, str, str], tuple[float, int]] = {}
-        """Refusal -> when it is logged next, and how often it came since it was last logged."""
+        """Refusal -> time at which it is logged next, and number of repetitions since it was last logged."""
         self._lock = threading.Lock()
 
     def refused(self, requester: Requester, operation: str, resources: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Journal:
         logger.warning("refused: %s", _line("refused", requester, operation, resources, repeated=unlogged))
 
     def allowed(self, requester: Requester, operation: str, resources: Sequence[str]) -> None:
-        """Log that a client with the right to it asks for a change; the change may still fail."""
+        """Log that a client requests a change to which it has the right. The change may still fail."""
         line = _line("allowed", requester, operation, resources, named=len(resources))
         logger.info("allowed: %s", line, extra={"always": True})
 

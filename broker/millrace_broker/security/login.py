@@ -1,8 +1,8 @@
-"""A connection's SASL login: the mechanisms it may use, and its progress.
+"""A connection's SASL login: the mechanisms that it may use, and its progress.
 
-A client names a mechanism, then exchanges bytes with it. A client gets the same answer whether user, password
-or bytes are wrong. Where a login holds for a limited time, the client proves again in that time that it is
-the same user (KIP-368). Knows no requests and no sockets.
+A client names a mechanism, and then exchanges bytes with it. A client gets the same answer if the user, the
+password or the bytes are wrong. If a login has a limited lifetime, the client must log in again as the same
+user within that time (KIP-368). Requests and sockets are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from millrace_broker.mailbox import started_threads
 from millrace_broker.security.rights import ANONYMOUS
 
 MAX_REQUESTS = 8
-"""Most requests of one connection before it has logged in: an exchange takes five at most."""
+"""Most requests of one connection before it has logged in. A login takes at most five."""
 MAX_FRAME_BYTES = 64 << 10
 """Largest request before a login."""
 MIN_RENEWAL_S = 1.0
-"""Seconds after a login before the client may prove again who it is, as in Kafka."""
+"""Seconds after a login before the client may log in again, as in Kafka."""
 MAX_WAITING = 16
-"""Most proofs that wait for the thread that checks them; an unknown client can make any number."""
+"""Most logins that wait for the thread that checks them. Unknown clients can begin any number."""
 MAX_WAITING_OF_HOST = MAX_WAITING // 2
-"""Most waiting proofs of one host: a host that makes as many as it can leaves the others room."""
+"""Most waiting logins of one host, so that a host cannot take the room of other hosts."""
 
 
 class LoginFailed(Exception):
-    """The client has not proved who it is; the text is for the log and never for the client."""
+    """The client has not proven its identity. The text is for the log, and never for the client."""
 
 
 class Exchange(Protocol):
-    """One exchange of a mechanism, under way."""
+    """One exchange of a mechanism, in progress."""
 
     slow: bool
     """True if `answer` takes too long for the loop."""
     user: str | None
-    """The user that the client has proved to be; None so far."""
+    """The authenticated user; None while the exchange is not complete."""
     listed: bool
-    """True for a user that the cluster keeps: its connections are closed when it is deleted."""
+    """True for a user in the cluster's list: its connections are closed when the user is deleted."""
     until: float | None
-    """End of the proof, in seconds since 1970; None: never."""
+    """Expiry of the proof, in seconds since 1970; None: never."""
 
     def answer(self, message: bytes) -> bytes:
         """Return the bytes to send back. Raise LoginFailed when the proof fails."""
@@ -53,7 +53,9 @@ Mechanisms = Mapping[str, Callable[[], Exchange]]
 
 
 class Login:
-    """One connection's login, from its first request to its principal, and on to the next proof of it."""
+    """One connection's login, from its first request to its principal, and later logins of the same
+    principal.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Login:
         clock: Callable[[], float] = time.monotonic,
         failures: Counter[str] | None = None,
     ) -> None:
-        """Return a login holds for `lifetime_s`, or as long as the connection.
+        """Prepare a login, which holds for `lifetime_s`, or as long as the connection.
 
         `failures` counts by mechanism.
         """
@@ -70,11 +72,11 @@ class Login:
         self._failures: Counter[str] = Counter() if failures is None else failures
         self._mechanism = ""
         self.failed = False
-        """True after a failure: the client gets no second try on this connection."""
+        """True after a failure: the client may not try again on this connection."""
         self.user: str | None = None
-        """The user that has logged in, if the cluster keeps it."""
+        """The user that has logged in, if it is in the cluster's list."""
         self.holds_s: float | None = None
-        """Seconds that the last proof holds, from its moment on; None: as long as the connection."""
+        """Lifetime in seconds of the last login, counted from the login; None: as long as the connection."""
         self._principal: str | None = None
         self._lifetime_s, self._clock = lifetime_s, clock
         self._proved_at = 0.0
@@ -83,13 +85,13 @@ class Login:
         self._requests = 0
 
     def may_ask(self) -> bool:
-        """Count a request before the login; False beyond the limit, or after a failure."""
+        """Count a request before the login. Return False above the limit, or after a failure."""
         self._requests += 1
         return self._requests <= MAX_REQUESTS and not self.failed
 
     @property
     def may_begin(self) -> bool:
-        """True if a handshake is allowed: before a login, and again where logins hold for a limited time."""
+        """True if a handshake is allowed: before a login, and again if logins have a limited lifetime."""
         if self._exchange is not None or self.failed:
             return False
         if self._principal is None:
@@ -100,21 +102,21 @@ class Login:
         self._exchange, self._waits, self._mechanism = self.mechanisms[mechanism](), True, mechanism
 
     def fail(self) -> None:
-        """Refuse the client from now on: it has not proved who it is."""
+        """Refuse the client from now on: it has not proven its identity."""
         self.failed = True
         self._failures[self._mechanism] += 1
 
     def take(self) -> Exchange | None:
-        """Return the exchange that waits for the client's bytes, for one `answer`; None without one."""
+        """Return the exchange that waits for the client's bytes, for one `answer`; None if there is none."""
         if not self._waits or self.failed:
             return None
         self._waits = False
         return self._exchange
 
     def answered(self, exchange: Exchange) -> str | None:
-        """Note that the exchange has answered; return the principal once it is proved.
+        """Note that the exchange has answered. Return the principal once it is authenticated.
 
-        LoginFailed when the principal is another than before, or the proof no longer holds.
+        Raise LoginFailed when the principal differs from the one before, or the proof has expired.
         """
         if exchange.user is None:
             self._waits = True
@@ -136,19 +138,25 @@ class Login:
 
 
 class LoginThread:
-    """Checks proofs that take too long for the loop, at most MAX_WAITING at a time; call it on the loop."""
+    """A thread that checks logins which take too long for the loop, at most MAX_WAITING at a time.
+
+    Must be called on the loop.
+    """
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
-        """`post` runs a function on the loop."""
+        """Start the thread; `post` runs a function on the loop."""
         self._post = post
         self._waiting: Counter[str] = Counter()
-        """Number of waiting proofs by host."""
+        """Number of waiting logins by host."""
         self._threads = started_threads(1, "login")
 
     def answer(
         self, host: str, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]
     ) -> None:
-        """Let the exchange answer, then call `then` on the loop. Raise LoginFailed when too many wait."""
+        """Let the exchange answer, then call `then` on the loop.
+
+        Raise LoginFailed when too many logins wait.
+        """
         waiting, own = self._waiting.total(), self._waiting[host]
         if waiting >= MAX_WAITING or own >= MAX_WAITING_OF_HOST:
             raise LoginFailed(

@@ -1,8 +1,8 @@
-"""OAUTHBEARER (RFC 7628): a client shows a token that an issuer has signed, and is the user in it.
+"""OAUTHBEARER (RFC 7628): a client sends a token that an issuer has signed. The token names its user.
 
-A token is checked for its signature by a key of the issuer's key set, its issuer, its audience and its times.
-The configuration names the algorithms, and none of them uses a shared secret. An unsecured token proves
-nothing. Keys are fetched in a thread of their own, never while a client waits: a client whose token names an
+A token's signature is checked with a key of the issuer's key set; its issuer, audience and times are checked
+as well. The configuration names the algorithms, none of which uses a shared secret. An unsigned token is
+refused. Keys are fetched in a thread of their own, never while a client waits: a client whose token names an
 unknown key is refused, and the set is fetched again, at most once in MIN_INTERVAL_S.
 """
 
@@ -26,31 +26,31 @@ from millrace_broker.security.login import LoginFailed
 
 logger = logging.getLogger("millrace.security.oauth")
 REFRESH_S = 3600.0
-"""Seconds between fetches of the key set when all is well."""
+"""Seconds between fetches of the key set while they succeed."""
 MIN_INTERVAL_S = 60.0
-"""Least seconds before the set is fetched again, after an unknown key or a failed fetch."""
+"""Shortest time in seconds before the set is fetched again, after an unknown key or a failed fetch."""
 TIMEOUT_S = 10.0
 """Longest time of one fetch."""
 MAX_BYTES, MAX_KEYS = 256 << 10, 100
 """Limits of a key set."""
 MIN_RSA_BITS = 2048
 LEEWAY_S = 30
-"""Seconds by which the issuer's clock may differ from ours."""
+"""Seconds by which the issuer's clock may differ from this machine's."""
 MAX_NAME_CHARACTERS = 249
 _TOKEN_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
 """Errors that an invalid token or key can raise."""
 
 
 class SigningKey(NamedTuple):
-    """A public key of the issuer's."""
+    """A public key of the issuer."""
 
     key: Any
     algorithm: str | None
-    """The only algorithm that the key is for, if the set names one."""
+    """The only algorithm for which the key may be used, if the set names one."""
 
 
 class KeySet:
-    """The issuer's keys as they were fetched last; `key` is for any thread."""
+    """The issuer's keys, as fetched last. `key` is for any thread."""
 
     def __init__(self, config: OauthConfig, fetch: Callable[[], bytes] | None = None) -> None:
         self._config, self._fetch = config, fetch or self._fetch_from_issuer
@@ -58,14 +58,14 @@ class KeySet:
         self._wake, self._stopped = threading.Event(), threading.Event()
 
     def key(self, key_id: str) -> SigningKey | None:
-        """Return the key; None when it is unknown, and then the set is fetched again soon."""
+        """Return the key, or None when it is unknown: then the set is fetched again soon."""
         key = self._keys.get(key_id)
         if key is None:
             self._wake.set()
         return key
 
     def watch(self) -> None:
-        """Fetch the set now and again, in a thread of its own, until `stop`."""
+        """Fetch the set now and at intervals, in a thread of its own, until `stop`."""
 
         def follow() -> None:
             while not self._stopped.is_set():
@@ -81,7 +81,7 @@ class KeySet:
         self._wake.set()
 
     def refresh(self) -> bool:
-        """Fetch the set. When that fails, keep the keys and log why; return True when it succeeds."""
+        """Fetch the set. Return True when that succeeds; otherwise keep the keys and log the reason."""
         try:
             self._keys = parse_keys(self._fetch())
         except Exception as error:  # logins by known keys go on whatever an issuer answers
@@ -114,7 +114,7 @@ class KeySet:
 def parse_keys(data: bytes) -> Mapping[str, SigningKey]:
     """Return the keys of a key set (RFC 7517) that may sign tokens, by id.
 
-    Raise ValueError for no key set.
+    Raise ValueError if the data is no key set.
     """
     values = json.loads(data)
     entries = values.get("keys") if isinstance(values, dict) else None
@@ -159,7 +159,10 @@ class BearerExchange:
         return b""
 
     def _claims(self, token: str) -> Mapping[str, Any]:
-        """Return the claims of a valid token; LoginFailed says what is wrong, and never shows the token."""
+        """Return the claims of a valid token.
+
+        Raise LoginFailed, with the reason and without the token, for an invalid token.
+        """
         config = self._config
         try:
             header = jwt.get_unverified_header(token)
@@ -190,7 +193,7 @@ class BearerExchange:
 def _token(message: bytes) -> tuple[str, str]:
     """Return the token in a client's message, and the user that the client names, if any.
 
-    LoginFailed when there is no token.
+    Raise LoginFailed when there is no token.
     """
     match = re.fullmatch(
         rb"n,(?:a=([^,\x01]*))?,\x01((?:[A-Za-z]+=[^\x01]*\x01)+)\x01", message, flags=re.DOTALL

@@ -1,7 +1,7 @@
 """PLAIN (RFC 4616): the client sends its password, which is checked against the SCRAM record of the user.
 
-For TLS only. The password is hashed as often as the user's record says, in a thread, and kept nowhere. An
-unknown user costs as much as one with ITERATIONS.
+For TLS only. A thread hashes the password with the iterations in the user's record. The password is not
+stored. The check of an unknown user takes as long as the check of a user with ITERATIONS.
 """
 
 from __future__ import annotations

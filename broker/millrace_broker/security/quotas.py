@@ -1,8 +1,8 @@
 """Quotas by user: bytes a second written and read, and a share of the loop's time.
 
-A user's connections share one meter. What a user takes beyond a quota is lent. The broker tells its clients
-how long to wait, and does not read their connections meanwhile. Values in, values out: knows no ZooKeeper and
-no sockets.
+All connections of a user share one meter. Use beyond a quota becomes a debt: the broker's answers state a
+throttle time, and meanwhile the broker does not read the user's connections. Values in, values out: no
+ZooKeeper and no sockets are used.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 BURST_S = 1.0
-"""Most that may be taken at once, in the time that it takes to earn it."""
+"""Largest burst, in seconds of the quota's rate."""
 MAX_DEBT_S = 30.0
-"""Most that is lent, in the time that it takes to pay it back: clients give up when nothing comes."""
+"""Largest debt, in seconds of the quota's rate: clients give up when no answer comes for long."""
 MAX_METERS = 10_000
-"""Most users whose debts are known; the oldest is forgotten first, and owes nothing when it comes again."""
+"""Most users whose debts are kept. The oldest is forgotten first, and has no debt when it comes again."""
 
 
 class Kind(IntEnum):
@@ -26,7 +26,7 @@ class Kind(IntEnum):
     WRITTEN = 0
     READ = 1
     LOOP = 2
-    """Seconds of the processor, used by the loop or by a thread that works for the user."""
+    """Seconds of processor time that the loop or a thread uses for the user."""
 
 
 KEYS = {"producer_byte_rate": Kind.WRITTEN, "consumer_byte_rate": Kind.READ, "request_percentage": Kind.LOOP}
@@ -40,7 +40,7 @@ class QuotaLimits(Protocol):
 
     @property
     def limits(self) -> Mapping[str | None, Limits]:
-        """Quotas by user; None: those of every user without the quota of its own. Replaced whole."""
+        """Quotas by user; None: the quotas of every user without a quota of its own. Replaced whole."""
 
 
 class Meter:
@@ -78,7 +78,7 @@ class Meter:
         return max(self.took(kind, 0.0) for kind in Kind)
 
     def _read(self) -> None:
-        """Take over new quotas; a quota that is unchanged keeps its debt."""
+        """Adopt new quotas. An unchanged quota keeps its debt."""
         self._limits = self._book.limits
         known = {**self._limits.get(None, {}), **self._limits.get(self._user, {})}
         for key, kind in KEYS.items():

@@ -1,8 +1,8 @@
-"""Kafka's model of rights: the rights that a request needs, those that a client has, and what is refused.
+"""Kafka's model of rights: the rights that a request needs, the rights of a client, and the refusals.
 
-Before its handler runs, an API says which operations a request needs on which topics, groups or the cluster.
-`Access` is one client's way to the authorizer, which alone decides. Without an authorizer every client may do
-everything; a client that has not logged in may do nothing.
+Before its handler runs, an API states the operations that a request needs on topics, groups or the cluster.
+`Access` is one client's connection to the authorizer, which alone decides. Without an authorizer every client
+may do everything; a client that has not logged in may do nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from millrace_broker.security.journal import Journal
 from millrace_broker.security.quotas import Meter, Meters
 
 ANONYMOUS = "User:ANONYMOUS"
-"""The principal of a client on a listener that asks for no proof, as in Kafka."""
+"""The principal of a client on a listener without authentication, as in Kafka."""
 
 
 class Operation(IntEnum):
     """Operations by Kafka's numbers; 100 and above are Millrace's own, and not part of Kafka's ALL."""
 
     ALL = 2
-    """Every operation of Kafka's; only rules name it, no request needs it."""
+    """Every operation of Kafka; only rules use it, and no request needs it."""
     READ = 3
     WRITE = 4
     CREATE = 5
@@ -33,7 +33,7 @@ class Operation(IntEnum):
     ALTER = 7
     DESCRIBE = 8
     CLUSTER_ACTION = 9
-    """Operations that only brokers do."""
+    """Operations that only brokers need."""
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
@@ -71,7 +71,7 @@ def group(name: str) -> Resource:
 
 
 class Need(NamedTuple):
-    """A right that a request needs; `instead` is a right that does as well."""
+    """A right that a request needs; `instead` is an alternative right."""
 
     operation: Operation
     resource: Resource
@@ -84,12 +84,12 @@ def may_create(name: str) -> Need:
 
 
 def open_to_all(_: object) -> Iterable[Need]:
-    """Return no needs, for an API that is served before a login; no other API is."""
+    """Return no needs, for an API that is served before a login."""
     return ()
 
 
 class Authorizer(Protocol):
-    """Decides which principal has which right."""
+    """The authorizer, which decides the rights of principals."""
 
     version: int
     """Changes whenever any right does."""
@@ -98,7 +98,7 @@ class Authorizer(Protocol):
 
 
 class Access:
-    """The rights of one client, from one host, now: the authorizer is asked every time."""
+    """The present rights of one client, from one host: each decision asks the authorizer."""
 
     __slots__ = ("_authorizer", "everything", "host", "journal", "meter", "principal", "unchecked")
 
@@ -112,15 +112,18 @@ class Access:
         is_super: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        """Without an authorizer the client may do everything, and so may a super user."""
+        """Create the access of a client. Without an authorizer a client may do everything.
+
+        A super user always may.
+        """
         self._authorizer = authorizer
         self.everything = authorizer is None or is_super
-        """True when nothing is ever refused: nothing needs to be looked up then."""
+        """True when nothing is ever refused: then no right is looked up."""
         self.principal, self.host, self.journal = principal, host, journal
         self.unchecked = self.everything and journal is None
-        """True when nothing is ever refused or logged: a request's needs are not worked out."""
+        """True when nothing is ever refused or logged: then a request's needs are not computed."""
         self.meter = meter
-        """Counts what the client takes; None: no quota limits it."""
+        """The meter of the client's use; None: no quota limits it."""
 
     @property
     def version(self) -> int:
@@ -128,7 +131,7 @@ class Access:
         return 0 if self._authorizer is None else self._authorizer.version
 
     def allows(self, need: Need) -> bool:
-        """Return True if the client has the right, or one that does as well."""
+        """Return True if the client has the right, or its alternative."""
         if self.everything or self._authorizer is None:
             return True
         wanted: Need | None = need
@@ -167,11 +170,11 @@ class _NoRights:
 
 
 UNAUTHENTICATED = Access(_NoRights(), "", "")
-"""The rights of a client that must prove first who it is: only APIs that are `open_to_all`."""
+"""The rights of a client that must log in first: only APIs with `open_to_all`."""
 
 
 CHANGES = frozenset({Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS})
-"""Operations that are logged when allowed, too."""
+"""Operations that are logged even when they are allowed."""
 
 
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {

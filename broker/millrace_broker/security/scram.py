@@ -1,8 +1,8 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): the record kept of a password, and the server's side.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): the stored record of a password, and the server's side.
 
-No password is kept, and no record lets anybody log in. An unknown user is challenged like any other and fails
-at the proof, so that names of users with ITERATIONS and a salt of our length cannot be found out. The
-exchange itself is scramp's.
+No password is stored, and a record is not enough to log in. An unknown user is challenged like any other user
+and fails at the proof. So the names of users with ITERATIONS and a salt of the usual length cannot be found
+out. The exchange itself is done by scramp.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS = 8_192
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
 _SALT_BYTES = 32
-"""The length that scramp draws: it must not tell an existing user from an unknown one."""
+"""Length of a salt, as scramp draws it: it must not reveal that a user exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The record kept of a user's password for one mechanism."""
+    """The stored record of a user's password for one mechanism."""
 
     salt: bytes
     stored_key: bytes
@@ -45,7 +45,7 @@ Credentials = Mapping[str, Credential]
 
 
 def check_iterations(iterations: int) -> None:
-    """Raise ConfigError when a password may not be hashed so often."""
+    """Raise ConfigError when the number of iterations is not allowed."""
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ConfigError(
             f"{iterations} iterations: between {MIN_ITERATIONS} and {MAX_ITERATIONS} are allowed"
@@ -71,14 +71,18 @@ def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS)
 
 
 class ScramExchange:
-    """One client's exchange: its first message is answered by a challenge, its last one by our own proof."""
+    """One client's exchange. The first message is answered by a challenge, and the last by the server's own
+    proof.
+    """
 
     slow = False
     listed = True
     until: float | None = None
 
     def __init__(self, mechanism: str, find: Callable[[str], Credentials | None], secret: bytes) -> None:
-        """`secret` is the cluster's: an unknown user's challenge is derived from it."""
+        """Begin an exchange; `secret` is the cluster's secret, from which an unknown user's challenge is
+        derived.
+        """
         self.user: str | None = None
         self._mechanism, self._find, self._secret = mechanism, find, secret
         self._named, self._known = "", False

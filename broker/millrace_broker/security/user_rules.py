@@ -1,4 +1,6 @@
-"""The rights of the users of a security folder: each may do what its processes do, and no user everything."""
+"""The rights of the users of a security folder: each user has the rights that its processes need, and no user
+has all rights.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from millrace_broker.security.acls import ANY_NAME, EVERYWHERE, Pattern, Rule
 from millrace_broker.security.rights import CLUSTER, Operation, Resource, ResourceType
 
 COUNTED = ("audit-counts", "audit-offline")
-"""Topics in which readers report their counts: another writer there could prove false counts."""
+"""Topics in which readers report their counts: another writer could forge counts there."""
 _TOPICS = Resource(ResourceType.TOPIC, ANY_NAME)
 _GROUPS = Resource(ResourceType.GROUP, ANY_NAME)
 _READS = (Operation.READ, Operation.DESCRIBE_CONFIGS)

@@ -1,4 +1,5 @@
 """The broker's sockets: the event loop, its connections and the memory held for clients.
 
-Knows no Kafka API: it cuts requests out of streams and sends what handlers answer, in order.
+The package is independent of Kafka's APIs: it cuts requests out of streams and sends the handlers' answers,
+in order.
 """

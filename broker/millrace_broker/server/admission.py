@@ -1,15 +1,15 @@
 """Admission of connections to a broker, and the limit on the memory that clients hold together.
 
-Keeps the counts and decides which client has to wait; closes nothing itself. Knows no sockets and no
-protocol.
+Admission keeps the counts and decides which client must wait. It closes nothing itself, and uses no sockets
+and no protocol.
 
-A connection holds the bytes of requests that are not whole or not served and of answers that are not taken,
-and for each request without an answer its size, at least REQUEST_BYTES. Once the sum of all exceeds
+A connection holds the bytes of its unfinished and unserved requests and of its unsent answers, and for each
+unanswered request the request's size, at least REQUEST_BYTES. Once the sum of all connections exceeds
 `max_buffered_bytes`, a connection that holds more than a quarter of an even share is not read, until an
 eighth of the sum is free again. The connection with the oldest unfinished request is always read: otherwise
-all could wait for each other.
+all connections could wait for each other.
 
-Connections by which brokers copy count nowhere and wait for no limit: clients that take everything must not
+Connections over which brokers copy are not counted and not limited: clients that use up everything must not
 make followers fall out of sync.
 """
 
@@ -25,9 +25,10 @@ from millrace_broker.server.request import REQUEST_BYTES
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
 SPARE = 128
-"""Connections over the limits that may turn out to be brokers; beyond this number the oldest is closed."""
+"""Most connections over the limits that are kept because they may be brokers. Beyond this number the oldest
+is closed."""
 MAX_WORKING = 8
-"""Most requests of one client on which threads work or will work: other clients' wait behind them."""
+"""Most requests of one client in the threads' queue: other clients' requests wait for them."""
 
 
 class Admission:
@@ -46,14 +47,18 @@ class Admission:
         """Time at which the sum last exceeded the limit."""
         self.max_queued_bytes = limits.max_queued_bytes
         self.max_queued_requests = limits.max_queued_requests
-        """Most bytes and requests of one connection at present: its share while the sum is over the limit."""
+        """Most bytes and requests of one connection at present; while the sum is over the limit, a
+        connection's share."""
         self.paused: dict[ClientConnection, None] = {}
         """Connections that may not be read."""
         self._unfinished: dict[ClientConnection, None] = {}
         """Connections with an unfinished request, the oldest first."""
 
     def refusal(self, address: str, fd: int) -> str | None:
-        """Return why a new connection cannot stay; None counts it as open."""
+        """Return the reason for which a new connection cannot stay.
+
+        Otherwise count it as open and return None.
+        """
         limits = self._limits
         self.accepted += 1
         if self.open >= limits.max_connections:
@@ -69,11 +74,11 @@ class Admission:
         return reason
 
     def has_spare(self, fd: int) -> bool:
-        """Return True while one more connection may stay in case it is a broker's."""
+        """Return True while one more connection may stay because it may be a broker's."""
         return fd < self._last_file + SPARE
 
     def exempt(self, connection: ClientConnection, now: float) -> None:
-        """Stop counting a connection: a broker copies by it."""
+        """Stop counting a connection: a broker copies over it."""
         self.note(connection, 0, unfinished=False, now=now)
         self.paused.pop(connection, None)
 
@@ -85,11 +90,14 @@ class Admission:
 
     @property
     def share(self) -> int:
-        """A quarter of an even share of the limit in bytes: all smaller holdings together stay small, too."""
+        """A quarter of an even share of the limit in bytes.
+
+        All connections that hold less cannot exceed the limit together.
+        """
         return self._limits.max_buffered_bytes // 4 // max(1, self.open)
 
     def is_full(self, connection: ClientConnection) -> bool:
-        """Return True while the client must take answers before it may send more requests."""
+        """Return True while the client must receive answers before it may send more requests."""
         is_full = (
             connection.queued_bytes > self.max_queued_bytes
             or connection.unanswered >= self.max_queued_requests
@@ -98,12 +106,17 @@ class Admission:
         return is_full and not connection.is_broker
 
     def is_too_much(self, connection: ClientConnection) -> bool:
-        """Return True for a client with too much on its way at twice the limit: nothing else bounds it."""
+        """Return True for a client with too many unsent answers at twice the limit: nothing
+        else bounds them.
+        """
         on_its_way = connection.queued_bytes + connection.kept_bytes
         return self.held > 2 * self._limits.max_buffered_bytes and on_its_way > self.share
 
     def note(self, connection: ClientConnection, held: int, *, unfinished: bool, now: float) -> None:
-        """Note the bytes that a connection holds now, and whether an unfinished request is part of them."""
+        """Note the bytes that a connection holds now.
+
+        `unfinished` is True if an unfinished request is part of them.
+        """
         self.held += held - connection.held
         connection.held = held
         if not unfinished or connection.served_at == now:
@@ -133,14 +146,14 @@ class Admission:
         return next(iter(self._unfinished), None)
 
     def pass_over_oldest(self, since: float) -> None:
-        """Put the oldest unfinished request behind the others if it has made no progress since then."""
+        """Put the oldest unfinished request after all others if it has made no progress since `since`."""
         oldest = self._oldest()
         if oldest is not None and oldest.received_at <= since:
             del self._unfinished[oldest]
             self._unfinished[oldest] = None
 
     def resumed(self) -> list[ClientConnection]:
-        """Return the paused connections that may be read again; called at the end of a turn."""
+        """Return the paused connections that may be read again. Called at the end of a turn."""
         oldest = self._oldest()
         if not self.over_limit:
             resumed = list(self.paused)

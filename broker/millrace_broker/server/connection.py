@@ -1,8 +1,8 @@
 """One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
 
-Sends answers in the order of the requests, as far as the socket accepts bytes. As in Apache Kafka, a request
-begins when all earlier requests have their answers, so that it sees their effects. Only appends begin before
-earlier appends are answered. Depends on no other connection.
+Answers are sent in the order of the requests, as far as the socket accepts bytes. As in Apache Kafka, a
+request begins when all earlier requests have their answers, so that it sees their effects. Only appends begin
+before earlier appends are answered. A connection is independent of all other connections.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ logger = logging.getLogger("millrace.server.connection")
 
 FILE_BYTES_PER_TURN = 1 << 20
 """Most bytes of one connection's file slices that are sent before other connections get their turn. The value
-is one usual fetch, or about 0.2 ms. With half the value each fetch costs an eighth more."""
+is the size of one usual fetch, or about 0.2 ms. With half the value each fetch would cost an eighth more."""
 SEND_BYTES = 256 << 10
 """Size up to which small answers are joined for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
-"""Parts of at least this size are sent without a copy: many clients' answers may share the same bytes."""
+"""Size from which a part is sent without a copy: many clients' answers may share the same bytes."""
 APPENDS = frozenset({ApiKey.PRODUCE, ApiKey.MIRROR_APPEND})
 PROGRESS_BYTES = 16 << 10
-"""Fewest bytes that count as progress of a request. A client that sends a byte now and then is stalled."""
+"""Fewest bytes that count as progress of a request. A client that sends a byte now and then counts as
+stalled."""
 
 
 class Loop(Protocol):
@@ -49,7 +50,7 @@ class Loop(Protocol):
         """Note that the client is authenticated."""
 
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
-        """Close the connection after `seconds`, unless this is called again; None: never."""
+        """Close the connection after `seconds`, unless the method is called again; None: never."""
 
     def mute(self, connection: ClientConnection, seconds: float) -> None:
         """Read nothing of a connection for a while."""
@@ -58,7 +59,7 @@ class Loop(Protocol):
         """Serve the connection before clients' connections, and do not count it as a client."""
 
     def touch(self, connection: ClientConnection) -> None:
-        """Have the connection send at the end of the turn."""
+        """Make the connection send at the end of the turn."""
 
     def drop(self, connection: ClientConnection) -> None: ...
 
@@ -83,7 +84,7 @@ class ClientConnection:
     kept_bytes: int = 0
     """Bytes that `requests` keep beyond REQUEST_BYTES each."""
     pending: int = 0
-    """Number of requests without an answer, a run counted as one; all are of one API."""
+    """Number of requests without an answer, with a run counted as one. All of them are of one API."""
     working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
@@ -104,7 +105,7 @@ class ClientConnection:
     received_bytes: int = 0
     """Bytes received since `received_at`."""
     took_at: float = field(init=False)
-    """Time at which the client last took bytes of an answer."""
+    """Time at which the client last received bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
@@ -123,9 +124,10 @@ class ClientConnection:
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
     def stalled_since(self, since: float, share: int) -> bool:
-        """Return True if since then no request of the client progressed and it took no bytes of its answers.
+        """Return True if since `since` no request of the client progressed and the client received no bytes
+        of its answers.
 
-        A client with nothing to send or to take stalls if its waiting requests keep more than `share`.
+        A client with nothing to send or receive stalls if its waiting requests keep more than `share` bytes.
         """
         if self.received_at > since or self.took_at > since:
             return False
@@ -134,9 +136,9 @@ class ClientConnection:
 
     @property
     def must_wait(self) -> bool:
-        """True while the next request may not begin: an earlier one has no answer yet.
+        """True while the next request may not begin, because an earlier request has no answer yet.
 
-        Appends are staged in the order in which they come, whenever they are answered. A broker's own
+        Appends are staged in the order in which they come, even if they are answered later. A broker's own
         connection fetches and acknowledges at the same time.
         """
         if self.pending <= 0 or self.is_broker:
@@ -184,7 +186,7 @@ class ClientConnection:
     def send(self) -> bool:
         """Send the due answers in order, as far as the socket accepts bytes. Return True if bytes are left.
 
-        Raises OSError when the connection is broken. Raise ValueError when a slice's file was closed
+        Raise OSError when the connection is broken. Raise ValueError when a slice's file was closed
         meanwhile.
         """
         requests = self.requests

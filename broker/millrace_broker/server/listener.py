@@ -1,4 +1,4 @@
-"""A listener: one bound address, the address that clients get, their transport, login and rights."""
+"""A listener: one bound address, its advertised address, and its clients' transport, login and rights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ BACKLOG = 4096
 
 
 class Listener:
-    """One bound address. Until `listen`, clients are refused and try another broker."""
+    """One bound address. Until `listen` is called, clients are refused and try another broker."""
 
     def __init__(
         self, name: str, config: ListenerConfig, certificates: ServerCertificates | None = None
     ) -> None:
         self.name = name
         self.mechanisms: Mechanisms = {}
-        """Mechanisms by which clients log in, where they must; if empty, no client can."""
+        """Mechanisms by which clients log in, if the listener requires a login. If empty, no client can log
+        in."""
         self.login_lifetime_s: float | None = None
-        """Seconds that a login holds; None: as long as its connection."""
+        """Lifetime of a login in seconds; None: as long as its connection."""
         self.guard: Guard | None = None
-        """Decides what each client may do; None: every client may do everything."""
+        """The guard, which decides the rights of each client; None: every client may do everything."""
         self.takes_brokers = False
-        """True where other brokers connect to copy."""
+        """True if other brokers connect to this listener to copy."""
         self.failed_logins: Counter[str] = Counter()
         """Failed logins by mechanism."""
         self._config, self._certificates = config, certificates
@@ -43,11 +44,11 @@ class Listener:
             config.advertised or config.listen, f"{place}advertised"
         )
         self.advertised = (advertised_host, advertised_port or self.port)
-        """Address to which clients are told to connect."""
+        """Advertised address, to which clients connect."""
 
     @property
     def is_open(self) -> bool:
-        """True when other machines reach it without TLS and without a login."""
+        """True when other machines reach the listener without TLS and without a login."""
         here = self.host.startswith("127.") or self.host in ("::1", "localhost")
         return not (here or self._config.uses_tls or self._config.uses_sasl)
 
@@ -74,7 +75,7 @@ class Listener:
     def access(self, transport: Transport, host: str) -> Access:
         """Return a client's access: UNAUTHENTICATED until the client has logged in.
 
-        TlsFailed when no principal rule takes its certificate.
+        Raise TlsFailed when no principal rule matches its certificate.
         """
         if not transport.secure or self._config.uses_sasl:
             return UNAUTHENTICATED
@@ -90,14 +91,14 @@ class Listener:
         return Access(None, principal, host) if self.guard is None else self.guard.access(principal, host)
 
     def login(self) -> Login | None:
-        """Return the login of a new client; None where it need not log in."""
+        """Return the login of a new client; None if the client need not log in."""
         if not self._config.uses_sasl:
             return None
         return Login(self.mechanisms, self.login_lifetime_s, failures=self.failed_logins)
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address, and does not listen yet."""
+    """Return a socket that is bound to the address and does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

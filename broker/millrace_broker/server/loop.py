@@ -1,16 +1,17 @@
 """The broker's sockets: one thread, one epoll loop. Only this package touches them on the server side.
 
-A turn: read every ready connection into one shared buffer, hand the frames in it to the handlers, let the
-broker write what they staged, send the answers that are due. Knows frames and answers, but not their meaning.
-Nothing that is called here may wait: the head of `handlers/table.py` says what that means.
+A turn reads every ready connection into one shared buffer, passes the frames to the handlers, lets the broker
+write the staged appends, and sends the due answers. The loop does not interpret frames and answers. No
+function that is called here may wait: see the docstring of `handlers/table.py`.
 
-No connection can hold up another. Reading stops where answers pile up, sending stops after a share of a file
-per turn, and a request that waits keeps only its own place. A client with more requests ready than one turn
-serves goes on in the next. `admission` decides which clients may connect and counts what all hold.
+No connection can delay another. Reading stops when answers pile up, sending stops after a share of a file per
+turn, and a waiting request delays only its own connection. If a client has more ready requests than one turn
+serves, the rest is served in the next turn. `admission` decides which clients may connect and counts the
+memory that all clients hold.
 
-A bug (any Exception, MemoryError included) that shows while a client is served costs that client's
-connection, not the process, and is logged with its traceback. One that belongs to no client is only logged,
-and the next turn goes on with the state that the failed turn left.
+A bug (any Exception, MemoryError included) while a client is served closes that client's connection, not the
+process, and is logged with its traceback. A bug that belongs to no client is only logged, and the next turn
+continues with the state that the failed turn left.
 """
 
 from __future__ import annotations
@@ -40,31 +41,35 @@ from millrace_broker.server.transport import TlsFailed
 logger = logging.getLogger("millrace.server")
 
 RECEIVE_BYTES = 1 << 20
-"""The shared buffer: it takes all bytes read in one turn, unless they must be written out in between."""
+"""Size of the shared buffer. It holds all bytes that are read in one turn, unless they must be written in
+between."""
 MIN_ROOM_BYTES = 128 << 10
 """Smallest free part of the buffer to read into. With less, the requests in the buffer are written first."""
 EARLY_SEND_BYTES = 64 << 10
 """Size above which the answers to one read are sent at once. A turn may read every connection first."""
 FEW_REQUESTS = 8
-"""With more unanswered requests, a connection's memory is counted at once, not at the end of the turn."""
+"""Number of unanswered requests above which a connection's memory is counted at once, not at the end of the
+turn."""
 ACCEPTS_PER_TURN = 64
-"""Connections accepted in a turn: a client that connects all the time must not keep the others waiting."""
+"""Most connections accepted in a turn: a client that connects all the time must not keep other clients
+waiting."""
 TURN_BYTES = 16 << 20
 """Most bytes read from all connections in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
 TURN_S = 0.05
-"""Time of a turn, in even shares of at least MIN_SHARE_S; clients left over are served in the next turn."""
+"""Time of a turn, in even shares of at least MIN_SHARE_S. The remaining clients are served in
+the next turn."""
 MIN_SHARE_S = 0.0005
 IDLE_CHECKS = 4
 """Checks for idle connections in each idle time."""
 STALLED_S = 10.0
 """Longest time that a client may stall while all clients together hold too much."""
 STALL_CHECK_S = 1.0
-"""Seconds between checks. If the oldest unfinished request made no progress since the last one, the next
-request is read."""
+"""Seconds between checks. If the oldest unfinished request made no progress since the last check, the next
+oldest request is read."""
 
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
-"""Serves the next request in a client's bytes; None when no frame is whole."""
+"""Serves the next request in a client's bytes. Returns None when no frame is whole."""
 
 
 class Server:
@@ -86,12 +91,12 @@ class Server:
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
-        """Clients that have not proved yet who they are, the oldest first."""
+        """Clients that are not authenticated yet, oldest first."""
         self._spare: dict[ClientConnection, str] = {}
-        """Connections over a limit, kept only in case they are brokers, oldest first. Maps each to its
+        """Connections over a limit, kept only because they may be brokers, oldest first. Maps each to its
         limit."""
         self._ending: dict[ClientConnection, float] = {}
-        """Connections whose login holds for a limited time; maps each to its end."""
+        """Connections whose login has a limited lifetime. Maps each to the end of its login."""
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
@@ -100,16 +105,16 @@ class Server:
         self._running = False
 
     def listen(self) -> None:
-        """Open the ports; until then clients are refused and try another broker. `run` comes next."""
+        """Open the ports. Until then clients are refused and try another broker. `run` must follow."""
         for listener in self.listeners:
             listener.listen()
 
     def stop(self) -> None:
-        """Leave `run` after the current turn; call it on the loop."""
+        """Leave `run` after the current turn. Must be called on the loop."""
         self._running = False
 
     def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
-        """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they staged."""
+        """Serve until `stop`. `serve_next` takes the frames, and `end_of_turn` writes the staged appends."""
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
         for fd in self._listening:
             self._epoll.register(fd, select.EPOLLIN)
@@ -153,7 +158,7 @@ class Server:
         self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:
-        """Note the time that a client's turn took; return the time that the whole turn has taken so far."""
+        """Note the time that serving a client took. Return the time that the whole turn has taken so far."""
         now = time.monotonic()
         if not connection.is_broker:
             connection.used_s += now - self._looked_at
@@ -163,7 +168,10 @@ class Server:
         return now - self.now
 
     def _time_used(self, ready: tuple[int, int]) -> float:
-        """Return the time of the loop that a client has used lately: brokers and light clients go first."""
+        """Return the loop's time that a client has used recently.
+
+        Brokers and light clients are served first.
+        """
         connection = self._connections.get(ready[0])
         return -1.0 if connection is None else connection.used_s
 
@@ -177,7 +185,7 @@ class Server:
         return sum(connection.unanswered for connection in list(self._connections.values()))
 
     def close(self) -> None:
-        """Close every socket. Answers that are due are sent as far as the clients take them at once."""
+        """Close every socket. Due answers are sent as far as the sockets accept them at once."""
         for connection in list(self._connections.values()):
             with contextlib.suppress(OSError):
                 connection.send()
@@ -213,7 +221,7 @@ class Server:
             connection.forget()
 
     def _fail(self, connection: ClientConnection) -> None:
-        """Close the connection of a client because handling its bytes met a bug."""
+        """Close the connection of a client after a bug in handling its bytes."""
         logger.exception("a bug while serving %s: its connection is closed", connection.address)
         try:
             self.drop(connection)
@@ -252,7 +260,7 @@ class Server:
     def _admit(
         self, listener: Listener, client: socket.socket, host: str, port: int, refusal: str = ""
     ) -> None:
-        """Begin to serve a client; with `refusal` it may stay only if it is a broker."""
+        """Begin to serve a client. With a `refusal` it may stay only if it is a broker."""
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -299,8 +307,10 @@ class Server:
         connection.access.meter = None
 
     def _admit_unknown(self, connection: ClientConnection) -> None:
-        """Count a client that has to prove who it is; the oldest of too many is closed: an honest one is
-        quick."""
+        """Count a client that is not authenticated yet.
+
+        If there are too many, close the oldest: an honest client is quick.
+        """
         self._unknown[connection] = None
         if len(self._unknown) > self._limits.max_unauthenticated:
             self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
@@ -310,7 +320,7 @@ class Server:
         self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
-        """Note whether the client is authenticated by now; return False if the client is refused."""
+        """Find out if the client is authenticated by now. Return False if the client is refused."""
         try:
             connection.access = connection.listener.access(connection.transport, connection.host)
         except TlsFailed as error:
@@ -325,18 +335,18 @@ class Server:
         connection.abort(str(error))
 
     def identified(self, connection: ClientConnection) -> None:
-        """Note that the client has proved who it is: it may send requests of any size, and take its time."""
+        """Note that the client is authenticated: it may send requests of any size, and take its time."""
         self._unknown.pop(connection, None)
         connection.framer.max_frame_bytes = self._limits.max_frame_bytes
 
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
-        """Close a connection after `seconds`, unless its client has proved again who it is; None: never."""
+        """Close a connection after `seconds`, unless its client logs in again; None: never."""
         self._ending.pop(connection, None)
         if seconds is not None:
             self._ending[connection] = self.now + seconds
 
     def mute(self, connection: ClientConnection, seconds: float) -> None:
-        """Read nothing of a connection for a while; its answers still leave."""
+        """Read nothing of a connection for a while. Its answers are still sent."""
         if not (connection.muted or connection.closed):
             connection.muted = True
             self._mailbox.after(seconds, lambda: self._unmute(connection))
@@ -358,14 +368,14 @@ class Server:
             self.admission.closed_login_ended += 1
 
     def close_deleted(self, users: Container[str]) -> None:
-        """Close the connections whose login was as a user that no longer exists; on the loop."""
+        """Close the connections of users that no longer exist. On the loop."""
         for connection in list(self._connections.values()):
             user = connection.login.user if connection.login is not None else None
             if user is not None and user not in users:
                 connection.abort("its user was deleted")
 
     def _close_idle(self) -> None:
-        """Close connections that have sent no whole request and taken nothing for `max_idle_ms`."""
+        """Close connections that have sent no whole request and received nothing for `max_idle_ms`."""
         since = self.now - self._limits.max_idle_ms / 1000
         idle = [
             connection
@@ -379,7 +389,9 @@ class Server:
             logger.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
-        """Close connections that stall while all hold too much, and those not authenticated in time."""
+        """Close connections that stall while all clients hold too much, and connections that are not
+        authenticated in time.
+        """
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
             share = self.admission.share
@@ -468,7 +480,7 @@ class Server:
             connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:
-        """Hand over the frames that are there, until answers pile up or the connection's time is up."""
+        """Serve the received frames, until answers pile up or the connection's time is over."""
         served, framer = False, connection.framer
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
             # The user's debt may come from other connections, too: else it could go on by opening new ones.
@@ -511,7 +523,7 @@ class Server:
         return not (self.admission.is_full(connection) or connection.must_wait)
 
     def _serve_the_rest(self) -> None:
-        """Go on with the clients that had more requests in their bytes than one turn serves."""
+        """Continue with the clients that had more requests in their bytes than one turn serves."""
         if self._unserved:
             unserved, self._unserved = self._unserved, {}
             for connection in sorted(unserved, key=lambda connection: connection.used_s):
@@ -528,7 +540,7 @@ class Server:
                     self._account(connection)
 
     def _write_staged(self) -> None:
-        """Have the staged records written: after that, nothing needs the shared buffer any more."""
+        """Write the staged records. Afterwards the shared buffer is free."""
         self._end_of_turn()
         self._used = 0
         self._frame_buffers.end_of_turn()

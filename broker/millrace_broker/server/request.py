@@ -1,7 +1,7 @@
 """One request on its way through the broker, and the place of its answer.
 
 Answers are sent in the order of the requests. A request that waits (a fetch without data, acks=all) therefore
-keeps its place while the connection reads further requests. Depends on no socket and no API.
+keeps its place while the connection reads further requests. A request is independent of sockets and APIs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
 NOTHING = memoryview(b"")
 OTHER_API = -1
-"""The key under which unknown APIs are counted."""
+"""Key under which unknown APIs are counted."""
 _APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
 """Counted memory of a file slice that is being sent: its objects, without the file's content."""
 REQUEST_BYTES = 4 << 10
 """Counted memory of each unanswered request, at least. A waiting fetch takes 2.5 KB."""
 MIN_SHARED_BYTES = 16 << 10
-"""Size from which an answer is sent beside its prefix, uncopied: other clients may receive the same bytes."""
+"""Size from which an answer is sent separately from its prefix, without a copy: other clients may receive the
+same bytes."""
 
 
 MAX_MUTE_S = 5.0
@@ -52,7 +53,7 @@ class Client(Protocol):
     """Number of answers by API (key) and error (code), over all connections."""
 
     working: int
-    """Number of the client's requests that threads work on or will work on."""
+    """Number of the client's requests in the threads' queue."""
 
     login: Login | None
     """The client's login, on a listener that requires a login."""
@@ -62,10 +63,10 @@ class Client(Protocol):
         """Name of the listener that the client connected to."""
 
     def answered(self, size: int) -> None:
-        """Note that a request has its answer, which takes `size` bytes of memory."""
+        """Note that a request has its answer, which uses `size` bytes of memory."""
 
     def logged_in(self, principal: str) -> None:
-        """Note that the client has proved to be this principal."""
+        """Note that the client has logged in as this principal."""
 
     def copies(self) -> None:
         """Note that a broker replicates over this connection. Client limits do not apply to it."""
@@ -77,7 +78,10 @@ class Client(Protocol):
         """Serve nothing more, and close the connection once the client has its answers."""
 
     def abort(self, reason: str) -> None:
-        """Close the connection and log the reason. A client without an answer can be told in no other way."""
+        """Close the connection and log the reason.
+
+        Without an answer, the client has no other sign of an error.
+        """
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from millrace_broker.server.request import OTHER_API, Request
 
 TIMED_EVERY_S = 0.01
 MAX_VERSION = 30
-"""Highest version that is counted separately, so that clients cannot make up any number of them."""
+"""Highest version that is counted separately, so that clients cannot create any number of series."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Statistics:
             self._timing.append(api)
 
     def end_turn(self) -> None:
-        """Note the time of the timed requests that have their answer now."""
+        """Note the time of the timed requests that have been answered."""
         if not self._timing:
             return
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 Only transports use a client's socket. They do not depend on requests, answers or the client's identity.
 
-TLS runs in memory (`ssl.MemoryBIO`): ciphertext is received and sent as plain bytes are, in any pieces.
+TLS runs in memory (`ssl.MemoryBIO`): ciphertext is received and sent like plain bytes, in pieces of any size.
 Records are read from their file, encrypted and sent a piece at a time. Only `PlainTransport` sends a file to
 a socket directly.
 """
@@ -21,7 +21,8 @@ from millrace.records.file_slice import FileSlice
 from millrace.security.principals import Subject
 
 SEAL_BYTES = 256 << 10
-"""Bytes that are encrypted at once. The next piece is encrypted when the last ciphertext was sent."""
+"""Number of bytes that are encrypted at once. The next piece is encrypted when the last
+ciphertext was sent."""
 MAX_OWN_BYTES = 64 << 10
 """Most unsent bytes of TLS itself. A client may request many such bytes (KeyUpdate) and receive none."""
 _NOTHING = memoryview(b"")
@@ -38,7 +39,7 @@ _REASONS = {
 
 
 class TlsFailed(Exception):
-    """TLS with a client cannot go on; the text says why."""
+    """TLS with a client cannot continue; the text has the reason."""
 
 
 class Transport(Protocol):
@@ -46,7 +47,7 @@ class Transport(Protocol):
 
     @property
     def secure(self) -> bool:
-        """False until the bytes are protected, where the listener requires it."""
+        """False until the bytes are protected, if the listener requires TLS."""
 
     @property
     def unread(self) -> bool:
@@ -58,15 +59,19 @@ class Transport(Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes of memory that the transport holds, without the connection's own."""
+        """Bytes of memory that the transport holds, without the connection's own bytes."""
 
     def fileno(self) -> int: ...
 
     def receive_into(self, target: memoryview, /) -> int:
-        """Receive into a buffer; return the number of bytes, 0 at the end. BlockingIOError without data."""
+        """Receive into a buffer; return the number of bytes, 0 at the end.
+
+        Raise BlockingIOError without data.
+        """
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:
-        """Send bytes; return the number that was accepted. BlockingIOError when the socket accepts none.
+        """Send bytes; return the number that was accepted. Raise BlockingIOError when the socket accepts
+        none.
 
         With `more` the kernel waits for further bytes instead of sending a short packet.
         """
@@ -75,7 +80,7 @@ class Transport(Protocol):
         """Send at most `count` bytes of a slice; return the number sent, 0 if the file has been cut."""
 
     def flush(self) -> None:
-        """Send the `unsent` bytes; BlockingIOError when the socket does not accept all of them."""
+        """Send the `unsent` bytes. Raise BlockingIOError when the socket does not accept all of them."""
 
     def has_more(self) -> bool:
         """Return True if received bytes were not read yet."""
@@ -84,7 +89,7 @@ class Transport(Protocol):
 
 
 class PlainTransport:
-    """Plain calls of the socket: nothing is copied, records go from file to socket in the kernel."""
+    """Plain calls of the socket. Nothing is copied: records go from file to socket in the kernel."""
 
     __slots__ = ("_socket", "receive_into")
     secure = True
@@ -115,7 +120,7 @@ class PlainTransport:
 
 
 class TlsTransport:
-    """TLS as a server over the socket's calls; errors of TLS are `TlsFailed`."""
+    """TLS as a server over the socket's calls. Errors of TLS raise `TlsFailed`."""
 
     __slots__ = (
         *("_incoming", "_outgoing", "_own_bytes", "_sealed", "_socket", "_space", "_tls"),
@@ -123,7 +128,10 @@ class TlsTransport:
     )
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext, space: memoryview) -> None:
-        """Begin TLS; all connections of a loop share the buffer `space`: nothing in it outlives a call."""
+        """Begin TLS. All connections of a loop share the buffer `space`.
+
+        Its content is not used after a call.
+        """
         self._socket, self._space = client, space
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -187,7 +195,7 @@ class TlsTransport:
         return filled
 
     def _send_own(self) -> None:
-        """Send the bytes of TLS itself: its part of the handshake, an alert."""
+        """Send the bytes of TLS itself: handshakes and alerts."""
         if self._outgoing.pending:
             self._own_bytes = self._outgoing.pending + (self._own_bytes if self._sealed else 0)
             if self._own_bytes > MAX_OWN_BYTES:
@@ -246,7 +254,7 @@ def _waiting(client: socket.socket) -> bool:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """Return why TLS with a client failed, in words for its operator."""
+    """Return the reason for which TLS with a client failed, in words for the operator."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate does not count here: {error.verify_message}"
     return _REASONS.get(error.reason, f"TLS with it failed: {error.reason or error}")
