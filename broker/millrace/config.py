@@ -575,7 +575,7 @@ def parse_time(text: str, what: str) -> datetime:
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """Return the settings in a TOML file, `key=value` overrides (dotted keys) applied on top.
 
-    Raises ConfigError, one line with file and key, for an unreadable file, an unknown key or a wrong type.
+    Raise ConfigError, one line with file and key, for an unreadable file, an unknown key or a wrong type.
     """
     values = read_toml(path)
     for override in overrides:

@@ -166,7 +166,7 @@ class Carrier:
         """Send events until `stop`; then continue for up to `drain_s`, until all events are sent and the
         instance is ended.
 
-        Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
+        Raise WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
         when another agent uses a copy of the spool.
         """
         while not self._may_send and not stop.is_set():

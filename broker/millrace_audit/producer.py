@@ -264,7 +264,7 @@ class AuditedProducer:
         the header. `time_ms` is the event's time, from 2000 on and at most a day ahead of this machine's
         clock: other times have no hour in the warehouse. A topic's first event waits until the hello is
         acknowledged, and every event waits for room in the queue. `timeout_s` bounds both together; without
-        it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is over, and at
+        it the registry's timeout and `delivery.timeout.ms` do. Raise NotSent when that time is over, and at
         the first event WrongCluster when the brokers belong to another cluster. After any error nothing was
         sent, and a refused event leaves no gap in the numbers.
 
@@ -377,7 +377,7 @@ class AuditedProducer:
     def flush(self) -> None:
         """Wait until every event has its outcome, and report it.
 
-        Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
+        Raise DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
         Raise MillraceError when the report cannot be sent; it is sent again before the next report.
         """
         self._home.check()
@@ -386,7 +386,7 @@ class AuditedProducer:
         self._raise_failures()
 
     def close(self) -> None:
-        """Flush, report that no event will ever follow, and end. Raises the errors of `flush`.
+        """Flush, report that no event will ever follow, and end. Raise the errors of `flush`.
 
         When that report does not get through, call `close` again to resend it; without the report the
         producer's windows stay unknown. In a forked child it does nothing: the parent closes.

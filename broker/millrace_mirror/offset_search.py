@@ -76,7 +76,7 @@ class _Append(NamedTuple):
 def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
     """Translate an origin's next offset to read into this log's offset.
 
-    Raises CorruptMessage for a damaged log, and FileNotFoundError when retention deletes a file meanwhile.
+    Raise CorruptMessage for a damaged log, and FileNotFoundError when retention deletes a file meanwhile.
     """
     last = visible.mirror
     if last is None:
@@ -102,7 +102,7 @@ def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
 
 
 def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
-    """Translate this log's next offset to read into the origin's offset. Raises as `offset_in_copy` does."""
+    """Translate this log's next offset to read into the origin's offset. Raise as `offset_in_copy` does."""
     last = visible.mirror
     if last is None or offset > visible.end:
         return Translated(Outcome.NOT_COPIED)

@@ -91,7 +91,7 @@ class SchemaRegistryClient:
         """Return the schema of an id as parsed JSON (a dict for a record), without references; do not change
         it.
 
-        Raises UnknownSchema when the registry has no such id. Raise RegistryUnavailable when it does not
+        Raise UnknownSchema when the registry has no such id. Raise RegistryUnavailable when it does not
         answer.
         """
         if schema_id not in self._schemas:

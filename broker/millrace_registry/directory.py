@@ -102,7 +102,7 @@ class Change:
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
     """Return every `.avsc` file of a folder, sorted, each with its problem. No registry is asked.
 
-    Raises MillraceError when the folder does not exist or holds no schema.
+    Raise MillraceError when the folder does not exist or holds no schema.
     """
     if not directory.is_dir():
         raise MillraceError(f"no folder {directory}: name the folder that holds the .avsc files")
@@ -146,7 +146,7 @@ def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Chan
     """Return the differences from a revision of git. A schema that could not read its old data is
     incompatible.
 
-    Raises MillraceError when git does not know the revision.
+    Raise MillraceError when git does not know the revision.
     """
     listed = _git(directory, "ls-tree", "-r", "-z", "--name-only", revision, "--", ".").decode().split("\0")
     paths = [directory / name for name in listed if name.endswith(".avsc")]
@@ -191,7 +191,7 @@ def plan(
 ) -> list[Change]:
     """Ask the registry for the result of registering each file of a folder; nothing is changed.
 
-    Raises MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
+    Raise MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]

@@ -74,7 +74,7 @@ class Subjects:
     def of(self, topic: str, record: str | None = None) -> str:
         """Return the subject of a topic's events; `record` is the full name of their schema, if it is known.
 
-        Raises ConfigError when the strategy is RECORD and the record's name is not known.
+        Raise ConfigError when the strategy is RECORD and the record's name is not known.
         """
         named = self.by_topic.get(topic, self.strategy)
         match named:
@@ -97,7 +97,7 @@ class Subjects:
         """Return the subject of a topic. If the strategy is RECORD, the ids in the messages determine the
         record.
 
-        Raises MillraceError when the ids are of several records.
+        Raise MillraceError when the ids are of several records.
         """
         if self.by_topic.get(topic, self.strategy) != Strategy.RECORD:
             return self.of(topic)

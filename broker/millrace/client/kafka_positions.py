@@ -105,7 +105,7 @@ class PositionLog:
         """Value of the newest `begin` record: written by the last process that began to copy."""
 
     def read(self) -> dict[Copy, Recorded]:
-        """Read on to the end of the committed records; return all positions. Raises as `TopicLog.read`."""
+        """Read on to the end of the committed records; return all positions. Raise as `TopicLog.read`."""
         for record in self._log.read():
             if record.key == BEGIN_KEY:
                 self.begun = record.value

@@ -263,7 +263,7 @@ def _only_positions_are_gone(
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
     """Return the offset to fetch from, for an origin that holds [earliest, high_watermark).
 
-    Raises OriginChanged when the origin has lost the next offsets, or offsets that it had shown before.
+    Raise OriginChanged when the origin has lost the next offsets, or offsets that it had shown before.
     """
     if cursor.next_offset < earliest:
         if rules.byte_positions and (cursor.next_base in (None, earliest) or earliest < high_watermark):

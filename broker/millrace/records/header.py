@@ -125,7 +125,7 @@ def batch_crc(batch: Buffer) -> int:
 def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Yield whole batches in a fetch response, in order; an unfinished batch at the end is left out.
 
-    Raises CorruptMessage for an impossible length or magic, or a wrong CRC.
+    Raise CorruptMessage for an impossible length or magic, or a wrong CRC.
     """
     view, position = memoryview(data), 0
     while (header := BatchHeader.parse(view, position)) is not None:
@@ -143,7 +143,7 @@ def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 def check_produced(batch: Buffer) -> BatchHeader:
     """Check a batch from a producer and return its header.
 
-    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
+    Raise CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
     bit). A forged count would take disk space for that number of records: offsets are byte positions, and a
     filler covers the missing bytes. Compressed records are not examined. `scan` of `records.runs` has the
     same rules for batches that arrive in runs.

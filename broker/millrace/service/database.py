@@ -25,7 +25,7 @@ def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine
     """Return the engine of a database whose tables `prepare` creates. Each transaction reads one consistent
     state.
 
-    Raises MillraceError in one line when the URL or its database cannot be used.
+    Raise MillraceError in one line when the URL or its database cannot be used.
     """
     try:
         parsed = sa.make_url(url)

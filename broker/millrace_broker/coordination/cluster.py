@@ -139,7 +139,7 @@ class Cluster:
     def bootstrap(self) -> str:
         """The addresses of the cluster's live brokers, as a bootstrap text.
 
-        Raises MillraceError if no broker is alive.
+        Raise MillraceError if no broker is alive.
         """
         if not self.brokers:
             raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
@@ -252,7 +252,7 @@ class Cluster:
     ) -> TopicState:
         """Create and return a new topic, its partitions spread over the live brokers.
 
-        Raises InvalidTopic, TopicAlreadyExists, or the errors of `new_topic`. A topic of mirrored partitions
+        Raise InvalidTopic, TopicAlreadyExists, or the errors of `new_topic`. A topic of mirrored partitions
         starts with none: `allocate_mirrors` adds them.
         """
         check_topic_name(name)

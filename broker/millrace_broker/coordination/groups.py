@@ -510,7 +510,7 @@ class ConsumerRegistry:
     ) -> list[Any] | None:
         """Return the results of a transaction; None when an existing or a missing node prevented it.
 
-        Raises the error of the fence when the fence does not hold.
+        Raise the error of the fence when the fence does not hold.
         """
         checks = fence.checks if fence is not None else ()
 

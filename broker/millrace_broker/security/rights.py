@@ -92,7 +92,7 @@ class Authorizer(Protocol):
     """The authorizer, which decides the rights of principals."""
 
     version: int
-    """Changes whenever any right does."""
+    """Number that changes whenever any right changes."""
 
     def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool: ...
 
@@ -127,7 +127,7 @@ class Access:
 
     @property
     def version(self) -> int:
-        """Changes whenever any right does."""
+        """Number that changes whenever any right changes."""
         return 0 if self._authorizer is None else self._authorizer.version
 
     def allows(self, need: Need) -> bool:

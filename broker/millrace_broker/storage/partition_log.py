@@ -94,7 +94,7 @@ class PartitionLog:
         """Create or recover the log in `directory`. Afterwards all visible bytes are on the disk.
 
         All logs of a broker share `producer_limit`. With `is_replica` the partition has other replicas, so at
-        first only bytes that are known to be committed are visible. Raises StorageError when the directory
+        first only bytes that are known to be committed are visible. Raise StorageError when the directory
         cannot be used now, MillraceError when bytes that were on the disk are missing.
         """
         self.directory = directory
@@ -302,7 +302,7 @@ class PartitionLog:
 
         `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
         batches with right CRCs. Without any, only the position moves, as all messages in between were left
-        out; with `reset` it may move anywhere. Returns the log's end. Raises PositionMismatch,
+        out; with `reset` it may move anywhere. Returns the log's end. Raise PositionMismatch,
         PolicyViolation, InvalidRequest, InvalidRecord or StorageError; then nothing was written.
         """
         with self._lock:
@@ -420,7 +420,7 @@ class PartitionLog:
         """Append the whole batches that come next in the leader's log, from one of its files.
 
         `headers` are those of `batches`, which were checked to follow this log's end. `segment` is where the
-        leader's file begins; this log begins one there, too. Raises StorageError; then nothing was written,
+        leader's file begins; this log begins one there, too. Raise StorageError; then nothing was written,
         or the log takes no more writes.
         """
         with self._lock:
@@ -524,7 +524,7 @@ class PartitionLog:
     def flush(self) -> LogState:
         """Flush all appended bytes to the disk. Call it in a thread that may wait. One flush runs at a time.
 
-        Raises StorageError. If the disk refused, the log takes no more writes until it is opened again, and
+        Raise StorageError. If the disk refused, the log takes no more writes until it is opened again, and
         `flush_refusal` has the reason: after a failed fdatasync the state of the disk is unknown. If only
         descriptors or memory were short, the flush may be retried.
         """
@@ -595,7 +595,7 @@ class PartitionLog:
         visible data batch. For bytes that were on the disk before this log was opened, the first batch's CRC
         and every batch's position are checked. Nothing else is read: clients check CRCs themselves.
 
-        Raises OffsetOutOfRange, CorruptMessage when the first batch is damaged, LandmarksMissing when
+        Raise OffsetOutOfRange, CorruptMessage when the first batch is damaged, LandmarksMissing when
         `build_landmarks` must run first, or StorageError. Must be called by one thread at a time.
         """
         if self._closed:
@@ -629,7 +629,7 @@ class PartitionLog:
         thread.
 
         On return, the new start survives a power cut and the loss of the checkpoint. Retention later deletes
-        files that hold only deleted records. Raises OffsetOutOfRange for an offset after the high watermark,
+        files that hold only deleted records. Raise OffsetOutOfRange for an offset after the high watermark,
         and StorageError.
         """
         with self._checkpoint_lock:
