@@ -9,7 +9,7 @@ from millrace_audit.answer import Changes, LoadHour
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.gate import Judgement
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 VerdictOf = Callable[[str, str], Verdict]
 

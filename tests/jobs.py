@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from millrace_warehouse.load.load import LoadResult
-    from millrace_warehouse.verbs import Load
+    from millrace_warehouse.requests import Load
 
 
 def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:

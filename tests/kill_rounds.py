@@ -31,7 +31,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.history.erasures import read_done, recorded
 from millrace_warehouse.history.layout import Topic, load_numbers, newest_load, read_checked
@@ -45,8 +45,8 @@ from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import PATH
+from millrace_warehouse.requests import Compact, Erase, Expire, Publish
 from millrace_warehouse.storage import Storage, open_storage
-from millrace_warehouse.verbs import Compact, Erase, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.support import Process
 from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, load_run
@@ -128,26 +128,26 @@ def load(site: Site, name: str = "loader") -> None:
     if load_topic(load_run(log, storage, run_id), TOPIC).published:
         site.note("loads")
     if name == "loader" and random.random() < 0.1:
-        writing = load_run(log, storage, f"again {random.random()}").writing
+        context = load_run(log, storage, f"again {random.random()}").context
         again = [random.choice(load_numbers(Topic(storage, TOPIC))[-20:])]
-        reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, again)
+        reload_topic(ReloadRun(context=context, reason="a test"), TOPIC, again)
         site.note("editions")
 
 
 def publish(site: Site, hours: int = 2) -> None:
     """Publish some hours at random, and what has come late for those that are published."""
     with site.opened() as (storage, catalog):
-        at = At(storage=storage, catalog=catalog)
+        context = Context(storage=storage, catalog=catalog)
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=random.sample(HOURS, hours))
-        if publish_topic(at, request, TOPIC, Nobody()).published:
+        if publish_topic(context, request, TOPIC, Nobody()).published:
             site.note("publications")
 
 
 def compact(site: Site) -> None:
     with site.opened() as (storage, catalog):
-        at = At(storage=storage, catalog=catalog)
+        context = Context(storage=storage, catalog=catalog)
         request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=0.0, small_files=2)
-        site.note("compacted hours", len(compact_topic(at, request, TOPIC).hours))
+        site.note("compacted hours", len(compact_topic(context, request, TOPIC).hours))
 
 
 def expire(site: Site) -> None:
@@ -159,7 +159,7 @@ def expire(site: Site) -> None:
         with suppress(Exception):  # whatever a catalog says to two that commit at once
             table.maintenance.expire_snapshots().by_ids(old).commit()
         request = Expire(topic=TOPIC, warehouse=storage.root, older_than_s=0.0, reader_grace_s=GRACE_S)
-        expired = expire_topic(At(storage=storage, catalog=catalog), request)
+        expired = expire_topic(Context(storage=storage, catalog=catalog), request)
         site.note("expired files", expired.data_files + expired.compacted_files)
 
 
@@ -184,8 +184,8 @@ def erase(site: Site, sequence: int | None = None) -> None:
             reason="a test",
             id=f"sequence-{number}",
         )
-        at = At(storage=storage, catalog=catalog)
-        result = erase_topic(at, request, Nobody(), lambda: None)
+        context = Context(storage=storage, catalog=catalog)
+        result = erase_topic(context, request, Nobody(), lambda: None)
         if not result.message.startswith("nothing"):
             site.note("erasures")
 

@@ -30,7 +30,7 @@ from millrace_warehouse.history.manifest import (
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import SchemaRecord, pinned
 from millrace_warehouse.publish.committer import head_files
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 AVRO = {"type": "record", "name": "PageView", "fields": [{"name": "url", "type": "string"}]}
 Rows = Mapping[str, int]

@@ -12,7 +12,7 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import connect, table_identifier
@@ -20,9 +20,9 @@ from millrace_warehouse.publish.compact import CompactResult, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
+from millrace_warehouse.requests import Compact, Expire, Publish
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verbs import Compact, Expire, Publish
+from millrace_warehouse.storage.interface import Storage
 from millrace_warehouse.verify import VerifyRun, verify
 from millrace_warehouse.verify.check import TopicReport
 from tests import loaded
@@ -64,32 +64,32 @@ class Warehouse:
         self, *hours: str, verdict: str = "complete", auditor: Auditor | None = None, **settings: Any
     ) -> PublishResult:
         """Publish; an auditor that has counted all loads calls every hour `verdict`, unless one is given."""
-        at, options = self._at(settings)
+        context, options = self._context(settings)
         request = Publish(**{"topics": [TOPIC], "run_id": "run", "hours": hours, **options})
         auditor = auditor or self.auditor(lambda *_: Verdict(verdict=verdict))
-        return publish_topic(at, request, TOPIC, auditor)
+        return publish_topic(context, request, TOPIC, auditor)
 
     def auditor(self, verdict_of: VerdictOf) -> Counted:
         return Counted(self.storage, verdict_of)
 
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""
-        at, options = self._at(settings)
+        context, options = self._context(settings)
         request = Compact(**{"topics": [TOPIC], "quiet_s": 0.0, "small_files": 1, **options})
-        return compact_topic(at, request, TOPIC)
+        return compact_topic(context, request, TOPIC)
 
     def expire(self, **settings: Any) -> ExpireResult:
         """Expire as a run some days later would."""
-        at, options = self._at({"clock": lambda: time.time() + LATER, **settings})
+        context, options = self._context({"clock": lambda: time.time() + LATER, **settings})
         request = Expire(**{"topic": TOPIC, "older_than_s": 0.0, "reader_grace_s": 0.0, **options})
-        return expire_topic(at, request)
+        return expire_topic(context, request)
 
-    def _at(self, settings: Mapping[str, Any]) -> tuple[At, dict[str, Any]]:
+    def _context(self, settings: Mapping[str, Any]) -> tuple[Context, dict[str, Any]]:
         """Where a verb works, of these settings, and the others, which are its options."""
         places: dict[str, Any] = {"storage": self.storage, "catalog": self.catalog}
-        places |= {name: settings[name] for name in At.__slots__ if name in settings}
-        options = {name: setting for name, setting in settings.items() if name not in At.__slots__}
-        return At(**places), {"warehouse": str(self.folder), **options}
+        places |= {name: settings[name] for name in Context.__slots__ if name in settings}
+        options = {name: setting for name, setting in settings.items() if name not in Context.__slots__}
+        return Context(**places), {"warehouse": str(self.folder), **options}
 
     def forget_snapshots(self) -> None:
         """Expire all snapshots but the head, as Spark's procedure does to the metadata."""

@@ -28,8 +28,8 @@ from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.reload import ReloadResult
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.expire import ExpireResult
+from millrace_warehouse.requests import Compact, Expire, Load, Publish, Reload, Verify
 from millrace_warehouse.storage import Storage, open_storage
-from millrace_warehouse.verbs import Compact, Expire, Load, Publish, Reload, Verify
 from millrace_warehouse.verify.check import TopicReport
 from tests.brokers import read_topic
 from tests.jobs import load_topics

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.at import quiet
+from millrace_warehouse.context import quiet
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
+from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
-from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.storage import Storage, open_storage
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process, wait_until
@@ -60,16 +60,16 @@ def load_here(
                 record = pin_first(folder, latest.schema_id, latest.schema)
             return Pinned.of(record, connect, schemas.find_schema)
 
-        writing = Writing(
+        context = LoadContext(
             storage=storage,
             client=client,
-            run=lambda tasks: [write_cut(task) for task in tasks],
+            run_tasks=lambda tasks: [write_cut(task) for task in tasks],
             run_id=uuid4().hex,
             cut_bytes=64 << 20,
             pin=pin,
             progress=quiet,
         )
-        return load_topic(LoadRun(writing=writing), topic)
+        return load_topic(LoadRun(context=context), topic)
 
 
 def _knows(address: str, topic: str) -> bool:

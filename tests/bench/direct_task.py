@@ -27,8 +27,8 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.task import CutTask, write_cut
-from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing, frames_of
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches, read_cut

@@ -19,7 +19,7 @@ from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.source.data_source import MillraceDataSource
 from millrace_warehouse.load.load import LoadResult
-from millrace_warehouse.verbs import Load
+from millrace_warehouse.requests import Load
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.jobs import load_topics

@@ -18,7 +18,7 @@ from millrace.config import BrokerConfig, load
 from millrace_broker.coordination.cluster import Cluster
 from millrace_mirror.status import MirrorRow, MirrorStatus
 from millrace_spark.jobs.mirror import mirror_topics
-from millrace_warehouse.verbs import Mirror
+from millrace_warehouse.requests import Mirror
 from tests.brokers import Contents, TestCluster, read_topic, wait_for_values
 from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, assert_reads_exactly, assert_seeks_are_exact
 from tests.compat.java_console import JAVA

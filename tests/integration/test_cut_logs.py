@@ -16,7 +16,7 @@ from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError
 from millrace_spark.jobs.mirror import tasks_of
 from millrace_spark.mirror_batch import mirror_partition
-from millrace_warehouse.verbs import Mirror
+from millrace_warehouse.requests import Mirror
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.integration.test_mirror import World, produce
 from tests.support import Process, run_millrace, wait_until

@@ -26,12 +26,12 @@ from millrace_spark.jobs.tasks import in_tasks
 from millrace_warehouse.history.layout import Topic, newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.task import CutTask, write_cut
-from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Range, cut_ranges
+from millrace_warehouse.requests import Load
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Load
 from tests.access_log import AccessLog
 from tests.jobs import kill_at_a_step, load_topics
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace

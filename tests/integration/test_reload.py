@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.load import reload_loads
 from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.requests import Load, Reload
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Load, Reload
 from tests.jobs import load_topics
 from tests.support import WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite

@@ -22,7 +22,7 @@ from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_spark.jobs.mirror import mirror_topics, tasks_of
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
-from millrace_warehouse.verbs import Mirror
+from millrace_warehouse.requests import Mirror
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until

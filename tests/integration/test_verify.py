@@ -15,8 +15,8 @@ from millrace_audit.producer import AuditedProducer
 from millrace_spark.jobs.mirror import mirror_topics
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import LoadManifest, OriginPartition
+from millrace_warehouse.requests import Load, Mirror
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Load, Mirror
 from tests.brokers import TestCluster
 from tests.jobs import load_topics
 from tests.support import Process, run_millrace

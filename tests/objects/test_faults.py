@@ -16,13 +16,13 @@ from urllib.parse import unquote
 import pytest
 from pyiceberg.catalog import Catalog
 
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.publish import rest
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
+from millrace_warehouse.requests import Compact, Expire
 from millrace_warehouse.storage import Storage, objects
-from millrace_warehouse.verbs import Compact, Expire
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.loaded import load, offsets, read_again
 from tests.objects.test_publish import describe_catalog
@@ -104,9 +104,9 @@ def between(
         yield Between(through_proxy, proxy, before_catalog)
 
 
-def compact(at: At, topic: str) -> None:
-    request = Compact(topics=[topic], warehouse=at.storage.root, quiet_s=0.0, small_files=1)
-    assert len(compact_topic(at, request, topic).hours) == 2
+def compact(context: Context, topic: str) -> None:
+    request = Compact(topics=[topic], warehouse=context.storage.root, quiet_s=0.0, small_files=1)
+    assert len(compact_topic(context, request, topic).hours) == 2
 
 
 def forget_snapshots(catalog: Catalog, topic: str) -> None:
@@ -117,9 +117,9 @@ def forget_snapshots(catalog: Catalog, topic: str) -> None:
     table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
-def expire(at: At, topic: str) -> None:
-    request = Expire(topic=topic, warehouse=at.storage.root, older_than_s=0.0, reader_grace_s=0.0)
-    assert expire_topic(at, request).data_files == 8
+def expire(context: Context, topic: str) -> None:
+    request = Expire(topic=topic, warehouse=context.storage.root, older_than_s=0.0, reader_grace_s=0.0)
+    assert expire_topic(context, request).data_files == 8
 
 
 def check(storage: Storage, catalog: Catalog, topic: str, rows: int) -> None:
@@ -135,7 +135,7 @@ def all_verbs(storage: Storage, kind: str, faults: FirstTime) -> None:
     for _ in range(3):
         load(storage, topic, {H10: 2, H11: 1})
     with connect(storage, "lake") as catalog:
-        at = At(storage=storage, catalog=catalog, clock=lambda: time.time() + 10 * 24 * 3600)
+        context = Context(storage=storage, catalog=catalog, clock=lambda: time.time() + 10 * 24 * 3600)
         faults.begin(kind)
         publish_in(storage, catalog, H10, H11, topic=topic)
         faults.begin(kind)
@@ -144,11 +144,11 @@ def all_verbs(storage: Storage, kind: str, faults: FirstTime) -> None:
         faults.begin(kind)
         publish_in(storage, catalog, topic=topic)
         faults.begin(kind)
-        compact(at, topic)
+        compact(context, topic)
         faults.end(kind)
         forget_snapshots(catalog, topic)
         faults.begin(kind)
-        expire(at, topic)
+        expire(context, topic)
         faults.end(kind)
         check(storage, catalog, topic, 11)
 

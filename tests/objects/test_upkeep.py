@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
+from millrace_warehouse.requests import Compact, Expire
 from millrace_warehouse.storage import Storage
-from millrace_warehouse.verbs import Compact, Expire
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.loaded import load, offsets, read_again
 from tests.objects.test_publish import TOPIC, Lake, lake, publish_in, table_of
@@ -31,16 +31,16 @@ def test_a_table_is_compacted_expired_and_proven_in_an_object_store(lake: Lake) 
     publish_in(storage, catalog)
     rows = offsets(table_of(catalog))
     assert problems(storage, lake) == []
-    at = At(storage=storage, catalog=catalog, clock=lambda: time.time() + 10 * 24 * 3600)
+    context = Context(storage=storage, catalog=catalog, clock=lambda: time.time() + 10 * 24 * 3600)
     request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=0.0, small_files=1)
-    assert [hour.files_after for hour in compact_topic(at, request, TOPIC).hours] == [1, 1]
+    assert [hour.files_after for hour in compact_topic(context, request, TOPIC).hours] == [1, 1]
     table = table_of(catalog)
     head = table.current_snapshot()
     old = [snapshot.snapshot_id for snapshot in table.snapshots() if snapshot != head]
     table.maintenance.expire_snapshots().by_ids(old).commit()
     before = len(storage.files(f"{TOPIC}/rows"))
     expired = expire_topic(
-        at, Expire(topic=TOPIC, warehouse=storage.root, older_than_s=0.0, reader_grace_s=0.0)
+        context, Expire(topic=TOPIC, warehouse=storage.root, older_than_s=0.0, reader_grace_s=0.0)
     )
     assert expired.data_files == 7
     assert len(storage.files(f"{TOPIC}/rows")) == before - 7

@@ -166,15 +166,15 @@ def _alive(spark: SparkSession) -> bool:
 
 def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
     from millrace_spark.jobs import mirror
-    from millrace_warehouse import verbs
+    from millrace_warehouse import requests
     from tests.jobs import load_topics
 
     if job == "load":
-        return [dataclasses.asdict(each) for each in load_topics(spark, verbs.Load(**settings))]
+        return [dataclasses.asdict(each) for each in load_topics(spark, requests.Load(**settings))]
     if job == "mirror":
         return [
             dataclasses.asdict(each)
-            for each in mirror.mirror_topics(spark.sparkContext, verbs.Mirror(**settings))
+            for each in mirror.mirror_topics(spark.sparkContext, requests.Mirror(**settings))
         ]
     assert job == "read", job
     return _read(spark, **settings)

@@ -10,7 +10,7 @@ from millrace.errors import ConfigError
 from millrace.topics_file import policies_of_environment, read_policies
 from millrace_audit.auditor.rules import AuditRules
 from millrace_registry.subjects import Subjects
-from millrace_warehouse.verbs import Load, from_words, options_of
+from millrace_warehouse.requests import Load, command_line_fields, parse_request
 
 FILE = """
 [PageView]
@@ -91,9 +91,9 @@ def test_the_auditor_takes_carried_for_proof_where_the_file_or_the_option_says_s
 
 
 def load(tmp_path: Path, file: Path, **words: object) -> Load:
-    given = {name: None for name, _ in options_of(Load)}
+    given = {name: None for name, _ in command_line_fields(Load)}
     needed = {"warehouse": str(tmp_path / "w"), "bootstrap": "127.0.0.1:1", "registry": "http://r"}
-    return from_words(Load, {**given, **needed, "policies": str(file), **words})
+    return parse_request(Load, {**given, **needed, "policies": str(file), **words})
 
 
 def test_a_load_s_limits_are_the_topic_s_and_options_outweigh_them(tmp_path: Path, file: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
-from millrace_warehouse.words import check_writable
+from millrace_warehouse.option_values import check_writable
 
 if TYPE_CHECKING:
     from millrace_registry.subjects import Subjects

@@ -17,7 +17,7 @@ from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.verbs import option, verb
+from millrace_warehouse.requests import command_options, option
 
 CONF = "MILLRACE_SPARK_CONF"
 """Variable of the environment with more Spark settings, as JSON."""
@@ -51,7 +51,7 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
     return {**_conf_of_environment(), **dict(word.split("=", 1) for word in words)}
 
 
-@verb
+@command_options
 class Invocation(Output):
     """Options of a command's job: its master, settings, and how to print the answer; see docs/clusters.md."""
 

@@ -15,7 +15,7 @@ from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
-from millrace_warehouse.verbs import Load, Mirror, Reload
+from millrace_warehouse.requests import Load, Mirror, Reload
 
 
 @command_of(Load, Invocation)

@@ -30,7 +30,7 @@ from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.jobs.executors import ExecutorWatch
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.verbs import Load, Mirror, Reload
+from millrace_warehouse.requests import Load, Mirror, Reload
 
 JOBS: Mapping[str, tuple[type, str]] = {
     "load": (Load, "millrace_spark.jobs.load:load_topics"),

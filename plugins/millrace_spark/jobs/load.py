@@ -29,12 +29,12 @@ from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
+from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, RejectedLimits
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
+from millrace_warehouse.requests import Load, Reload
 from millrace_warehouse.storage import Storage, open_storage
-from millrace_warehouse.verbs import Load, Reload
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -82,9 +82,9 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
 def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
     limits = RejectedLimits.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMITS
     note = _compare_with_auditor(request.auditor, topic)
-    with _writing(spark, request, "load", topic) as writing:
+    with _load_context(spark, request, "load", topic) as context:
         run = LoadRun(
-            writing=dataclasses.replace(writing, max_rejected=limits, accept_gaps=request.accept_gaps),
+            context=dataclasses.replace(context, max_rejected=limits, accept_gaps=request.accept_gaps),
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
             accept_new_topic=request.accept_new_topic,
         )
@@ -146,28 +146,30 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
-    with _writing(spark, request, "reload", topic) as writing:
-        return reload_topic(ReloadRun(writing=writing, reason=request.reason), request.topic, loads)
+    with _load_context(spark, request, "reload", topic) as context:
+        return reload_topic(ReloadRun(context=context, reason=request.reason), request.topic, loads)
 
 
 @contextmanager
-def _writing(spark: SparkContext, request: Load | Reload, verb: str, topic: Topic) -> Iterator[Writing]:
+def _load_context(
+    spark: SparkContext, request: Load | Reload, verb: str, topic: Topic
+) -> Iterator[LoadContext]:
     """Return a run's settings for writing, while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
         subjects = Subjects.parse(request.subjects, request.policies)
-        writing = Writing(
+        context = LoadContext(
             storage=topic.storage,
             client=client,
-            run=partial(in_tasks, spark, write_cut_in_task),
+            run_tasks=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, topic.storage, registry, subjects, connect),
             progress=to_stderr(f"{verb} {topic}"),
             tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
         )
-        yield writing
+        yield context
 
 
 def _pin(

@@ -13,7 +13,7 @@ from millrace.security.client import load_client, of_process
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.verbs import Mirror
+from millrace_warehouse.requests import Mirror
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -46,8 +46,8 @@ from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable
 from millrace_warehouse.history.layout import Folder, Topic, edition_path
 from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.requests import AuditWarehouse
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import AuditWarehouse
 
 logger = logging.getLogger("millrace.audit.warehouse")
 

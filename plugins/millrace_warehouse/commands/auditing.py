@@ -10,7 +10,7 @@ from millrace.logs import start_logging
 from millrace.printing import say
 from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
-from millrace_warehouse.verbs import AuditWarehouse
+from millrace_warehouse.requests import AuditWarehouse
 
 
 @command_of(AuditWarehouse, Silent)

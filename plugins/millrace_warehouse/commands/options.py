@@ -15,15 +15,15 @@ from rich.text import Text
 
 from millrace.installation import require
 from millrace.printing import say, show, text
-from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
+from millrace_warehouse.option_values import check_writable
+from millrace_warehouse.requests import Option, command_line_fields, command_options, option, parse_request
 from millrace_warehouse.without_pandas import keep_pandas_out
-from millrace_warehouse.words import check_writable
 
 V = TypeVar("V", bound=Any)
 P = TypeVar("P", bound="Silent")
 
 
-@verb
+@command_options
 class Silent:
     """A command without an answer."""
 
@@ -36,7 +36,7 @@ class Silent:
         """Fail before any work for a reason that would make the end fail."""
 
 
-@verb
+@command_options
 class Output(Silent):
     """Options for the printing of a command's answer."""
 
@@ -75,7 +75,7 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
             require(*output.packages)
-            request, how = from_words(cls, words), from_words(output, words)
+            request, how = parse_request(cls, words), parse_request(output, words)
             how.prepare()
             if output.takes_values:
                 keep_pandas_out()
@@ -83,7 +83,7 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
 
         return click.Command(
             run.__name__.replace("_", "-"),
-            params=[_parameter(*member) for of in (cls, output) for member in options_of(of)],
+            params=[_parameter(*member) for of in (cls, output) for member in command_line_fields(of)],
             callback=callback,
             help=run.__doc__,
         )

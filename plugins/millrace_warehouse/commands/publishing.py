@@ -12,7 +12,7 @@ from millrace.printing import say
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps, to_stderr
-from millrace_warehouse.verbs import Compact, Publish, Tables
+from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
 """Waiting hours that are listed one by one; the rest are counted."""

@@ -11,9 +11,9 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
-from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.audit import findings
 from millrace_warehouse.commands.auditor import auditor_at, newest_counted
+from millrace_warehouse.context import Context, Progress, quiet
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
 from millrace_warehouse.history.layout import Topic, read_checked
@@ -26,8 +26,8 @@ from millrace_warehouse.publish.expire import ExpireResult, expire_topic
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.publish.readers import describe_table
 from millrace_warehouse.publish.table import PATH, RUN_ID, find_table
+from millrace_warehouse.requests import Compact, Erase, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Compact, Erase, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics
 from millrace_warehouse.verify.check import TopicReport
@@ -36,19 +36,21 @@ from millrace_warehouse.verify.check import TopicReport
 @contextmanager
 def _opened(
     request: Publish | Compact | Expire | Erase | Tables | Verify, progress: Progress = quiet
-) -> Iterator[At]:
+) -> Iterator[Context]:
     """Open the request's warehouse and its catalog; only a publication creates the catalog's file."""
     storage = open_storage(request.warehouse)
     publishes = isinstance(request, Publish | Erase) and not request.dry_run
     with connect(storage, request.catalog, create=publishes) as catalog:
-        yield At(storage=storage, catalog=catalog, progress=progress)
+        yield Context(storage=storage, catalog=catalog, progress=progress)
 
 
 def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
     """Publish a topic; return the result without the parts that grow with history."""
-    with _opened(request, progress) as at:
-        result = publish_topic(at, request, topic, auditor_at("" if request.unasked else request.auditor))
-        if earlier := _of_earlier_tries(at, request, result):
+    with _opened(request, progress) as context:
+        result = publish_topic(
+            context, request, topic, auditor_at("" if request.unasked else request.auditor)
+        )
+        if earlier := _of_earlier_tries(context, request, result):
             changes = {(change.hour, change.last): change for change in (*earlier, *result.changes)}
             result = replace(result, published=True, changes=[*changes.values()])
     newest = result.publication
@@ -61,41 +63,41 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
     return answer
 
 
-def _of_earlier_tries(at: At, request: Publish, result: PublishResult) -> list[HourChange]:
+def _of_earlier_tries(context: Context, request: Publish, result: PublishResult) -> list[HourChange]:
     """Return changes by earlier publications of this run, which a task that was killed did not report."""
-    table = None if request.dry_run else find_table(at.catalog, result.topic)
+    table = None if request.dry_run else find_table(context.catalog, result.topic)
     changes: list[HourChange] = []
     for snapshot in table.metadata.snapshots if table is not None else ():
         said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
         is_new = result.published and said.get(PATH) == result.path
         if said.get(RUN_ID) == request.run_id and not is_new:
-            changes += read_checked(at.storage, Publication, said[PATH]).changes
+            changes += read_checked(context.storage, Publication, said[PATH]).changes
     return changes
 
 
 def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, Any]:
     """Put the small files of a topic's quiet hours together."""
-    with _opened(request, progress) as at:
-        return asdict(compact_topic(at, request, topic))
+    with _opened(request, progress) as context:
+        return asdict(compact_topic(context, request, topic))
 
 
 def describe_one(request: Tables, topic: str, _: Progress) -> dict[str, Any]:
-    with _opened(request) as at:
-        return asdict(describe_table(at.storage, at.catalog, topic))
+    with _opened(request) as context:
+        return asdict(describe_table(context.storage, context.catalog, topic))
 
 
 def expire(request: Expire, progress: Progress) -> ExpireResult:
     """Delete old files that are not needed; return their counts."""
-    with _opened(request, progress) as at:
-        return expire_topic(at, request)
+    with _opened(request, progress) as context:
+        return expire_topic(context, request)
 
 
 def erase(request: Erase, progress: Progress) -> dict[str, Any]:
     """Take out the rows that a condition matches; return counts, remaining files, and the logs' holdings."""
     topic = Topic(open_storage(request.warehouse), request.topic)
     logs = ask_logs(topic, request.logs)
-    with _opened(request, progress) as at:
-        result = erase_topic(at, request, auditor_at(request.auditor), lambda: in_force_until(logs))
+    with _opened(request, progress) as context:
+        result = erase_topic(context, request, auditor_at(request.auditor), lambda: in_force_until(logs))
     mirrored = [*origins(topic)]
     return {
         **asdict(result),

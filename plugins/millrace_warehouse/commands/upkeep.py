@@ -11,7 +11,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.printing import say
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.verbs import Erase, Expire, Promote, Verify
+from millrace_warehouse.requests import Erase, Expire, Promote, Verify
 
 
 @command_of(Expire, Output)

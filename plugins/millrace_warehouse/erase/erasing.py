@@ -31,8 +31,8 @@ from pyiceberg.schema import Schema
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.at import At
 from millrace_warehouse.contents_digest import ContentsDigest
+from millrace_warehouse.context import Context
 from millrace_warehouse.erase.purge import Purged, purge, rejected_left
 from millrace_warehouse.erase.rows import BATCH_ROWS, Rows
 from millrace_warehouse.history import erasures, layout
@@ -53,16 +53,16 @@ from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFile, HourFiles
+from millrace_warehouse.load.range_writer import behind, check_stored, with_stored, without
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, read_without_bytes
-from millrace_warehouse.load.writing import behind, check_stored, with_stored, without
 from millrace_warehouse.log.messages import TOMBSTONES
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.races import Conflict, retried
+from millrace_warehouse.requests import Erase, Publish
 from millrace_warehouse.sequences import count_sequences
-from millrace_warehouse.verbs import Erase, Publish
 
 Aside = TypeVar("Aside", RejectedFile, TombstoneFile)
 
@@ -124,19 +124,19 @@ class _Found:
 
 
 def erase_topic(
-    at: At, request: Erase, auditor: Auditor, in_force_until: Callable[[], str | None]
+    context: Context, request: Erase, auditor: Auditor, in_force_until: Callable[[], str | None]
 ) -> EraseResult:
     """Take out every row of a topic that the condition matches; MillraceError when that cannot be done.
 
     `in_force_until` is called once, when the erasure is recorded.
     """
-    return _Run(at, request, auditor).erase(in_force_until)
+    return _Run(context, request, auditor).erase(in_force_until)
 
 
 class _Run:
-    def __init__(self, at: At, request: Erase, auditor: Auditor) -> None:
-        self._at, self._request, self._auditor = at, request, auditor
-        self._topic = layout.Topic(at.storage, request.topic)
+    def __init__(self, context: Context, request: Erase, auditor: Auditor) -> None:
+        self._context, self._request, self._auditor = context, request, auditor
+        self._topic = layout.Topic(context.storage, request.topic)
 
     def erase(self, in_force_until: Callable[[], str | None]) -> EraseResult:
         topic, request = self._topic, self._request
@@ -161,7 +161,7 @@ class _Run:
             if not request.reason:
                 raise ConfigError("give --reason: an erasure says why")
             before = erasures.record_erasure(topic, self._new(in_force_until()), where)
-            self._at.progress("erasure recorded")
+            self._context.progress("erasure recorded")
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
@@ -202,7 +202,7 @@ class _Run:
 
     def _look(self, condition: Condition, rejected: bool) -> _Found:
         """Count matching rows, and messages without rows that have bytes, in each load's newest edition."""
-        found, rows = _Found(), Rows(self._at, self._topic)
+        found, rows = _Found(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
         for first in layout.loads_after(self._topic, 0):
@@ -220,7 +220,7 @@ class _Run:
                 found.rejected[manifest.load] = manifest.aside
             if known.difference(manifest.erasures) and erasures.unheard_of(self._topic, manifest):
                 found.unseen.add(manifest.load)
-            self._at.progress(f"looked at load {manifest.load}")
+            self._context.progress(f"looked at load {manifest.load}")
         return found
 
     def _newest(self, first: LoadManifest, found: _Found) -> LoadManifest:
@@ -232,9 +232,9 @@ class _Run:
         return layout.read_edition(self._topic, first.load, edition)
 
     def _take_out(self, erasure: Erasure, condition: Condition, lacking: Sequence[str]) -> EraseResult:
-        at, topic = self._at, self._topic
+        context, topic = self._context, self._topic
         self._fence(erasure)
-        at.progress("fenced")
+        context.progress("fenced")
         files = 0
 
         def attempt() -> _Found:
@@ -243,20 +243,20 @@ class _Run:
             if not found.loads:
                 return found
             files += found.files
-            rows = Rows(at, topic)
+            rows = Rows(context, topic)
             for load in found.loads:
                 self._make_edition(erasure, load, rows)
-                at.progress("edition made")
+                context.progress("edition made")
             raise Conflict("a re-load may have come in between")
 
         found = retried(attempt, f"{topic}: rows that match are left", "run again when re-loads have ended")
         self._heal_editions()
-        if find_table(at.catalog, topic.name) is not None:
+        if find_table(context.catalog, topic.name) is not None:
             request = Publish(
                 topics=[topic.name], warehouse=topic.storage.root, unasked=True, run_id=f"erase-{erasure.id}"
             )
-            publish_topic(at, request, topic.name, self._auditor)
-        at.progress("published")
+            publish_topic(context, request, topic.name, self._auditor)
+        context.progress("published")
         out = self._taken(erasure)
         out.files = files
         done = erasures.Done(
@@ -270,7 +270,7 @@ class _Run:
             rejected=out.rejected.total(),
         )
         erasures.record_done(topic.storage, done)
-        at.progress("done")
+        context.progress("done")
         return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
     def _nothing_to_do(self, erasure: Erasure) -> EraseResult:
@@ -282,7 +282,7 @@ class _Run:
     ) -> EraseResult:
         purged = None
         if erasure is not None and not self._request.dry_run:
-            purged = purge(self._at, self._topic, erasure)
+            purged = purge(self._context, self._topic, erasure)
         elif not found.rejected:  # a dry run can only report that these messages stay
             purged = Purged(files=0, bytes=0, left=[*rejected_left(self._topic)])
         return EraseResult(
@@ -330,7 +330,9 @@ class _Run:
                 record(topic.storage, layout.manifest_path(load), load)
             if any(load.erases == erasure.id for load in loads):
                 return
-            manifest = make(topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._at.progress)
+            manifest = make(
+                topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._context.progress
+            )
             if manifest is not None:
                 record(topic.storage, layout.manifest_path(manifest), manifest)
                 layout.remember_newest(topic.storage, manifest)
@@ -352,8 +354,8 @@ class _Run:
         where = erasures.to_apply(self._topic, now(), again=True)
         mine = [each for each in where if each.id == erasure.id]
         others = [each for each in where if each.id != erasure.id]
-        writing = _Edition(self._at, erasure, replaced, rows, [*mine, *others])
-        manifest = make(self._topic, load, edition + 1, writing.write, self._at.progress)
+        new_edition = _Edition(self._context, erasure, replaced, rows, [*mine, *others])
+        manifest = make(self._topic, load, edition + 1, new_edition.write, self._context.progress)
         if manifest is not None:
             record(self._topic.storage, layout.manifest_path(manifest), manifest)
 
@@ -392,7 +394,7 @@ class _Fence:
 class _Edition:
     """A load's rows without those that erasures match, and its other messages, maybe without bytes."""
 
-    at: At
+    context: Context
     erasure: Erasure
     replaced: LoadManifest
     rows: Rows
@@ -400,7 +402,7 @@ class _Edition:
 
     def write(self, attempt: str) -> LoadManifest:
         """Write the rows into the attempt's folder; return the manifest, not sealed yet."""
-        topic = layout.Topic(self.at.storage, self.replaced.topic)
+        topic = layout.Topic(self.context.storage, self.replaced.topic)
         columns = read_record(topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic.name, self.replaced.load, attempt)
         eraser, counts = Eraser(self.erasing), SequenceCounts()
@@ -453,7 +455,7 @@ class _Edition:
 
         A deleted file has none, and its name stays: `verify` reports that it is missing.
         """
-        if not self.at.storage.files(f"{self.replaced.topic}/{file.path}"):
+        if not self.context.storage.files(f"{self.replaced.topic}/{file.path}"):
             return file
         content = io.BytesIO()
         stored = self.rows.stored(file, "restore it from a copy, or delete it")
@@ -464,7 +466,7 @@ class _Edition:
         pq.write_table(table, content, compression="zstd")
         content.seek(0)
         path = f"{folder}/{kind}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
-        return dataclasses.replace(file, **dataclasses.asdict(store(self.at.storage, path, content)))
+        return dataclasses.replace(file, **dataclasses.asdict(store(self.context.storage, path, content)))
 
     def _manifest(
         self,
@@ -498,6 +500,6 @@ class _Edition:
                 " nothing was erased of it"
             )
         erased = SequenceCounts()
-        erased.merge(erased_sequences_of(self.at.storage, replaced))
+        erased.merge(erased_sequences_of(self.context.storage, replaced))
         erased.merge(eraser.sequences)
-        return with_stored(self.at.storage, manifest, files, columns, counts, erased)
+        return with_stored(self.context.storage, manifest, files, columns, counts, erased)

@@ -17,7 +17,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import Erasure, condition_path, taking_bytes
 from millrace_warehouse.history.expired import Expired, expired_entries
@@ -53,26 +53,26 @@ class Purged:
     left: Sequence[Left]
 
 
-def purge(at: At, topic: layout.Topic, erasure: Erasure) -> Purged:
+def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     """Delete every file that only replaced editions and old snapshots of the table name."""
     replaced = {*_replaced(topic)}
     old = {path: file for path, file in _files(topic) if path in replaced}
     table = retried(
-        lambda: find_table(at.catalog, topic.name) or make_table(at.catalog, topic),
+        lambda: find_table(context.catalog, topic.name) or make_table(context.catalog, topic),
         f"old snapshots of {topic} stay",
         "see its catalog, then run again",
     )
     named_before = _named_ever(table, topic.name)
     old |= {path: file for path, file in _files(topic) if path in named_before}
-    table = _only_head(at, topic.name, table)
-    at.progress("snapshots forgotten")
+    table = _only_head(context, topic.name, table)
+    context.progress("snapshots forgotten")
     named = contents.named_files(table, topic.name)
     gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
-    _write_down(at, topic, [path for path in gone if path.startswith("rows/")])
-    at.progress("written down")
+    _write_down(context, topic, [path for path in gone if path.startswith("rows/")])
+    context.progress("written down")
     for path in gone:
-        at.storage.delete(f"{topic}/{path}")
-        at.progress("deleted")
+        context.storage.delete(f"{topic}/{path}")
+        context.progress("deleted")
     left = [*_left(topic, table, named), *rejected_left(topic), *_condition(topic, erasure)]
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
@@ -134,12 +134,12 @@ def _in_manifest(table: Table, topic: str, manifest: object, known: set[str]) ->
     return {path, *(each for each in paths if each is not None)}
 
 
-def _only_head(at: At, topic: str, table: Table) -> Table:
+def _only_head(context: Context, topic: str, table: Table) -> Table:
     """Return the table after a commit that leaves one snapshot: commits that were begun before now fail."""
     before = table.current_snapshot()
 
     def attempt() -> Table:
-        now = find_table(at.catalog, topic)
+        now = find_table(context.catalog, topic)
         if now is None:
             raise MillraceError(
                 f"the table of {topic} was dropped meanwhile: see its catalog, then run again"
@@ -152,7 +152,7 @@ def _only_head(at: At, topic: str, table: Table) -> Table:
     return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
 
 
-def _write_down(at: At, topic: layout.Topic, paths: Sequence[str]) -> None:
+def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
     """Record the files of loads that will be deleted: `verify` and the warehouse's reader need the record."""
 
     def attempt() -> None:
@@ -162,12 +162,12 @@ def _write_down(at: At, topic: layout.Topic, paths: Sequence[str]) -> None:
             return
         entry = Expired(
             number=entries[-1].number + 1 if entries else 1,
-            created=datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="seconds"),
+            created=datetime.fromtimestamp(context.clock(), UTC).isoformat(timespec="seconds"),
             publication=PreviousPublication(path="", sha256=""),
             files=fresh,
         )
         path = layout.expired_path(topic.name, entry.number)
-        if not at.storage.create(path, encode(entry)):
+        if not context.storage.create(path, encode(entry)):
             raise Conflict(f"another run has written {path}")
 
     retried(attempt, f"old files of {topic} stay", "run again when other runs that expire have ended")

@@ -20,8 +20,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Folder, Topic
 from millrace_warehouse.history.manifest import LoadManifest, Publication, StoredFile
 from millrace_warehouse.history.rewritten import KnownFiles
@@ -36,8 +36,8 @@ BATCH_ROWS = 8_192
 class Rows:
     """The rows of a topic's loads at one moment."""
 
-    def __init__(self, at: At, topic: Topic) -> None:
-        self._at, self._topic = at, topic
+    def __init__(self, context: Context, topic: Topic) -> None:
+        self._context, self._topic = context, topic
         self._sizes = self._listed()
         self._known = KnownFiles(topic)
 
@@ -47,7 +47,7 @@ class Rows:
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
         """The table and its newest publication; MillraceError when the table was changed since."""
-        return published_table(self._at.catalog, self._topic)
+        return published_table(self._context.catalog, self._topic)
 
     @cached_property
     def _head(self) -> Mapping[str, Sequence[TableFile]]:
@@ -108,7 +108,7 @@ class Rows:
         """Return a file of a load; MillraceError, with `remedy`, when it is missing or was changed."""
         path = f"{self._topic}/{file.path}"
         try:
-            content = self._at.storage.read(path)
+            content = self._context.storage.read(path)
         except FileNotFoundError:
             raise MillraceError(f"{path} was deleted meanwhile: run again") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import Folder, Topic, find
 from millrace_warehouse.history.manifest import FORMAT, LoadManifest, encode, now
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 DONE = ".done.json"
 RECORD = re.compile(r"(.+)\.json")

@@ -48,7 +48,7 @@ from millrace_warehouse.history.manifest import (
     check_hash,
     decode,
 )
-from millrace_warehouse.storage.verbs import Listed, Storage
+from millrace_warehouse.storage.interface import Listed, Storage
 
 T = TypeVar("T")
 CATALOG = "catalog.db"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import find, ledger_path
 from millrace_warehouse.history.manifest import FORMAT, LoadManifest, Manifest, OffsetRange, encode
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

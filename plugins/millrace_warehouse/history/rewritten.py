@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import Folder, Topic, attempted, find, read_edition
 from millrace_warehouse.history.manifest import FORMAT, StoredFile, encode
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 LIST = "files.json"
 

@@ -29,7 +29,7 @@ from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
 from millrace_warehouse.log.messages import Lookup, body_decoder
-from millrace_warehouse.words import who
+from millrace_warehouse.option_values import user_at_machine
 
 FIRST_REASON = "the newest registered one when the first load began"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
@@ -154,7 +154,7 @@ def _create(
         iceberg=columns.model_dump(mode="json"),
         last_column_id=max(0 if before is None else before.last_column_id, columns.highest_field_id),
         created=now(),
-        by=who(),
+        by=user_at_machine(),
         reason=reason,
         previous_schema_id=None if before is None else before.schema_id,
     )

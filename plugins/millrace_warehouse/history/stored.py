@@ -17,7 +17,7 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import LoadManifest, ProducerSequences, StoredFile
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 ENTRIES = "entries.avro"
 SEQUENCES = "sequences.json.gz"

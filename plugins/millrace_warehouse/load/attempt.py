@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import Progress
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic, manifest_path, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
 

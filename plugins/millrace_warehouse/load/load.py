@@ -1,8 +1,8 @@
 """One load: new messages of a topic, read once, accounted for, and committed by one exclusive create.
 
 A run completes what a crash left undone and freezes the end. Until one attempt has won or nothing is left to
-do, it starts at the end of the newest load, has the rows written and accounted for (`writing`), and creates
-the manifest (`attempt`). When another driver was first, the run starts over from that driver's load. Written
+do, it starts at the end of the newest load, writes and accounts for the rows (`range_writer`), and creates the
+manifest (`attempt`). When another driver was first, the run starts over from that driver's load. Written
 without Spark: the job brings a function that runs the tasks. Asks no catalog: loads go on while the catalog
 is down.
 """
@@ -22,24 +22,24 @@ from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, no
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import check_not_cut, check_same_log
 from millrace_warehouse.history.schemas import dropped_fields
-from millrace_warehouse.load import writing
+from millrace_warehouse.load import range_writer
 from millrace_warehouse.load.attempt import make
+from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.rejections import Reasons
-from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage import open_file
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
     """Settings of one load."""
 
-    writing: writing.Writing
+    context: range_writer.LoadContext
     bounds: Bounds = NO_BOUNDS
     """Limits of the load; a run that has its plan already keeps to the plan's."""
     accept_new_topic: bool = False
@@ -75,15 +75,15 @@ class LoadResult:
 
 def load_topic(run: LoadRun, name: str) -> LoadResult:
     """Load up to the end in the run's plan, unless that is done already; MillraceError when it fails."""
-    topic, client = layout.Topic(run.writing.storage, name), run.writing.client
+    topic, client = layout.Topic(run.context.storage, name), run.context.client
     layout.check_topic(topic)
     metadata = _metadata(client, name)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(topic)
     _check_same_log(run, topic_id, newest)  # before anything is written
     _heal(run, newest)
-    plan, fresh = freeze(topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
-    run.writing.progress("planned")
+    plan, fresh = freeze(topic, run.context.run_id, lambda: _propose(run, metadata, newest))
+    run.context.progress("planned")
 
     def attempt() -> LoadResult:
         nonlocal newest
@@ -119,13 +119,13 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     """
     if newest is None:
         return
-    record(run.writing.storage, layout.manifest_path(newest), newest)
-    layout.remember_newest(run.writing.storage, newest)
-    run.writing.progress("healed")
+    record(run.context.storage, layout.manifest_path(newest), newest)
+    layout.remember_newest(run.context.storage, newest)
+    run.context.progress("healed")
 
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
-    client = run.writing.client
+    client = run.context.client
     ends = client.list_offsets(metadata.name, LATEST, metadata.partitions)
     topic_id = metadata.topic_id.hex
     loaded = _loaded(topic_id, newest)
@@ -136,7 +136,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
                 f" up to {part.end}: its log has lost messages; restore it before you load on"
             )
     if run.bounds != NO_BOUNDS:
-        parts = writing.parts_of(client, metadata.name, topic_id, loaded, ends)
+        parts = range_writer.parts_to_load(client, metadata.name, topic_id, loaded, ends)
         ranges = [part.range for part in parts if part.range is not None]
         waiting = {range_.partition: (range_.start, range_.end) for range_ in ranges if size_of(range_)}
         bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
@@ -149,7 +149,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         topic=metadata.name,
         topic_id=topic_id,
         cluster_id=client.cluster_id,
-        run_id=run.writing.run_id,
+        run_id=run.context.run_id,
         created=now(),
         ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
         max_bytes=run.bounds.max_bytes,
@@ -166,9 +166,9 @@ def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRa
 
 def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
     if newest is not None and not run.accept_new_topic:
-        check_same_log(run.writing.client, topic_id, newest)
+        check_same_log(run.context.client, topic_id, newest)
     if newest is not None and newest.topic_id == topic_id:
-        check_not_cut(run.writing.client, newest)
+        check_not_cut(run.context.client, newest)
 
 
 def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
@@ -179,11 +179,11 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """Try once to load from the newest load's end to the plan's; None when another driver was first."""
-    storage, progress = run.writing.storage, run.writing.progress
-    parts = writing.parts_of(
-        run.writing.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
+    storage, progress = run.context.storage, run.context.progress
+    parts = range_writer.parts_to_load(
+        run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
     )
-    pinned = run.writing.pin(plan.topic, 0 if newest is None else newest.schema)
+    pinned = run.context.pin(plan.topic, 0 if newest is None else newest.schema)
     load = 1 if newest is None else newest.load + 1
 
     def write(attempt: str) -> LoadManifest:
@@ -193,7 +193,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
             cluster_id=plan.cluster_id,
             load=load,
             attempt=attempt,
-            run_id=run.writing.run_id,
+            run_id=run.context.run_id,
             created=now(),
             schema=pinned.record.number,
             file_by_ms=plan.file_by_ms,
@@ -201,7 +201,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
             files=(),
             previous=None if newest is None else newest.sha256,
         )
-        return writing.write_ranges(run.writing, draft, pinned, parts)
+        return range_writer.write_ranges(run.context, draft, pinned, parts)
 
     manifest = make(layout.Topic(storage, plan.topic), load, 1, write, progress)
     if manifest is None:
@@ -274,10 +274,10 @@ def _result(
 ) -> LoadResult:
     """Return a load's result and the offsets after the newest load; counts only if this run made it."""
     own = load if load is not None and load.run_id == plan.run_id else None
-    latest = run.writing.client.list_offsets(plan.topic, LATEST)
+    latest = run.context.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    bytes_per_offset = 1.0 if has_byte_positions(run.writing.client) else _bytes_per_offset(newest)
+    bytes_per_offset = 1.0 if has_byte_positions(run.context.client) else _bytes_per_offset(newest)
     return LoadResult(
         topic=plan.topic,
         run_id=plan.run_id,

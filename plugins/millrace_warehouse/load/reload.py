@@ -20,7 +20,7 @@ from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.same_log import another_log, cut_log
-from millrace_warehouse.load import writing
+from millrace_warehouse.load import range_writer
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit, RejectedLimits
 from millrace_warehouse.log.kinds import TOMBSTONE, Kind
@@ -32,7 +32,7 @@ from millrace_warehouse.races import Conflict, retried
 class ReloadRun:
     """Settings of a re-load."""
 
-    writing: writing.Writing
+    context: range_writer.LoadContext
     reason: str
     """The reason, for readers of the manifest."""
 
@@ -84,7 +84,7 @@ def reload_topic(run: ReloadRun, name: str, loads: Sequence[int]) -> list[Reload
 
     MillraceError, and nothing is read, when the log no longer holds all of their offsets.
     """
-    topic = layout.Topic(run.writing.storage, name)
+    topic = layout.Topic(run.context.storage, name)
     newest = layout.require_load(topic)
     if unknown := sorted(set(loads) - set(layout.load_numbers(topic))):
         raise MillraceError(f"{topic} has no load {unknown[0]}: its loads are 1 to {newest.load}")
@@ -92,12 +92,12 @@ def reload_topic(run: ReloadRun, name: str, loads: Sequence[int]) -> list[Reload
     later = layout.editions_of(topic)
     manifests = [layout.read_edition(topic, load, later.get(load, [1])[-1]) for load in loads]
     _check_retained(run, name, [manifest for manifest in manifests if not _is_own(run, manifest)])
-    pinned = run.writing.pin(name, newest.schema)
+    pinned = run.context.pin(name, newest.schema)
     return [_reload(run, topic, load, pinned) for load in loads]
 
 
 def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
-    return manifest.edition > 1 and manifest.run_id == run.writing.run_id
+    return manifest.edition > 1 and manifest.run_id == run.context.run_id
 
 
 def _heal(topic: layout.Topic) -> None:
@@ -114,13 +114,13 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     if not manifests:
         return
     try:
-        topic_id = run.writing.client.topic(topic).topic_id.hex
+        topic_id = run.context.client.topic(topic).topic_id.hex
     except UnknownTopicOrPartition:
-        raise MillraceError(f"topic {topic!r} does not exist on {run.writing.client.bootstrap}") from None
-    earliest = run.writing.client.list_offsets(topic, EARLIEST)
+        raise MillraceError(f"topic {topic!r} does not exist on {run.context.client.bootstrap}") from None
+    earliest = run.context.client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
-        client = run.writing.client
+        client = run.context.client
         if different := another_log(client, topic_id, manifest) or cut_log(client, manifest):
             problems.append(f"load {manifest.load}: {different}")
             continue
@@ -156,7 +156,7 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
     return first <= start or first == base or start >= part.end
 
 
-def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: writing.Pinned) -> ReloadResult:
+def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer.Pinned) -> ReloadResult:
     def attempt() -> ReloadResult:
         number = layout.editions_of(topic).get(load, [1])[-1]
         newest = layout.read_edition(topic, load, number)
@@ -168,7 +168,7 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: writing.Pinn
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
             record(topic.storage, layout.manifest_path(manifest), manifest)
-            run.writing.progress("recorded")
+            run.context.progress("recorded")
         if manifest is not None and not _unheld(topic, manifest):
             return _result(manifest, newest, published=True)
         raise Conflict("another run has made the edition, or an erasure came in between")
@@ -182,7 +182,7 @@ def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
     return {each.id for each in known} - {*manifest.erasures}
 
 
-def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
+def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned) -> LoadManifest | None:
     """Try once to make the next edition; None when another run was first."""
     limited, edition = _limited(run, replaced), replaced.edition + 1
 
@@ -191,31 +191,31 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> 
             replaced,
             edition=edition,
             attempt=attempt,
-            run_id=run.writing.run_id,
+            run_id=run.context.run_id,
             reason=run.reason,
             previous=replaced.sha256,
         )
-        written = writing.write_ranges(limited, draft, pinned, _parts(run, replaced))
+        written = range_writer.write_ranges(limited, draft, pinned, _parts(run, replaced))
         check_same_offsets(written, replaced)
         return written
 
-    topic = layout.Topic(run.writing.storage, replaced.topic)
-    return make(topic, replaced.load, edition, write, run.writing.progress)
+    topic = layout.Topic(run.context.storage, replaced.topic)
+    return make(topic, replaced.load, edition, write, run.context.progress)
 
 
-def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
+def _limited(run: ReloadRun, replaced: LoadManifest) -> range_writer.LoadContext:
     """Return settings with which gaps and rejected records that the load already had are no failure.
 
     Other gaps than those are refused by `check_same_offsets`.
     """
-    read, limits = sum(part.read for part in replaced.partitions), run.writing.max_rejected
+    read, limits = sum(part.read for part in replaced.partitions), run.context.max_rejected
     allowed = {kind: max(limits.of(kind).allowed(read), replaced.rejected) for kind in Kind}
     as_before = RejectedLimits({kind: RejectedLimit(records=records) for kind, records in allowed.items()})
-    return dataclasses.replace(run.writing, accept_gaps=True, max_rejected=as_before)
+    return dataclasses.replace(run.context, accept_gaps=True, max_rejected=as_before)
 
 
-def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
-    client = run.writing.client
+def _parts(run: ReloadRun, manifest: LoadManifest) -> list[range_writer.LoadedPart]:
+    client = run.context.client
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
         before = PartitionRange(
@@ -227,13 +227,13 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
             end_epoch=part.end_epoch,
             origin=part.origin,
         )
-        loaded = writing.LoadedPart(before=before)
+        loaded = range_writer.LoadedPart(before=before)
         if part.end > part.start:
             start, base = _start(part)
             gap = _expired(part)
             loaded = dataclasses.replace(
                 loaded,
-                range=writing.range_of(client, topic, topic_id, part.partition, start, part.end, base),
+                range=range_writer.range_of(client, topic, topic_id, part.partition, start, part.end, base),
                 expired=() if gap is None else [gap],
             )
         parts.append(loaded)

@@ -40,7 +40,7 @@ from millrace_warehouse.log.messages import TOMBSTONES, DecodedBatch, Decoder, F
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 if TYPE_CHECKING:
     from millrace_warehouse.load.erased import Eraser
@@ -108,7 +108,7 @@ class CutResult:
         return _unpacked(self.packed_erased) if self.packed_erased else SequenceCounts()
 
 
-Run = Callable[[Sequence[CutTask]], list[CutResult]]
+RunTasks = Callable[[Sequence[CutTask]], list[CutResult]]
 """Runs `write_cut` on every task: in a Spark job, or one after the other."""
 
 

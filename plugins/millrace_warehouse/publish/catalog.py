@@ -24,7 +24,7 @@ from pyiceberg.utils.config import Config
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.history.layout import CATALOG
 from millrace_warehouse.storage.file_io import PY_IO_IMPL
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 T = TypeVar("T")
 

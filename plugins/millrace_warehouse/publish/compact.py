@@ -18,13 +18,13 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, publications_from
 from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
 from millrace_warehouse.races import retried
-from millrace_warehouse.verbs import Compact
+from millrace_warehouse.requests import Compact
 
 COMMIT_BYTES = 4 << 30
 """Bytes of small files that one commit replaces: the most work that a crash or a conflict wastes."""
@@ -70,15 +70,15 @@ class _Hour:
         return sum(file.file_size_in_bytes for file in self.files)
 
 
-def compact_topic(at: At, request: Compact, name: str) -> CompactResult:
+def compact_topic(context: Context, request: Compact, name: str) -> CompactResult:
     """Put the small files of quiet hours together; MillraceError when the table is not as published."""
-    topic = Topic(at.storage, name)
-    table = _table(at, topic)
+    topic = Topic(context.storage, name)
+    table = _table(context, topic)
     done: list[_Hour] = []
     kept: dict[str, str] = {}
-    for batch in _batches(_hours(at, request, table, kept)):
+    for batch in _batches(_hours(context, request, table, kept)):
         if not request.dry_run:
-            batch = _compact(at, topic, batch, kept)
+            batch = _compact(context, topic, batch, kept)
         done += batch
     return CompactResult(topic=name, hours=[_described(hour) for hour in done], kept=kept)
 
@@ -93,7 +93,7 @@ def _described(hour: _Hour) -> CompactedHour:
     )
 
 
-def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
+def _hours(context: Context, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
     """Return the hours to compact, ascending, UNFILED last."""
     crowded: dict[str, list[TableFile]] = {}
     for hour, files in head_files(table).items():
@@ -101,7 +101,7 @@ def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list
         small = [file for file in here if file.file_size_in_bytes < request.small_bytes]
         if len(small) > request.small_files:
             crowded[hour] = small
-    busy = _changed_lately(at, table, request.quiet_s) if crowded else set()
+    busy = _changed_lately(context, table, request.quiet_s) if crowded else set()
     for hour in sorted(busy & crowded.keys()):
         kept[hour] = "a publication has changed it lately: run again when it has been quiet"
     hours = (
@@ -110,18 +110,18 @@ def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list
     return [hour for hour in hours if hour.groups]
 
 
-def _table(at: At, topic: Topic) -> Table:
+def _table(context: Context, topic: Topic) -> Table:
     """Return the topic's table as it is now; MillraceError when it differs from its newest publication."""
-    table, _ = published_table(at.catalog, topic)
+    table, _ = published_table(context.catalog, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
     return table
 
 
-def _changed_lately(at: At, table: Table, quiet_s: float) -> set[str]:
+def _changed_lately(context: Context, table: Table, quiet_s: float) -> set[str]:
     hours: set[str] = set()
-    for _, record in publications_from(at.storage, table.properties.get(PATH, "")):
-        if datetime.fromisoformat(record.created).timestamp() <= at.clock() - quiet_s:
+    for _, record in publications_from(context.storage, table.properties.get(PATH, "")):
+        if datetime.fromisoformat(record.created).timestamp() <= context.clock() - quiet_s:
             break
         hours |= {change.hour for change in record.changes if change.added or change.removed}
     return hours
@@ -152,32 +152,36 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
         yield batch
 
 
-def _compact(at: At, topic: Topic, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
+def _compact(context: Context, topic: Topic, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
     """Write the hours' new files and commit them together; return the hours that were done."""
-    begun = at.clock()
-    writing = Rewriting(topic, _table(at, topic))
+    begun = context.clock()
+    rewriting = Rewriting(topic, _table(context, topic))
     written: dict[str, list[TableFile]] = {}
     for hour in batch:
         try:
-            written[hour.hour] = [file for group in hour.groups if (file := writing.write(hour.hour, group))]
-            at.progress("stored")
+            written[hour.hour] = [
+                file for group in hour.groups if (file := rewriting.write(hour.hour, group))
+            ]
+            context.progress("stored")
         except MillraceError as error:
             kept[hour.hour] = str(error)
     done = [hour for hour in batch if hour.hour in written]
     if not done:
         return []
-    writing.finish()
-    at.progress("written")
+    rewriting.finish()
+    context.progress("written")
     old = [file for hour in done for file in hour.files]
     new = [file for hour in done for file in written[hour.hour]]
-    if not _replaced(at, topic, old, new, begun):
+    if not _replaced(context, topic, old, new, begun):
         kept |= {hour.hour: "another program rewrote it, or this run stood still: run again" for hour in done}
         return []
-    at.progress("committed")
+    context.progress("committed")
     return done
 
 
-def _replaced(at: At, topic: Topic, old: Sequence[TableFile], new: Sequence[TableFile], begun: float) -> bool:
+def _replaced(
+    context: Context, topic: Topic, old: Sequence[TableFile], new: Sequence[TableFile], begun: float
+) -> bool:
     """Commit new files in place of old ones; False when another run was first, or this run has stood still.
 
     After a lost answer, the table shows whether the commit was made. A late commit meets another head, or the
@@ -185,11 +189,11 @@ def _replaced(at: At, topic: Topic, old: Sequence[TableFile], new: Sequence[Tabl
     """
 
     def attempt() -> bool:
-        table = _table(at, topic)
+        table = _table(context, topic)
         live = {file.file_path for file in live_files(table)}
         if live.issuperset(file.file_path for file in new):
             return True
-        stale = at.clock() - begun > STALE_S
+        stale = context.clock() - begun > STALE_S
         if stale or not live.issuperset(file.file_path for file in old):
             return False
         commit(table, TableChange(added=new, removed=old, same_rows=True))

@@ -25,7 +25,7 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import old_conditions
 from millrace_warehouse.history.expired import Expired, expired_entries, waiting_since
@@ -39,9 +39,9 @@ from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
 from millrace_warehouse.races import Conflict
+from millrace_warehouse.requests import Expire
 from millrace_warehouse.storage import Listed
-from millrace_warehouse.storage.verbs import DRAFT
-from millrace_warehouse.verbs import Expire
+from millrace_warehouse.storage.interface import DRAFT
 
 STALE_S = 24 * 3600.0
 """Files that may belong to a run that stands still are left alone for this time."""
@@ -83,35 +83,35 @@ class _Found:
     kept: dict[str, str] = field(default_factory=dict)
 
 
-def expire_topic(at: At, request: Expire) -> ExpireResult:
+def expire_topic(context: Context, request: Expire) -> ExpireResult:
     """Delete old files that are not needed; MillraceError when the table is not as published."""
-    topic = Topic(at.storage, request.topic)
-    newest = require_loads(at.catalog, topic)
-    published = _Published.of(at, topic)
+    topic = Topic(context.storage, request.topic)
+    newest = require_loads(context.catalog, topic)
+    published = _Published.of(context, topic)
     rows, rewritten = (topic.files(kind) for kind in (Folder.ROWS, Folder.COMPACTED))
     if published is not None:
         published.check_files(rows.keys() | rewritten.keys())
     found = _Found()
-    _find_rows(at, request, topic, newest.load, published, found, rows)
+    _find_rows(context, request, topic, newest.load, published, found, rows)
     metadata: dict[str, Listed] = {}
     if published is not None:
-        found.compacted = dict(_old_compacted(at, published, rewritten))
-        metadata = _old_metadata(at, request, "table/metadata", published.named)
-        found.strays |= _lost_publications(at, topic, published.record)
-    data, compacted, waiting = _written_down(at, request, found, published)
+        found.compacted = dict(_old_compacted(context, published, rewritten))
+        metadata = _old_metadata(context, request, "table/metadata", published.named)
+        found.strays |= _lost_publications(context, topic, published.record)
+    data, compacted, waiting = _written_down(context, request, found, published)
     if published is not None:
         if not request.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
-            named = _fenced(at, published).named
+            named = _fenced(context, published).named
             data = {path: file for path, file in data.items() if path not in named}
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
-        metadata |= _old_hours(at, request)
-    found.strays |= _old_drafts(at, topic)
-    plans = _old_plans(at, request, topic)
-    gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(at, topic)}
+        metadata |= _old_hours(context, request)
+    found.strays |= _old_drafts(context, topic)
+    plans = _old_plans(context, request, topic)
+    gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(context, topic)}
     for path in gone if not request.dry_run else ():
-        at.storage.delete(f"{topic}/{path}")
-        at.progress("deleted")
+        context.storage.delete(f"{topic}/{path}")
+        context.progress("deleted")
     return ExpireResult(
         topic=topic.name,
         data_files=len(data),
@@ -135,8 +135,8 @@ class _Published:
     record_path: str
 
     @classmethod
-    def of(cls, at: At, topic: Topic) -> _Published | None:
-        table, record = published_table(at.catalog, topic)
+    def of(cls, context: Context, topic: Topic) -> _Published | None:
+        table, record = published_table(context.catalog, topic)
         if table is None or record is None:
             return None
         return cls(topic, table, record, table.properties[PATH])
@@ -186,7 +186,7 @@ class _Published:
 
 
 def _find_rows(
-    at: At,
+    context: Context,
     request: Expire,
     topic: Topic,
     newest: int,
@@ -207,12 +207,12 @@ def _find_rows(
             continue  # no attempt has won yet, or its data files were deleted before
         manifest = layout.read_edition(topic, load, edition)
         named = _named(manifest)
-        if max(file.modified for file in paths.values()) <= at.clock() - STALE_S:
+        if max(file.modified for file in paths.values()) <= context.clock() - STALE_S:
             found.strays |= {path: file for path, file in paths.items() if path not in named}
         if published is not None and manifest.attempt == folder[11:]:
             last = layout.read_edition(topic, load, edition_now)
             of_load = {path: file for path, file in paths.items() if path in named}
-            _find_data(at, request, of_load, manifest, last, published, found)
+            _find_data(context, request, of_load, manifest, last, published, found)
 
 
 def _named(manifest: LoadManifest) -> set[str]:
@@ -222,7 +222,7 @@ def _named(manifest: LoadManifest) -> set[str]:
 
 
 def _find_data(
-    at: At,
+    context: Context,
     request: Expire,
     present: Mapping[str, Listed],
     manifest: LoadManifest,
@@ -231,7 +231,7 @@ def _find_data(
     found: _Found,
 ) -> None:
     """Return the unneeded data files of one edition."""
-    if datetime.fromisoformat(newest.created).timestamp() > at.clock() - request.older_than_s:
+    if datetime.fromisoformat(newest.created).timestamp() > context.clock() - request.older_than_s:
         return
     through = published.record.loads
     seen = through.editions.get(str(newest.load), 1) if newest.load <= through.load else 0
@@ -260,7 +260,7 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
 
 
 def _old_compacted(
-    at: At, published: _Published, rewritten: Mapping[str, Listed]
+    context: Context, published: _Published, rewritten: Mapping[str, Listed]
 ) -> Iterator[tuple[str, Listed]]:
     """Yield files that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
@@ -268,7 +268,7 @@ def _old_compacted(
     for path, file in rewritten.items():
         if path in published.named:
             used.add(path.rpartition("/")[0])
-        elif file.modified <= at.clock() - STALE_S:
+        elif file.modified <= context.clock() - STALE_S:
             unnamed[path] = file
         elif not path.endswith(f"/{LIST}"):
             used.add(path.rpartition("/")[0])
@@ -278,27 +278,29 @@ def _old_compacted(
             yield path, file
 
 
-def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) -> dict[str, Listed]:
+def _old_metadata(
+    context: Context, request: Expire, folder: str, named: Collection[str]
+) -> dict[str, Listed]:
     """Return the old files of a folder that no snapshot names, if the catalog keeps them in the warehouse."""
-    before = at.clock() - max(METADATA_S, request.reader_grace_s)
+    before = context.clock() - max(METADATA_S, request.reader_grace_s)
     return {
         path: file
-        for path, file in Topic(at.storage, request.topic).files(folder).items()
+        for path, file in Topic(context.storage, request.topic).files(folder).items()
         if path not in named and file.modified <= before and not path.endswith("/version-hint.text")
     }
 
 
-def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
+def _old_hours(context: Context, request: Expire) -> dict[str, Listed]:
     """Return metadata and data files that no snapshot of the table of hours names."""
     topic = request.topic
-    hours = load_table(at.catalog, hours_identifier(topic))
+    hours = load_table(context.catalog, hours_identifier(topic))
     if hours is None:
         return {}
-    old = _old_metadata(at, request, "hours", contents.named_files(hours, topic))
+    old = _old_metadata(context, request, "hours", contents.named_files(hours, topic))
     if request.dry_run or not _may_be_named(hours, old):
         return old
     _commit_nothing(hours)
-    fenced = load_table(at.catalog, hours_identifier(topic))
+    fenced = load_table(context.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
         raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
     named = contents.named_files(fenced, topic)
@@ -315,7 +317,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
     return any(file.modified > since for file in files.values())
 
 
-def _lost_publications(at: At, topic: Topic, newest: Publication) -> dict[str, Listed]:
+def _lost_publications(context: Context, topic: Topic, newest: Publication) -> dict[str, Listed]:
     """Return manifests of failed attempts to publish. The ledger or the table names every valid manifest."""
     count = {*topic.recorded(Folder.PUBLICATIONS)}
     count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
@@ -323,24 +325,24 @@ def _lost_publications(at: At, topic: Topic, newest: Publication) -> dict[str, L
     for path, file in topic.files(Folder.PUBLICATIONS).items():
         match = _RECORD.fullmatch(file.path)
         taken = match is not None and int(match[1]) <= newest.number
-        if taken and file.path not in count and file.modified <= at.clock() - STALE_S:
+        if taken and file.path not in count and file.modified <= context.clock() - STALE_S:
             lost[path] = file
     return lost
 
 
-def _old_drafts(at: At, topic: Topic) -> dict[str, Listed]:
+def _old_drafts(context: Context, topic: Topic) -> dict[str, Listed]:
     """Return old drafts that a crash has left, from every folder whose files are created exclusively."""
     return {
         path: file
         for kind in Folder
         if kind not in (Folder.ROWS, Folder.COMPACTED, Folder.TABLE, Folder.HOURS)
         for path, file in topic.files(kind).items()
-        if path.rpartition("/")[2].startswith(DRAFT) and file.modified <= at.clock() - STALE_S
+        if path.rpartition("/")[2].startswith(DRAFT) and file.modified <= context.clock() - STALE_S
     }
 
 
 def _written_down(
-    at: At, request: Expire, found: _Found, published: _Published | None
+    context: Context, request: Expire, found: _Found, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
     """Record newly unneeded files. Return data and compacted files to delete now, and how many stay."""
     if published is None:
@@ -350,7 +352,7 @@ def _written_down(
     named_again = sorted(since.keys() & published.named)
     for path in named_again:
         del since[path]
-    created = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="seconds")
+    created = datetime.fromtimestamp(context.clock(), UTC).isoformat(timespec="seconds")
     fresh = sorted((found.data.keys() | found.compacted.keys()) - since.keys())
     if fresh or named_again:
         entry = Expired(
@@ -362,29 +364,29 @@ def _written_down(
         )
         since |= dict.fromkeys(fresh, created)
         if not request.dry_run:
-            if not at.storage.create(layout.expired_path(request.topic, entry.number), encode(entry)):
+            if not context.storage.create(layout.expired_path(request.topic, entry.number), encode(entry)):
                 raise MillraceError(
                     f"another run expires {request.topic} at this moment: run again when it has ended"
                 )
-            at.progress("written down")
-    before = at.clock() - request.reader_grace_s
-    old = {path for path, at in since.items() if datetime.fromisoformat(at).timestamp() <= before}
+            context.progress("written down")
+    before = context.clock() - request.reader_grace_s
+    old = {path for path, context in since.items() if datetime.fromisoformat(context).timestamp() <= before}
     data = {path: file for path, file in found.data.items() if path in old}
     compacted = {path: file for path, file in found.compacted.items() if path in old}
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
 
 
-def _fenced(at: At, published: _Published) -> _Published:
+def _fenced(context: Context, published: _Published) -> _Published:
     """Return the table after a commit without rows: no commit that was begun before can be made any more.
 
     A publication, a compaction or a re-load that stood still for days would name files that are deleted now,
     and so would a rebuild that runs at this moment.
     """
     _commit_nothing(published.table)
-    fenced = _Published.of(at, published.topic)
+    fenced = _Published.of(context, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
         raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
-    at.progress("fenced")
+    context.progress("fenced")
     return fenced
 
 
@@ -394,15 +396,17 @@ def _commit_nothing(table: Table) -> None:
         commit(table, TableChange())
 
 
-def _old_conditions(at: At, topic: Topic) -> dict[str, Listed]:
+def _old_conditions(context: Context, topic: Topic) -> dict[str, Listed]:
     """Conditions of erasures whose rows no log can hold any more."""
-    clock = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    clock = (
+        datetime.fromtimestamp(context.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
     old = old_conditions(topic, clock)
-    return {path.partition("/")[2]: at.storage.files(path)[0] for path in old}
+    return {path.partition("/")[2]: context.storage.files(path)[0] for path in old}
 
 
-def _old_plans(at: At, request: Expire, topic: Topic) -> dict[str, Listed]:
+def _old_plans(context: Context, request: Expire, topic: Topic) -> dict[str, Listed]:
     """Plans that no retry needs any more. The newest plan stays: it shows that loads ran."""
-    before = at.clock() - max(request.older_than_s, STALE_S)
+    before = context.clock() - max(request.older_than_s, STALE_S)
     plans = sorted(topic.files(Folder.PLANS).items(), key=lambda plan: plan[1].modified)
     return {path: file for path, file in plans[:-1] if file.modified <= before}

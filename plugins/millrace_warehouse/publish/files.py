@@ -12,7 +12,7 @@ from millrace_warehouse.history.layout import Topic, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import read_stored
 from millrace_warehouse.publish.state import PendingChange
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 
 def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[IcebergDataFile], int]:

@@ -28,7 +28,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_audit.answer import LoadHour
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import not_held
 from millrace_warehouse.history.hours import UNFILED, number_of
@@ -59,7 +59,7 @@ from millrace_warehouse.publish.table import (
     require_loads,
 )
 from millrace_warehouse.races import Conflict, Outrun, retried
-from millrace_warehouse.verbs import Publish
+from millrace_warehouse.requests import Publish
 
 CATCH_UP = 1_000
 """Newer loads that cause a publication although no hour changes: the next run need not read them."""
@@ -99,21 +99,21 @@ class PublishResult:
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
 
-def publish_topic(at: At, request: Publish, name: str, auditor: Auditor) -> PublishResult:
+def publish_topic(context: Context, request: Publish, name: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
     Without changes there is no commit. MillraceError, with advice, when the table differs from its newest
     publication, and when the catalog does not answer.
     """
-    topic = layout.Topic(at.storage, name)
+    topic = layout.Topic(context.storage, name)
     layout.check_topic(topic)
-    require_loads(at.catalog, topic)
-    return _Attempts(at, request, topic, auditor).publish()
+    require_loads(context.catalog, topic)
+    return _Attempts(context, request, topic, auditor).publish()
 
 
 class _Attempts:
-    def __init__(self, at: At, request: Publish, topic: layout.Topic, auditor: Auditor) -> None:
-        self._at, self._request, self._topic, self._auditor = at, request, topic, auditor
+    def __init__(self, context: Context, request: Publish, topic: layout.Topic, auditor: Auditor) -> None:
+        self._context, self._request, self._topic, self._auditor = context, request, topic, auditor
         self._judgements: dict[str, Judgement] = {}
         self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
@@ -137,24 +137,26 @@ class _Attempts:
             raise Conflict(str(error)) from error
 
     def _publish_once(self) -> PublishResult:
-        at, request, topic = self._at, self._request, self._topic
+        context, request, topic = self._context, self._request, self._topic
         if self._to_rebuild:
             self._rebuild()
-        table, before = published_table(at.catalog, topic)
+        table, before = published_table(context.catalog, topic)
         self._read = "" if table is None else table.metadata_location
-        at.progress("table read")
+        context.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
         state = State.of(before)
         self._follow(state)
-        at.progress(f"loads read through {state.through.load}")
+        context.progress(f"loads read through {state.through.load}")
         again = rejudged(state, partial(self._auditor.changes, topic.name)) if request.proven else []
-        choose(state, self._ask, request.hours, again, request.proven, request.unproven_after_s, at.clock())
+        choose(
+            state, self._ask, request.hours, again, request.proven, request.unproven_after_s, context.clock()
+        )
         self._follow(state)  # also the loads that were made before the auditor was asked
         while judge_late(state, self._ask):
             self._follow(state)  # again: the answer counts rows that this run had not read
         self._hold_back(table, state)
-        at.progress("hours judged")
+        context.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:
             return self._unchanged(table, before, state)
@@ -162,14 +164,14 @@ class _Attempts:
 
     def _is_another_table(self) -> bool:
         """True when another run has committed since this run read the table."""
-        table = find_table(self._at.catalog, self._topic.name)
+        table = find_table(self._context.catalog, self._topic.name)
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
         """Return a result without a commit, or of a rebuild only; finish what an earlier run left undone."""
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
-            bring_up_to_date(self._at.catalog, self._topic, table, before)
+            bring_up_to_date(self._context.catalog, self._topic, table, before)
         changes = before.changes if rebuild and before is not None else ()
         return self._result(table, before, state.unpublished, published=rebuild, changes=changes)
 
@@ -177,10 +179,10 @@ class _Attempts:
         """Rebuild the table, once; rows of newer loads are then published as always."""
         if self._request.dry_run:
             raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
-        table, publication = rebuild_table(self._at, self._topic, self._request.run_id)
+        table, publication = rebuild_table(self._context, self._topic, self._request.run_id)
         self._to_rebuild = False
         self._settle(table, publication)
-        self._at.progress("table made again")
+        self._context.progress("table made again")
 
     def _ask(self, hours: Iterable[str]) -> dict[str, Verdict]:
         """Return hour -> verdict; ask the auditor about new hours, up to MOST_HOURS in one question."""
@@ -285,7 +287,7 @@ class _Attempts:
         state.follow(loads, editions, partial(layout.read_edition, topic))
 
     def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
-        at, request, topic = self._at, self._request, self._topic
+        context, request, topic = self._context, self._request, self._topic
         attempt = uuid.uuid4().hex[:16]
         added, schema = new_files(topic, state.changes)
         state.schema = max(schema, state.schema, 1)
@@ -294,15 +296,15 @@ class _Attempts:
         if request.dry_run:
             return self._result(table, publication, state.unpublished, changes=publication.changes)
         if table is None:
-            table = make_table(at.catalog, topic)
-            at.progress("table made")
+            table = make_table(context.catalog, topic)
+            context.progress("table made")
         old: list[DataFile] = []
         if removed:
             old, rest = take_out(topic, table, state.replaced, removed)
             added += rest
-            at.progress("rows of earlier editions taken out")
+            context.progress("rows of earlier editions taken out")
         self._made.add(layout.publication_path(topic.name, publication.number, attempt))
-        return self._finish(commit_publication(at, table, publication, added, old), publication)
+        return self._finish(commit_publication(context, table, publication, added, old), publication)
 
     def _record(
         self, table: Table | None, before: Publication | None, state: State, attempt: str
@@ -317,11 +319,11 @@ class _Attempts:
 
     def _settle(self, table: Table, publication: Publication) -> None:
         """Do the steps after a commit. If this run dies before, the next run does them."""
-        at = self._at
-        record(at.storage, table.properties[PATH], publication)
-        at.progress("recorded")
-        bring_up_to_date(at.catalog, self._topic, table, publication)
-        at.progress("table of hours written")
+        context = self._context
+        record(context.storage, table.properties[PATH], publication)
+        context.progress("recorded")
+        bring_up_to_date(context.catalog, self._topic, table, publication)
+        context.progress("table of hours written")
 
     def _finish(self, table: Table, publication: Publication) -> PublishResult:
         self._settle(table, publication)

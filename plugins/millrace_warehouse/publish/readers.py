@@ -20,7 +20,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import Topic, load_numbers, read_checked
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.table import PATH, find_table
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 SPARK_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 """Iceberg's newest runtime for Spark 4.1; 4.0 has a separate one, 4.2 and 4.3 have none yet."""

@@ -27,8 +27,8 @@ from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD, OFFSET, TIME, TOPIC_PARTITION
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.expired import note_named_again
@@ -140,24 +140,24 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(one, value_set=other)).as_py())
 
 
-def rebuild_table(at: At, topic: layout.Topic, run_id: str) -> tuple[Table, Publication]:
+def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[Table, Publication]:
     """Rebuild the table of the newest publication, as far as files are left; return the next publication.
 
     Conflict when another commit to main was faster: read again, then begin again.
     """
-    catalog = at.catalog
-    table, head = _table(at, topic)
+    catalog = context.catalog
+    table, head = _table(context, topic)
     base, base_path, number = _newest(topic, table)
     if base is not None:  # the run that made it may have died, and its successor hides it from later runs
         record(topic.storage, base_path, base)
     drop_if_gone(catalog, topic.name)
     state = State.of(base)
     state.number = number
-    at.progress("record read")
+    context.progress("record read")
     hours, schema = _wanted(topic, state)
     kept = [file for file in head if not _is_replaced(topic.name, state, file)]
     _choose(topic, table, hours, kept, state.through.editions)
-    at.progress("files found")
+    context.progress("files found")
     if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
         drop_table(catalog, table_identifier(topic.name))
         table, head = None, []
@@ -173,10 +173,10 @@ def rebuild_table(at: At, topic: layout.Topic, run_id: str) -> tuple[Table, Publ
     if publication.previous is not None:
         paths = {path for file in added if (path := path_in_topic(file.file_path, topic.name)) is not None}
         note_named_again(topic, publication.previous, paths, publication.created)
-    return tables.commit_publication(at, table, publication, added, removed), publication
+    return tables.commit_publication(context, table, publication, added, removed), publication
 
 
-def _table(at: At, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile]]:
+def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile]]:
     """Return the topic's table and its files; drop it and return None if metadata or a manifest is missing.
 
     This happens when the catalog is older than the last expiry, or newer than the folder. The loads and
@@ -184,19 +184,19 @@ def _table(at: At, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataF
     """
     table = None
     try:
-        table = tables.find_table(at.catalog, topic.name)
+        table = tables.find_table(context.catalog, topic.name)
         return table, list(live_files(table)) if table is not None else []
     except TableFileGone:
         if not layout.load_numbers(topic):
             raise
-        if table is not None and _is_newer(at, topic.name, table):
+        if table is not None and _is_newer(context, topic.name, table):
             raise Conflict("another run has changed the table while it was read") from None
-        drop_table(at.catalog, table_identifier(topic.name))
+        drop_table(context.catalog, table_identifier(topic.name))
         return None, []
 
 
-def _is_newer(at: At, topic: str, table: Table) -> bool:
-    again = tables.find_table(at.catalog, topic)
+def _is_newer(context: Context, topic: str, table: Table) -> bool:
+    again = tables.find_table(context.catalog, topic)
     return again is not None and again.metadata_location != table.metadata_location
 
 

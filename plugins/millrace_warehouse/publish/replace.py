@@ -27,7 +27,7 @@ def take_out(
     """
     removed: list[DataFile] = []
     added: list[DataFile] = []
-    writing = Rewriting(topic, table)
+    rewriting = Rewriting(topic, table)
     files = head_files(table, expected)
     for hour, rows in sorted(expected.items()):
         gone = 0
@@ -36,7 +36,7 @@ def take_out(
             if bounds is not None and not any(bounds[0] <= load <= bounds[1] for load in loads):
                 continue
             whole = bounds is not None and bounds[0] == bounds[1]
-            kept = None if whole else writing.write(hour, [file], without=loads)
+            kept = None if whole else rewriting.write(hour, [file], without=loads)
             if kept is not None and kept.record_count == file.record_count:
                 continue
             removed.append(file)
@@ -47,5 +47,5 @@ def take_out(
                 f"the table of {topic} has {gone:,} rows in hour {hour} of loads that were read again, and"
                 f" was given {rows:,}: see `millrace verify`, then run `millrace publish {topic} --rebuild`"
             )
-    writing.finish()
+    rewriting.finish()
     return removed, added

@@ -23,8 +23,8 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
 from millrace_warehouse.columns import PARTITION
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.ledger import read_entry, record
@@ -282,16 +282,20 @@ def properties_of(publication: Publication, path: str) -> dict[str, str]:
 
 
 def commit_publication(
-    at: At, table: Table, publication: Publication, added: Sequence[DataFile], removed: Sequence[DataFile]
+    context: Context,
+    table: Table,
+    publication: Publication,
+    added: Sequence[DataFile],
+    removed: Sequence[DataFile],
 ) -> Table:
     """Write a publication's record, then make its commit; return the table after it.
 
     Conflict when another commit to main was faster.
     """
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
-    at.storage.create(path, encode(publication))
-    at.progress("record written")
-    columns = read_record(layout.Topic(at.storage, publication.topic), publication.schema).schema
+    context.storage.create(path, encode(publication))
+    context.progress("record written")
+    columns = read_record(layout.Topic(context.storage, publication.topic), publication.schema).schema
     properties = properties_of(publication, path)
     made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(
@@ -302,5 +306,5 @@ def commit_publication(
         summary=properties | made_by,
     )
     committed = commit(table, change)
-    at.progress("committed")
+    context.progress("committed")
     return committed

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
+from millrace_warehouse.storage.interface import CHUNK_BYTES, Storage
 from millrace_warehouse.storage.open import open_storage
 from millrace_warehouse.storage.streams import open_file, size_of
-from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage
 
 PY_IO_IMPL = "millrace_warehouse.storage.file_io.StorageFileIO"
 """The value of pyiceberg's setting `py-io-impl`."""

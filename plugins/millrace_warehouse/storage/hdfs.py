@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from millrace.errors import MillraceError
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
-from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
+from millrace_warehouse.storage.interface import DRAFT, Listed, Written
 from millrace_warehouse.storage.webhdfs import WebHdfsClient
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from millrace.errors import MillraceError
+from millrace_warehouse.storage.interface import DRAFT, Listed, Written
 from millrace_warehouse.storage.streams import Hashing
-from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
 
 DELETE_TRIES = 20
 """Most tries to delete a folder: a task whose job has ended may still write into it."""

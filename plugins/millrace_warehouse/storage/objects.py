@@ -23,8 +23,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.storage.interface import CHUNK_BYTES, DRAFT, Listed, Written
 from millrace_warehouse.storage.streams import Hashing
-from millrace_warehouse.storage.verbs import CHUNK_BYTES, DRAFT, Listed, Written
 
 try:
     import obstore

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from millrace.errors import ConfigError
 from millrace_warehouse.storage.hadoop_settings import find_webhdfs, read_settings
 from millrace_warehouse.storage.hdfs import HdfsStorage
+from millrace_warehouse.storage.interface import Storage
 from millrace_warehouse.storage.local import LocalStorage
-from millrace_warehouse.storage.verbs import Storage
 
 OBJECT_STORES = ("s3", "s3a", "gs", "abfs", "abfss")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import BinaryIO
 
-from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage, Written
+from millrace_warehouse.storage.interface import CHUNK_BYTES, Storage, Written
 
 
 class Hashing:

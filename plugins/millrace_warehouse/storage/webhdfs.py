@@ -24,8 +24,8 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
+from millrace_warehouse.storage.interface import DRAFT, Written
 from millrace_warehouse.storage.streams import Hashing
-from millrace_warehouse.storage.verbs import DRAFT, Written
 
 T = TypeVar("T")
 PAUSE_S = 1.0

@@ -17,10 +17,10 @@ from pyiceberg.table import Table
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_warehouse.at import Progress, quiet
+from millrace_warehouse.context import Progress, quiet
 from millrace_warehouse.history import layout
 from millrace_warehouse.publish.table import PATH, find_table
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from millrace_warehouse.verify.check import Check, TopicReport
 from millrace_warehouse.verify.files import check_files
 from millrace_warehouse.verify.history import History, check_history

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import Progress
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import M, Manifest, check_hash, decode
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class Task:
 
 def millrace(spark: SparkSession, task: Task) -> None:
     """What `millrace load` runs."""
-    from millrace_warehouse.verbs import Load
+    from millrace_warehouse.requests import Load
     from tests.jobs import load_topics
 
     request = Load(topics=[task.topic], bootstrap=task.bootstrap, registry=task.registry, warehouse=task.out)
@@ -46,7 +46,7 @@ def millrace(spark: SparkSession, task: Task) -> None:
 def millrace_table(spark: SparkSession, task: Task) -> None:
     """What `millrace load` and `millrace publish` run."""
     from millrace_warehouse.commands.run import publish_one
-    from millrace_warehouse.verbs import Publish
+    from millrace_warehouse.requests import Publish
 
     millrace(spark, task)
     request = Publish(topics=[task.topic], warehouse=task.out, hours=task.hours, unasked=True)

@@ -19,7 +19,7 @@ from millrace_demo.faulty_broker import replace_function
 from millrace_spark.jobs import load as job
 from millrace_warehouse.load import task
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
-from millrace_warehouse.verbs import Load
+from millrace_warehouse.requests import Load
 from tests.trials.faultaudit.batches import EDITS, NEEDED
 
 

@@ -49,7 +49,7 @@ class _Session:
 
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
-    from millrace_warehouse import verbs
+    from millrace_warehouse import requests
     from millrace_warehouse.commands.run import publish_one
     from tests.jobs import load_topics
 
@@ -57,9 +57,9 @@ def main() -> None:
     session = cast(Any, _Session())
     try:
         if job == "load":
-            load_topics(session, verbs.Load(**settings))
+            load_topics(session, requests.Load(**settings))
         else:
-            request = verbs.Publish(**settings)
+            request = requests.Publish(**settings)
             for topic in request.topics:
                 publish_one(request, topic, lambda step: None)
     except MillraceError as error:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import hours_in, partition_of
 from millrace_warehouse.history.layout import Topic, editions_of, load_numbers, read_edition, require_load
 from millrace_warehouse.history.manifest import Publication
@@ -30,8 +30,8 @@ from millrace_warehouse.publish.expire import expire_topic
 from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table, publication_of
+from millrace_warehouse.requests import Compact, Expire, Publish
 from millrace_warehouse.storage import Storage
-from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event
 from tests.unit.warehouse.mended import Mended, later_event, moved_event
@@ -114,8 +114,8 @@ class Scenario(Mended):
         """Publish these hours, and what is new of those that are published."""
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=hours)
         with self.catalog() as catalog:
-            at = At(storage=storage, catalog=catalog)
-            publish_topic(at, request, TOPIC, Nobody())
+            context = Context(storage=storage, catalog=catalog)
+            publish_topic(context, request, TOPIC, Nobody())
 
     def hours(self, storage: Storage) -> None:
         self.publish(storage, *self.random.sample(HOURS, self.random.choice([1, 2, 4, 4])))
@@ -133,12 +133,12 @@ class Scenario(Mended):
         require_load(Topic(storage, TOPIC))
         request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=-1, small_files=1)
         with self.catalog() as catalog:
-            compact_topic(At(storage=storage, catalog=catalog), request, TOPIC)
+            compact_topic(Context(storage=storage, catalog=catalog), request, TOPIC)
 
     def expire(self, storage: Storage) -> None:
         request = Expire(topic=TOPIC, warehouse=storage.root, older_than_s=-1, reader_grace_s=-1)
         with self.catalog() as catalog:
-            expire_topic(At(storage=storage, catalog=catalog), request)
+            expire_topic(Context(storage=storage, catalog=catalog), request)
 
     def fix(self, _: Storage) -> None:
         self.fixed = True

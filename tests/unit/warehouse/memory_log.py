@@ -25,12 +25,12 @@ from millrace.records.compression import Codec
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_broker.storage.epochs import EpochMap
-from millrace_warehouse.at import Progress
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic, loads_after, newest_editions, read_edition
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadRun
+from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
-from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.storage import Storage, open_storage
 
 TOPIC = "PageView"
@@ -271,14 +271,14 @@ def load_run(
         "storage": storage,
         "client": log,
         "pin": partial(pin, log, storage),
-        "run": local_run,
+        "run_tasks": local_run,
         "run_id": run_id,
         "cut_bytes": 2_000,
         "progress": progress,
         **changes,
     }
-    writing = Writing(**{name: settings.pop(name) for name in Writing.__slots__ if name in settings})
-    return LoadRun(writing=writing, **settings)
+    context = LoadContext(**{name: settings.pop(name) for name in LoadContext.__slots__ if name in settings})
+    return LoadRun(context=context, **settings)
 
 
 @dataclass(frozen=True)

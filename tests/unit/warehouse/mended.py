@@ -18,8 +18,8 @@ from millrace.records import Message
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, load_topic
+from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.reload import ReloadRun
-from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.storage import Storage, open_storage
 from tests.unit.warehouse.memory_log import SCHEMA, SCHEMA_ID, TOPIC, MemoryLog, event, load_run, no_progress
 
@@ -86,7 +86,7 @@ class Mended:
         return load_topic(run, TOPIC)
 
     def pin(self, storage: Storage) -> Any:
-        """As `Writing.pin`: with the decoder that there is now."""
+        """As `LoadContext.pin`: with the decoder that there is now."""
 
         def pin(topic: str, used: int) -> Pinned:
             folder = Topic(storage, topic)
@@ -100,4 +100,4 @@ class Mended:
     ) -> ReloadRun:
         storage = storage or self.storage()
         run = load_run(self.log, storage, run_id, progress=progress, pin=self.pin(storage))
-        return ReloadRun(writing=run.writing, reason="a test")
+        return ReloadRun(context=run.context, reason="a test")

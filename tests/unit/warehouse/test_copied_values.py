@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.erase import erasing
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.history.layout import newest_editions
@@ -23,7 +23,7 @@ from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish import rewriting
 from millrace_warehouse.publish.gate import Nobody
-from millrace_warehouse.verbs import Erase
+from millrace_warehouse.requests import Erase
 from tests.loaded import compact_as_others_do
 from tests.published import TOPIC, Warehouse, warehouse
 from tests.unit.warehouse.memory_log import SCHEMA, SCHEMA_ID, START, MemoryLog, load_run
@@ -128,7 +128,7 @@ def test_an_erasure_keeps_every_value_of_the_rows_that_stay(w: Warehouse, log: M
         reason="a test",
         id="one",
     )
-    erase_topic(At(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
+    erase_topic(Context(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
     assert table_rows(w) == before[:-1]
     assert w.problems(rows=True) == []
 
@@ -136,7 +136,7 @@ def test_an_erasure_keeps_every_value_of_the_rows_that_stay(w: Warehouse, log: M
 def test_a_re_load_keeps_every_value_of_rows_that_lie_in_the_same_file(w: Warehouse, log: MemoryLog) -> None:
     compact_as_others_do(w.storage, w.table, TOPIC, HOUR)
     before = table_rows(w)
-    run = ReloadRun(writing=load_run(log, w.storage, "again").writing, reason="a test")
+    run = ReloadRun(context=load_run(log, w.storage, "again").context, reason="a test")
     reload_topic(run, TOPIC, [len(VALUES)])
     w.publish()
     assert table_rows(w) == before
@@ -234,6 +234,6 @@ def test_an_erasure_whose_copy_lost_a_null_makes_no_edition(
         id="one",
     )
     with pytest.raises(MillraceError, match=r"load 5 .* in items: nothing was erased of that load"):
-        erase_topic(At(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
+        erase_topic(Context(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
     assert newest_editions(w.stored) == {}
     assert all(path.read_bytes() == content for path, content in before.items())

@@ -23,7 +23,7 @@ from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
-from millrace_warehouse.verbs import Load, Mirror
+from millrace_warehouse.requests import Load, Mirror
 
 MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b:1")
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]

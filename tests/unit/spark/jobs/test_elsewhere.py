@@ -17,7 +17,7 @@ from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.jobs.elsewhere import SENT, SentJob, _Run, submit
 from millrace_spark.jobs.standalone import DriverState, Master
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.verbs import Load
+from millrace_warehouse.requests import Load
 
 CLUSTER_MODE = {"spark.submit.deployMode": "cluster"}
 ARGUMENT_BYTES = 128 << 10

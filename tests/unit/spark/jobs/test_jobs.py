@@ -20,8 +20,8 @@ from millrace_spark.jobs import entry
 from millrace_spark.jobs.load import TopicFailure, load_topics
 from millrace_warehouse.history.manifest import OriginPartition
 from millrace_warehouse.load.load import LoadResult, LoadRun
-from millrace_warehouse.load.writing import origin_of
-from millrace_warehouse.verbs import Load
+from millrace_warehouse.load.range_writer import origin_of
+from millrace_warehouse.requests import Load
 from tests.brokers import free_port
 from tests.support import WAIT_S
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog

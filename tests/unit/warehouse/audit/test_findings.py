@@ -12,7 +12,7 @@ from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.findings import MOST_TOLD, Problem, note, read, told
 from millrace_warehouse.commands import run
 from millrace_warehouse.history.layout import audited_path, verified_path
-from millrace_warehouse.verbs import Verify
+from millrace_warehouse.requests import Verify
 from tests.published import TOPIC, Warehouse, warehouse
 
 NINE, TEN = "2015-05-17T09", "2015-05-17T10"

@@ -36,7 +36,7 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import RejectedLimits
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event, filled_log, load_run
 from tests.unit.warehouse.mended import Mended, later_event, moved_event
 

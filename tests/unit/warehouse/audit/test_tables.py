@@ -19,10 +19,10 @@ from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import UnkeyedRows
-from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable, TableHour
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
@@ -30,9 +30,9 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import compact_topic
+from millrace_warehouse.requests import Compact
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verbs import Compact
+from millrace_warehouse.storage.interface import Storage
 from tests.loaded import compact_as_others_do
 from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, event, load_run
 from tests.unit.warehouse.mended import Mended, moved_event
@@ -94,9 +94,9 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     scene.load(START + 5)
     scene.publish(H11)
     assert scene.tell() == {H10: 3, H11: 1}, "a late row reaches a published hour with every publication"
-    at = At(storage=scene.storage, catalog=scene.catalog)
+    context = Context(storage=scene.storage, catalog=scene.catalog)
     request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
-    assert compact_topic(at, request, TOPIC).hours
+    assert compact_topic(context, request, TOPIC).hours
     assert scene.tell() == {H10: 3}, "other files, the same rows"
     assert PublishedTable(scene.mended.topic)._told.keys() == {H10, H11}
     assert list(PublishedTable(scene.mended.topic).news(scene.catalog, scene.loads)) == []
@@ -216,7 +216,7 @@ def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> N
 def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(tmp_path: Path) -> None:
     log = MemoryLog(1)
     log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
-    log.append(0, [Message(START + at, None, b"\0\0\0\0\5\2/") for at in (0, 1, HOUR)])
+    log.append(0, [Message(START + context, None, b"\0\0\0\0\5\2/") for context in (0, 1, HOUR)])
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
     with connect(storage) as catalog:

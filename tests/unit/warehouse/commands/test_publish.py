@@ -21,8 +21,8 @@ from millrace_warehouse.commands import auditor as asking
 from millrace_warehouse.commands import run
 from millrace_warehouse.commands.publishing import compact, publish, tables
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Publish
 from tests.counted import counted_loads
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
 

@@ -12,14 +12,14 @@ from typing import Any
 import fastavro
 import pyarrow.parquet as pq
 
-from millrace_warehouse.at import At, quiet
+from millrace_warehouse.context import Context, quiet
 from millrace_warehouse.erase.erasing import EraseResult, erase_topic
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.requests import Erase
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Erase
 from tests.counted import Counted
 from tests.published import Warehouse
 from tests.unit.warehouse.memory_log import (
@@ -92,13 +92,13 @@ class Scene(Warehouse):
 
     def reload(self, *loads: int, **changes: Any) -> Any:
         self.runs.append("")
-        writing = load_run(self.log, self.storage, f"again {len(self.runs)}", **changes).writing
-        return reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, loads)
+        context = load_run(self.log, self.storage, f"again {len(self.runs)}", **changes).context
+        return reload_topic(ReloadRun(context=context, reason="a test"), TOPIC, loads)
 
     def erase(
         self, where: str = f"memberId = {MEMBER}", *, until: str | None = None, **words: Any
     ) -> EraseResult:
-        at = At(storage=self.storage, catalog=self.catalog, progress=words.pop("progress", quiet))
+        context = Context(storage=self.storage, catalog=self.catalog, progress=words.pop("progress", quiet))
         verdict_of = words.pop("verdict_of", complete)
         request = Erase(
             **{
@@ -109,7 +109,7 @@ class Scene(Warehouse):
                 **words,
             }
         )
-        return erase_topic(at, request, Counted(self.storage, verdict_of), lambda: until)
+        return erase_topic(context, request, Counted(self.storage, verdict_of), lambda: until)
 
     def members(self) -> list[int | None]:
         """Of every row that a reader of the table gets, sorted."""

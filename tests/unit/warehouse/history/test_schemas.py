@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import schemas
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import encode
@@ -22,8 +22,8 @@ from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.publisher import publish_topic
+from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import Storage, open_storage
-from millrace_warehouse.verbs import Publish
 from tests.support import WAIT_S, run_python
 from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, MemoryLog, load_run, with_field
 
@@ -79,7 +79,7 @@ def published(storage: Storage) -> pa.Table:
     """The rows of the table after one more publication of the hour."""
     with connect(storage) as catalog:
         publish_topic(
-            At(storage=storage, catalog=catalog),
+            Context(storage=storage, catalog=catalog),
             Publish(topics=[TOPIC], warehouse=storage.root, hours=[HOUR]),
             TOPIC,
             Nobody(),

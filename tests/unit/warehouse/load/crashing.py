@@ -51,7 +51,7 @@ def crash_reload(warehouse: Path, step: str) -> None:
 
     def reload(killed_at: str) -> None:
         run = load_run(log, warehouse, "again", progress=exit_at(killed_at))
-        reload_topic(ReloadRun(writing=run.writing, reason="a test"), TOPIC, [1])
+        reload_topic(ReloadRun(context=run.context, reason="a test"), TOPIC, [1])
 
     assert child(lambda: reload(step)) == KILLED, step
     assert child(lambda: reload("")) == 0, step

@@ -47,8 +47,8 @@ def drive(log: MemoryLog, warehouse: Path, seed: int) -> None:
         try:
             result = load_topic(run, TOPIC)
             if chance.random() < 0.3 and (loads := load_numbers(Topic(storage, TOPIC))):
-                again = load_run(log, warehouse, f"again {seed} {turn}").writing
-                reload_topic(ReloadRun(writing=again, reason="a test"), TOPIC, [chance.choice(loads)])
+                again = load_run(log, warehouse, f"again {seed} {turn}").context
+                reload_topic(ReloadRun(context=again, reason="a test"), TOPIC, [chance.choice(loads)])
         except MillraceError as error:
             if "other runs" not in str(error):
                 raise

@@ -84,7 +84,7 @@ def test_a_log_that_was_cut_back_and_has_grown_again_is_not_loaded_on_or_read_ag
         run = dataclasses.replace(load_run(log, tmp_path, "run-3"), accept_new_topic=accept_new_topic)
         with pytest.raises(MillraceError, match=f"{cut}.*restore a newer copy of the log"):
             load_topic(run, TOPIC)
-    reload_run = ReloadRun(writing=load_run(log, tmp_path, "again").writing, reason="a test")
+    reload_run = ReloadRun(context=load_run(log, tmp_path, "again").context, reason="a test")
     with pytest.raises(MillraceError, match=cut):
         reload_topic(reload_run, TOPIC, [1])
     assert loads(tmp_path) == [1, 2]
@@ -245,7 +245,7 @@ def test_on_apache_kafka_only_compaction_may_leave_holes(
     log.cluster_id = "4L6g3nShT-eMCtK--X86sw"
     log.lose(0, 7)
     # The setting is the one thing a log in memory cannot answer.
-    monkeypatch.setattr("millrace_warehouse.load.writing.topic_setting", lambda *_: policy)
+    monkeypatch.setattr("millrace_warehouse.load.range_writer.topic_setting", lambda *_: policy)
     if accepted:
         assert load_topic(load_run(log, tmp_path), TOPIC).rows == 170
     else:
@@ -476,7 +476,7 @@ def test_files_of_tasks_that_ran_twice_do_not_count(tmp_path: Path) -> None:
         local_run(tasks)  # speculative tasks whose results nobody collects
         return local_run(tasks)
 
-    load_topic(load_run(log, tmp_path, run=twice), TOPIC)
+    load_topic(load_run(log, tmp_path, run_tasks=twice), TOPIC)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
     assert problems(tmp_path, TOPIC) == []
 
@@ -532,7 +532,7 @@ def test_a_file_that_is_not_there_as_its_task_stored_it_fails_the_load(tmp_path:
         path.write_bytes(path.read_bytes()[:-1])
         return result
 
-    run = load_run(log, tmp_path, run=lambda tasks: [damaged(task) for task in tasks])
+    run = load_run(log, tmp_path, run_tasks=lambda tasks: [damaged(task) for task in tasks])
     with pytest.raises(MillraceError, match="the storage does not keep what is written"):
         load_topic(run, TOPIC)
     assert (loads(tmp_path), attempts(tmp_path)) == ([], [])
@@ -547,13 +547,13 @@ def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
         return results
 
     with pytest.raises(MillraceError, match="the account does not close"):
-        load_topic(load_run(log, tmp_path, run=forgetful), TOPIC)
+        load_topic(load_run(log, tmp_path, run_tasks=forgetful), TOPIC)
 
 
 def test_a_task_that_is_missing_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
     with pytest.raises(MillraceError, match="the tasks"):
-        load_topic(load_run(log, tmp_path, run=lambda tasks: local_run(tasks[:-1])), TOPIC)
+        load_topic(load_run(log, tmp_path, run_tasks=lambda tasks: local_run(tasks[:-1])), TOPIC)
 
 
 def test_a_load_that_is_gone_stops_the_next_one(tmp_path: Path) -> None:

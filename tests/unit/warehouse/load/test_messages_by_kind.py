@@ -130,8 +130,8 @@ def test_the_manifest_counts_each_kind_by_partition_and_rejected_records_keep_th
 def test_rejected_records_are_found_by_hour_and_kind_by_sql(tmp_path: Path) -> None:
     log = mixed()
     load_topic(load_run(log, tmp_path), TOPIC)
-    again = load_run(log, tmp_path, "again").writing
-    reload_topic(ReloadRun(writing=again, reason="test"), TOPIC, [1])
+    again = load_run(log, tmp_path, "again").context
+    reload_topic(ReloadRun(context=again, reason="test"), TOPIC, [1])
     found = sql(tmp_path, REJECTED_BY_HOUR)
     hour = datetime(2015, 5, 17, 10)
     assert sorted(found) == [
@@ -248,7 +248,7 @@ def test_a_re_load_finds_the_same_tombstones_and_rejected_records_again(tmp_path
     log = mixed()
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
-    reload_topic(ReloadRun(writing=load_run(log, storage, "again").writing, reason="test"), TOPIC, [1])
+    reload_topic(ReloadRun(context=load_run(log, storage, "again").context, reason="test"), TOPIC, [1])
     again = read_edition(Topic(storage, TOPIC), 1, 2)
     assert (again.tombstones, again.rejected) == (2, 3)
     with warehouse(tmp_path) as w:
@@ -294,8 +294,8 @@ def test_the_table_of_hours_counts_each_kind_with_the_hours_changes(tmp_path: Pa
         assert publication is not None
         assert publication.waiting_aside == {UNFILED: {TOMBSTONE: 1}}
         log.schemas[99] = SCHEMA
-        again = load_run(log, w.storage, "again").writing
-        reload_topic(ReloadRun(writing=again, reason="test"), TOPIC, [1])
+        again = load_run(log, w.storage, "again").context
+        reload_topic(ReloadRun(context=again, reason="test"), TOPIC, [1])
         log.append(0, [event(6, START)])
         load_topic(load_run(log, w.storage, "run-4"), TOPIC)
         w.publish()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_warehouse.at import Progress
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic, read_edition
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
@@ -66,7 +66,7 @@ class Disk:
 
 def reload_run(log: MemoryLog, warehouse: Path, progress: Progress = no_progress) -> ReloadRun:
     run = load_run(log, warehouse, "again", progress=progress)
-    return ReloadRun(writing=run.writing, reason="a test")
+    return ReloadRun(context=run.context, reason="a test")
 
 
 def test_a_power_cut_loses_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

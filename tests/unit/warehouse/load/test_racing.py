@@ -24,7 +24,7 @@ def race(warehouse: Path, seed: int, kills: int) -> None:
     # What those left undone that died right behind their create, the next run does.
     run = load_run(racing_log(), warehouse, "last")
     assert not load_topic(run, TOPIC).published
-    reload_topic(ReloadRun(writing=run.writing, reason="a test"), TOPIC, [])
+    reload_topic(ReloadRun(context=run.context, reason="a test"), TOPIC, [])
     assert problems(warehouse, TOPIC) == []
 
 

@@ -243,8 +243,8 @@ def test_a_load_that_began_behind_expired_positions_of_a_mirror_is_read_again(tm
     log.append_events(0, [START] * 5)
     append_position(log)
     load_topic(load_run(log, tmp_path, "second"), TOPIC)
-    writing = load_run(log, tmp_path, "again").writing
-    [result] = reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, [2])
+    context = load_run(log, tmp_path, "again").context
+    [result] = reload_topic(ReloadRun(context=context, reason="a test"), TOPIC, [2])
     assert (result.edition, result.rows) == (2, 5)
     storage = open_storage(str(tmp_path))
     first, second = (read_edition(Topic(storage, TOPIC), 2, edition).partitions for edition in (1, 2))

@@ -119,7 +119,9 @@ def load_with_zombies(folder: Path, pause_at: str) -> None:
             os.waitpid(pid, 0)
 
     try:
-        result = load_topic(load_run(log, folder, run=run_twice, progress=wake_up, cut_bytes=1_000), TOPIC)
+        result = load_topic(
+            load_run(log, folder, run_tasks=run_twice, progress=wake_up, cut_bytes=1_000), TOPIC
+        )
     finally:
         for pid in zombies:  # those nobody woke up, if the load failed
             with suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog
 
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from tests.unit.warehouse.publish.publishing import Publish, publish_in
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from millrace_warehouse import verbs
-from millrace_warehouse.at import At
+from millrace_warehouse import requests
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from tests.counted import Counted
 
 TOPIC = "PageView"
@@ -35,10 +35,10 @@ def publish_in(
     def verdict_of(topic: str, hour: str) -> Verdict:
         return Verdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
 
-    places = {name: settings.pop(name) for name in At.__slots__ if name in settings}
-    request = verbs.Publish(topics=[topic], warehouse=storage.root, run_id="run", hours=hours, **settings)
+    places = {name: settings.pop(name) for name in Context.__slots__ if name in settings}
+    request = requests.Publish(topics=[topic], warehouse=storage.root, run_id="run", hours=hours, **settings)
     auditor = Counted(storage, verdict_of)
-    return publish_topic(At(storage=storage, catalog=catalog, **places), request, topic, auditor)
+    return publish_topic(Context(storage=storage, catalog=catalog, **places), request, topic, auditor)
 
 
 def table_of(catalog: Catalog, topic: str = TOPIC) -> Table:

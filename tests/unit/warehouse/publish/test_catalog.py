@@ -15,7 +15,7 @@ from millrace_warehouse.publish import catalog as module
 from millrace_warehouse.publish import rest
 from millrace_warehouse.publish.catalog import CatalogError, connect, table_identifier
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.publish.catalog import CatalogError, connect
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from tests.loaded import compact_as_others_do, load, offsets, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import H10, H11, TOPIC, Publish, hours_of, publish_in, table_of
 

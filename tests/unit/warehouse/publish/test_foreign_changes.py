@@ -11,7 +11,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import StringType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.at import At
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Folder, Topic, read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
@@ -20,9 +20,9 @@ from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
 from millrace_warehouse.races import Conflict
+from millrace_warehouse.requests import Compact
+from millrace_warehouse.storage.interface import Storage
 from millrace_warehouse.storage.local import LocalStorage
-from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verbs import Compact
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.loaded import compact_as_others_do, load, offsets, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
@@ -279,7 +279,7 @@ def test_what_was_compacted_before_its_loads_were_read_again_does_not_come_back(
     storage: Storage, catalog: Catalog, publish: Publish
 ) -> None:
     compacting = Compact(topics=[TOPIC], warehouse="", small_files=1, quiet_s=0)
-    compacted = compact_topic(At(storage=storage, catalog=catalog), compacting, TOPIC)
+    compacted = compact_topic(Context(storage=storage, catalog=catalog), compacting, TOPIC)
     assert [hour.hour for hour in compacted.hours] == [H10]
     for number in (1, 2):
         again = read_again(storage, TOPIC, number, read_load(Topic(storage, TOPIC), number).rows_by_hour())

@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
-from millrace_warehouse import verbs
-from millrace_warehouse.at import At
+from millrace_warehouse import requests
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED, number_of
 from millrace_warehouse.history.layout import ledger_path, load_path
 from millrace_warehouse.history.manifest import Verdict
@@ -18,7 +18,7 @@ from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.state import State
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 from tests.counted import Counted
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
@@ -304,8 +304,8 @@ def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_
         load(storage, topic, {H10: 2})
         return Verdict(verdict="complete")
 
-    at = At(storage=storage, catalog=catalog)
-    request = verbs.Publish(topics=[TOPIC], warehouse=storage.root, proven=True)
+    at = Context(storage=storage, catalog=catalog)
+    request = requests.Publish(topics=[TOPIC], warehouse=storage.root, proven=True)
     [change] = publish_topic(at, request, TOPIC, Counted(storage, verdict_of)).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("first", 3, "complete")
     assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
@@ -322,8 +322,8 @@ def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with
         load(storage, topic, {H10: 2})
         return Verdict(verdict="complete")
 
-    at = At(storage=storage, catalog=catalog)
-    request = verbs.Publish(topics=[TOPIC], warehouse=storage.root)
+    at = Context(storage=storage, catalog=catalog)
+    request = requests.Publish(topics=[TOPIC], warehouse=storage.root)
     [change] = publish_topic(at, request, TOPIC, Counted(storage, verdict_of)).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("late", 3, "complete")
 

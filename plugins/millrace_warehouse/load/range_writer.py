@@ -4,8 +4,8 @@ Reads each range once, checks that the storage holds the files that the tasks re
 offset and record, refuses an account that does not close, and stores the files that the table and `verify`
 need. Decides neither what to read nor whether it counts.
 
-    parts = parts_of(writing.client, topic, topic_id, loaded, ends)     the ranges to read
-    manifest = write_ranges(writing, draft, source, parts)              the draft, completed
+    parts = parts_to_load(context.client, topic, topic_id, loaded, ends)     the ranges to read
+    manifest = write_ranges(context, draft, pinned, parts)                   the draft, completed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.at import Progress
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.erasures import Erasing, to_apply
 from millrace_warehouse.history.layout import Topic, rows_folder
@@ -43,12 +43,12 @@ from millrace_warehouse.history.schemas import SchemaRecord, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
-from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
+from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source
 from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.storage.interface import Storage
 
 ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
@@ -80,12 +80,12 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writing:
+class LoadContext:
     """Settings of a load or a re-load; built in one place, by the job."""
 
     storage: Storage
     client: ClusterClient
-    run: Run
+    run_tasks: RunTasks
     run_id: str
     cut_bytes: int
     pin: Callable[[str, int], Pinned]
@@ -106,7 +106,7 @@ def unread(partition: int) -> PartitionRange:
     return PartitionRange(partition=partition, start=0, end=0)
 
 
-def behind(part: PartitionRange) -> PartitionRange:
+def after(part: PartitionRange) -> PartitionRange:
     """Return the empty range after a load, for a partition without news."""
     end, base = part.end, part.end_base
     return PartitionRange(
@@ -132,7 +132,7 @@ class LoadedPart:
     """Offsets before the range that retention deleted before any load; `control` if they had no records."""
 
 
-def parts_of(
+def parts_to_load(
     client: ClusterClient,
     topic: str,
     topic_id: str,
@@ -140,7 +140,7 @@ def parts_of(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """Return for every partition the range after the newest load, up to `ends`, and its expired offsets."""
-    before = {p: unread(p) for p in ends} | {p: behind(part) for p, part in loaded.items()}
+    before = {p: unread(p) for p in ends} | {p: after(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
@@ -202,17 +202,17 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 
 
 def write_ranges(
-    writing: Writing, draft: LoadManifest, pinned: Pinned, parts: Sequence[LoadedPart]
+    context: LoadContext, draft: LoadManifest, pinned: Pinned, parts: Sequence[LoadedPart]
 ) -> LoadManifest:
     """Write the rows of the parts into the attempt's folder; return the completed draft, not sealed yet.
 
     MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be missing.
     """
-    topic, folder = Topic(writing.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
+    topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     # After the newest edition was looked up: an erasure that is recorded later takes this number away.
     erasing = to_apply(topic, now(), again=draft.edition > 1)
-    results = _write(writing, draft, pinned.source, parts, folder, erasing)
-    writing.progress("written")
+    results = _write(context, draft, pinned.source, parts, folder, erasing)
+    context.progress("written")
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
     rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
     tombstones = sorted(
@@ -230,10 +230,10 @@ def write_ranges(
         taken.update(result.erased)
         aside.update(result.aside_by_hour)
     partitions = [
-        without(_account(writing, part, cuts.get(part.before.partition, [])), taken) for part in parts
+        without_erased(_account(context, part, cuts.get(part.before.partition, [])), taken) for part in parts
     ]
-    _check_gaps(writing, draft.topic, partitions)
-    _check_rejected(writing, draft.topic, partitions, results)
+    _check_gaps(context, draft.topic, partitions)
+    _check_rejected(context, draft.topic, partitions, results)
     manifest = dataclasses.replace(
         draft,
         created=now(),
@@ -254,10 +254,10 @@ def write_ranges(
         raise MillraceError(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
-    return with_stored(writing.storage, manifest, files, pinned.record.iceberg, counts, erased)
+    return with_stored(context.storage, manifest, files, pinned.record.iceberg, counts, erased)
 
 
-def without(part: PartitionRange, taken: RowsTaken) -> PartitionRange:
+def without_erased(part: PartitionRange, taken: RowsTaken) -> PartitionRange:
     """Return a partition's part without the rows that erasures took."""
     rows = sum(rows for (_, partition, _), rows in taken.items() if partition == part.partition)
     return dataclasses.replace(part, written=part.written - rows, filtered=part.filtered + rows)
@@ -289,7 +289,7 @@ def with_stored(
 
 
 def _write(
-    writing: Writing,
+    context: LoadContext,
     draft: LoadManifest,
     source: Source,
     parts: Sequence[LoadedPart],
@@ -297,19 +297,19 @@ def _write(
     erasing: Sequence[Erasing],
 ) -> list[CutResult]:
     ranges = [part.range for part in parts if part.range is not None]
-    filing = Filing(draft.load, draft.file_by_ms, writing.tombstones_as_rows)
-    return writing.run(
+    filing = Filing(draft.load, draft.file_by_ms, context.tombstones_as_rows)
+    return context.run_tasks(
         [
             CutTask(
                 source=source,
                 cut=cut,
                 index=index,
-                storage=writing.storage,
+                storage=context.storage,
                 folder=folder,
                 filing=filing,
                 erasing=erasing,
             )
-            for index, cut in enumerate(cut_ranges(ranges, writing.cut_bytes))
+            for index, cut in enumerate(cut_ranges(ranges, context.cut_bytes))
         ]
     )
 
@@ -330,12 +330,12 @@ def check_stored(topic: Topic, folder: str, files: Sequence[StoredFile]) -> None
             )
 
 
-def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
+def _account(context: LoadContext, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
     if part.range is None:
         return part.before
     stats, origin = join_stats(part.range, cuts), part.before.origin
     if origin is None and stats.control_batches:
-        origin = origin_of(writing.client, part.range.topic, part.range.partition, part.range.start)
+        origin = origin_of(context.client, part.range.topic, part.range.partition, part.range.start)
     return dataclasses.replace(
         part.before,
         end=stats.last,
@@ -365,15 +365,15 @@ def _epoch_at(stats: RangeStats) -> int | None:
     return cursor.epoch if cursor and cursor.next_offset == stats.last and cursor.epoch >= 0 else None
 
 
-def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:
+def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """MillraceError for offsets that have neither a batch nor a reason to be missing.
 
     Retention is a reason; so is compaction, if the topic is a compacted one of an Apache Kafka cluster.
     """
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
-    if not absent or writing.accept_gaps:
+    if not absent or context.accept_gaps:
         return
-    client = writing.client
+    client = context.client
     if not has_byte_positions(client) and "compact" in (topic_setting(client, topic, "cleanup.policy") or ""):
         return
     part, gap = absent[0]
@@ -385,14 +385,14 @@ def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRang
 
 
 def _check_rejected(
-    writing: Writing, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
+    context: LoadContext, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
     """MillraceError that names each kind of which more records were rejected than its limit allows."""
     read = sum(part.read for part in partitions)
     over: dict[Kind, str] = {}
     for kind in Kind:
         rejected = sum(part.rejected_by_kind.get(kind, 0) for part in partitions)
-        limit = writing.max_rejected.of(kind)
+        limit = context.max_rejected.of(kind)
         if rejected <= limit.allowed(read):
             continue
         reasons, foreign = Reasons(), b""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, dataclass_transform
 from millrace import topics_file
 from millrace.topics_file import NO_POLICY, TopicPolicies
 from millrace_registry import subjects as subject_words
-from millrace_warehouse import words
+from millrace_warehouse import option_values
 
 V = TypeVar("V")
 
@@ -60,22 +60,22 @@ def option(
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
-def verb(cls: type[V]) -> type[V]:
+def command_options(cls: type[V]) -> type[V]:
     """A frozen dataclass whose fields may be options."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
-def options_of(cls: type) -> Iterator[tuple[str, Option]]:
+def command_line_fields(cls: type) -> Iterator[tuple[str, Option]]:
     """Return the fields that a command line can give, in order."""
     for member in dataclasses.fields(cls):
         if "option" in member.metadata:
             yield member.name, member.metadata["option"]
 
 
-def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
+def parse_request(cls: type[V], texts: Mapping[str, Any]) -> V:
     """Return the verb that the words of its fields spell; None and () mean that a word was not given."""
     values = {}
-    for name, spelt in options_of(cls):
+    for name, spelt in command_line_fields(cls):
         if (word := texts[name]) not in (None, ()):
             values[name] = spelt.parse(word, spelt.name) if spelt.parse else word
     return cls(**values)
@@ -84,19 +84,19 @@ def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
 WAREHOUSE = (
     "--warehouse URI",
     "Folder of the warehouse: a path, hdfs://, s3://, gs:// or abfss://.",
-    words.absolute_warehouse,
+    option_values.absolute_warehouse,
 )
 REGISTRY = "--registry URL", "The schema registry."
 TOPICS_FILE = (
     "--topics-file FILE",
     "Settings of each topic, in TOML (docs/configuration.md).",
-    words.policies,
+    option_values.policies,
 )
-SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, words.checked_subjects
+SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, option_values.checked_subjects
 RUN_ID = (
     "--run-id",
     "Name of the run; a repeated run of one name finishes what the first began.",
-    words.run_id,
+    option_values.run_id,
 )
 CATALOG = (
     "--catalog NAME",
@@ -106,14 +106,14 @@ CUT_BYTES = 64 << 20
 """Log bytes per task."""
 
 
-@verb
+@command_options
 class Load:
     """`millrace load`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.distinct, default=())
+    topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct, default=())
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
-        "--bootstrap HOST:PORT", "Brokers of the cluster to load from.", words.checked_addresses
+        "--bootstrap HOST:PORT", "Brokers of the cluster to load from.", option_values.checked_addresses
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
@@ -128,22 +128,22 @@ class Load:
     topics_matching: str = option(
         "--topics-matching REGEX",
         "Also every topic whose whole name matches; those without a schema are named and left out.",
-        words.checked_pattern,
+        option_values.checked_pattern,
         default="",
     )
     """The command adds the matching topics to `topics`."""
-    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
     """Names the plan: the same for every try of one run."""
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Take at most this much of each topic's log (500MB, 2GiB); the next run takes the next part.",
-        words.optional(words.parse_bytes),
+        option_values.optional(option_values.parse_bytes),
         default=None,
     )
     until_ms: int | None = option(
         "--until TIME",
         "Take what was produced before this time.",
-        words.optional(words.parse_time_ms),
+        option_values.optional(option_values.parse_time_ms),
         default=None,
     )
     max_rejected: str = option(
@@ -170,7 +170,9 @@ class Load:
     def of(self, topic: str) -> Load:
         """Return the load of one topic; the topic's policy gives the values that no word gives."""
         policy = self.policies.get(topic, NO_POLICY)
-        most = words.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
+        most = (
+            option_values.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
+        )
         return dataclasses.replace(
             self,
             topics=[topic],
@@ -180,11 +182,11 @@ class Load:
         )
 
 
-@verb
+@command_options
 class Publish:
     """`millrace publish`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
     """`2015-05-17T10`, UTC, or `none`; the command adds those of [start, end). Also hours without rows."""
@@ -196,7 +198,7 @@ class Publish:
     unproven_after_s: float | None = option(
         "--unproven-after AGE",
         "Also publish hours that the auditor cannot judge and that ended this long ago; no incomplete hour.",
-        words.optional(words.parse_age),
+        option_values.optional(option_values.parse_age),
         default=None,
     )
     auditor: str = option(
@@ -210,7 +212,7 @@ class Publish:
         "--unasked", "Ask no auditor: the verdict of each hour is `unasked`.", default=False
     )
     catalog: str = option(*CATALOG, default="")
-    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
     dry_run: bool = option("--dry-run", "Say what would be published, and publish nothing.", default=False)
     rebuild: bool = option(
         "--rebuild",
@@ -219,11 +221,11 @@ class Publish:
     )
 
 
-@verb
+@command_options
 class Compact:
     """`millrace compact`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
@@ -237,28 +239,28 @@ class Compact:
     """A new file starts when the sources of one reach this size."""
 
 
-@verb
+@command_options
 class Tables:
     """`millrace tables`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
 
 
-@verb
+@command_options
 class Reload:
     """`millrace reload`: hours or loads."""
 
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
-        "--bootstrap HOST:PORT", "Brokers of the cluster to read from.", words.checked_addresses
+        "--bootstrap HOST:PORT", "Brokers of the cluster to read from.", option_values.checked_addresses
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
-    reason: str = option("--reason TEXT", "Reason; it is kept in the manifest.", words.checked_reason)
+    reason: str = option("--reason TEXT", "Reason; it is kept in the manifest.", option_values.checked_reason)
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
     """Hours such as `2015-05-17T10`, in UTC. The command adds the hours of [start, end)."""
     start: str = option("--from TIME", "Every hour from this time on ...", default="")
@@ -266,34 +268,34 @@ class Reload:
     loads: Sequence[int] = option(
         "--loads A-B",
         "Instead of hours: these loads, by number, like 7 or 7-9.",
-        words.parse_loads,
+        option_values.parse_loads,
         default=(),
     )
-    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
     """Name of the run. A repeated run with the same name does not read again what was read already."""
     cut_bytes: int = CUT_BYTES
 
 
-@verb
+@command_options
 class Expire:
     """`millrace expire`."""
 
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     older_than_s: float = option(
-        "--older-than AGE", "Leave files of younger loads, like 30d or 12h.", words.parse_age
+        "--older-than AGE", "Leave files of younger loads, like 30d or 12h.", option_values.parse_age
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
         "Keep files that no snapshot names any more at least this long, for running queries.",
-        words.parse_age,
+        option_values.parse_age,
         default="3d",
     )
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be deleted, and delete nothing.", default=False)
 
 
-@verb
+@command_options
 class Erase:
     """`millrace erase`."""
 
@@ -305,11 +307,15 @@ class Erase:
         default="",
     )
     reason: str = option("--reason TEXT", "Reason; it is kept with the erasure.", default="")
-    by: str = option("--by NAME", "Who asked for it.  [default: user@machine]", default_factory=words.who)
+    by: str = option(
+        "--by NAME",
+        "Who asked for it.  [default: user@machine]",
+        default_factory=option_values.user_at_machine,
+    )
     id: str = option(
         "--id NAME",
         "Name of the erasure, such as a request's number; repeated, it goes on where it stopped.",
-        words.checked_name,
+        option_values.checked_name,
         default="",
     )
     all_rows: bool = option("--all-rows", "Go on though the condition matches every row.", default=False)
@@ -322,7 +328,7 @@ class Erase:
     logs: Sequence[str] = option(
         "--log HOST:PORT...",
         "A cluster that has the topic, to show what its log holds, and for how long; may be repeated.",
-        words.each_checked_address,
+        option_values.each_checked_address,
         default=(),
     )
     auditor: str = option(
@@ -334,10 +340,10 @@ class Erase:
     )
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be erased, and erase nothing.", default=False)
-    fresh_id: str = field(default_factory=words.fresh_erasure)
+    fresh_id: str = field(default_factory=option_values.fresh_erasure)
 
 
-@verb
+@command_options
 class Promote:
     """`millrace promote`."""
 
@@ -355,11 +361,11 @@ class Promote:
     )
 
 
-@verb
+@command_options
 class Verify:
     """`millrace verify`."""
 
-    warehouse: str = option("WAREHOUSE", parse=words.absolute_warehouse)
+    warehouse: str = option("WAREHOUSE", parse=option_values.absolute_warehouse)
     topic: str | None = option("--topic", "Check this topic only.", default=None)
     rows: bool = option(
         "--rows", "Also read every row: its hour, and the sequences of its load.", default=False
@@ -368,7 +374,7 @@ class Verify:
     bootstrap: str | None = option(
         "--bootstrap HOST:PORT",
         "Also compare with this cluster's logs.",
-        words.checked_addresses,
+        option_values.checked_addresses,
         default=None,
     )
     auditor: str = option(
@@ -381,13 +387,13 @@ class Verify:
     catalog: str = option(*CATALOG, default="")
 
 
-@verb
+@command_options
 class AuditWarehouse:
     """`millrace audit-warehouse`."""
 
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
-        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
+        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", option_values.checked_addresses
     )
     zookeeper: str = option(
         "--zookeeper HOST:PORT", "The aggregate cluster's; it keeps the turn.", envvar="MILLRACE_ZOOKEEPER"
@@ -414,28 +420,28 @@ class AuditWarehouse:
     )
 
 
-@verb
+@command_options
 class Mirror:
     """`millrace mirror-batch`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     origin: str = option("--origin CLUSTER", "Name of the origin cluster, for example dc1.")
     """As in the positions of the mirrored partitions."""
     origin_bootstrap: str = option(
-        "--origin-bootstrap HOST:PORT", "Brokers of the origin cluster.", words.checked_addresses
+        "--origin-bootstrap HOST:PORT", "Brokers of the origin cluster.", option_values.checked_addresses
     )
     bootstrap: str = option(
-        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
+        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", option_values.checked_addresses
     )
     origin_client: str = option(
         "--origin-client FILE",
         "Client file for the origin; without it the one for the aggregate cluster.",
-        words.absolute_file,
+        option_values.absolute_file,
         default="",
     )
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Copy about this much of all topics (500MB, 2GiB); the next run continues there.",
-        words.optional(words.parse_bytes),
+        option_values.optional(option_values.parse_bytes),
         default=None,
     )

@@ -131,7 +131,7 @@ def each_checked_address(texts: Sequence[str], option: str) -> Sequence[str]:
     return [checked_addresses(text, option) for text in texts]
 
 
-def who() -> str:
+def user_at_machine() -> str:
     """user@machine."""
     try:
         user = getpass.getuser()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_warehouse.words import absolute_warehouse, parse_age, parse_bytes
+from millrace_warehouse.option_values import absolute_warehouse, parse_age, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def quiet(step: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class At:
+class Context:
     """Storage, catalog, progress and clock of a verb; the same for each of its topics."""
 
     storage: Storage
