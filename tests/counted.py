@@ -7,11 +7,11 @@ from datetime import datetime
 
 from millrace_audit.answer import Changes, LoadHour
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.history.manifest import HourVerdict
 from millrace_warehouse.publish.gate import Judgement
 from millrace_warehouse.storage.interface import Storage
 
-VerdictOf = Callable[[str, str], Verdict]
+VerdictOf = Callable[[str, str], HourVerdict]
 
 
 class Counted:

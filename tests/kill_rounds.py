@@ -41,7 +41,7 @@ from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, load_table, table_identifier
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
-from millrace_warehouse.publish.gate import Nobody
+from millrace_warehouse.publish.gate import NoAuditor
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import PATH
@@ -139,7 +139,7 @@ def publish(site: Site, hours: int = 2) -> None:
     with site.opened() as (storage, catalog):
         context = Context(storage=storage, catalog=catalog)
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=random.sample(HOURS, hours))
-        if publish_topic(context, request, TOPIC, Nobody()).published:
+        if publish_topic(context, request, TOPIC, NoAuditor()).published:
             site.note("publications")
 
 
@@ -185,7 +185,7 @@ def erase(site: Site, sequence: int | None = None) -> None:
             id=f"sequence-{number}",
         )
         context = Context(storage=storage, catalog=catalog)
-        result = erase_topic(context, request, Nobody(), lambda: None)
+        result = erase_topic(context, request, NoAuditor(), lambda: None)
         if not result.message.startswith("nothing"):
             site.note("erasures")
 

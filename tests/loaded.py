@@ -28,7 +28,7 @@ from millrace_warehouse.history.manifest import (
     sealed,
 )
 from millrace_warehouse.history.metrics import metrics_of
-from millrace_warehouse.history.schemas import SchemaRecord, pinned
+from millrace_warehouse.history.schemas import TableSchema, pinned
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.storage.interface import Storage
 
@@ -37,7 +37,7 @@ Rows = Mapping[str, int]
 """Hour -> how many rows."""
 
 
-def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaRecord:
+def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> TableSchema:
     """The next schema record of a topic."""
     before = pinned(layout.Topic(storage, topic))
     table = parse(avro)
@@ -47,7 +47,7 @@ def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaR
         last = before.last_column_id
         columns = iceberg_types.evolved(before.schema, last, table)  # type: ignore[arg-type]
     number = before.number + 1 if before is not None else 1
-    record = SchemaRecord(
+    table_schema = TableSchema(
         topic=topic,
         number=number,
         schema_id=number,
@@ -58,34 +58,34 @@ def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaR
         reason="test",
         previous_schema_id=None if before is None else before.schema_id,
     )
-    assert storage.create(layout.schema_path(topic, number), encode(record))
-    return record
+    assert storage.create(layout.schema_path(topic, number), encode(table_schema))
+    return table_schema
 
 
 def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> LoadManifest:
     """One more load with so many rows of each hour."""
     folder = layout.Topic(storage, topic)
-    record = pinned(folder) or pin(storage, topic)
+    table_schema = pinned(folder) or pin(storage, topic)
     before = layout.newest_load(folder)
     number = before.load + 1 if before is not None else 1
     start = before.ends[0] if before is not None else 0
-    return _write(storage, record, number, 1, start, rows, before, files_per_hour)
+    return _write(storage, table_schema, number, 1, start, rows, before, files_per_hour)
 
 
 def read_again(storage: Storage, topic: str, number: int, rows: Rows) -> LoadManifest:
     """One more edition of a load, with so many rows of each hour; it has the offsets of the first."""
     folder = layout.Topic(storage, topic)
-    record = pinned(folder)
-    assert record is not None
+    table_schema = pinned(folder)
+    assert table_schema is not None
     editions = layout.editions_of(folder).get(number, [1])
     before = layout.read_edition(folder, number, editions[-1])
     start = before.partitions[0].start
-    return _write(storage, record, number, editions[-1] + 1, start, rows, before)
+    return _write(storage, table_schema, number, editions[-1] + 1, start, rows, before)
 
 
 def _write(
     storage: Storage,
-    record: SchemaRecord,
+    table_schema: TableSchema,
     number: int,
     edition: int,
     start: int,
@@ -93,12 +93,12 @@ def _write(
     before: LoadManifest | None,
     files_per_hour: int = 1,
 ) -> LoadManifest:
-    topic, attempt = record.topic, f"{edition:04d}-{uuid.uuid4().hex[:16]}"
+    topic, attempt = table_schema.topic, f"{edition:04d}-{uuid.uuid4().hex[:16]}"
     folder = f"rows/{number:010d}-{attempt}"
     written, offset = [], start
     for hour, count in rows.items():
         for part in range(files_per_hour):
-            batch = _rows(record, hour, count, offset, number)
+            batch = _rows(table_schema, hour, count, offset, number)
             offset += count
             path = f"{folder}/{hour}-{part:04d}-{uuid.uuid4().hex[:8]}.parquet"
             buffer = io.BytesIO()
@@ -106,10 +106,10 @@ def _write(
             footer = pq.read_metadata(io.BytesIO(buffer.getvalue()))
             stored = storage.put(f"{topic}/{path}", io.BytesIO(buffer.getvalue()))
             file = DataFile(path=path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=count)
-            written.append((file, metrics_of(footer, record.iceberg)))
+            written.append((file, metrics_of(footer, table_schema.iceberg)))
     entries = None
     if written:
-        content = write_entries(written, record.iceberg)
+        content = write_entries(written, table_schema.iceberg)
         storage.put(f"{topic}/{folder}/entries.avro", io.BytesIO(content))
         sha256 = hashlib.sha256(content).hexdigest()
         entries = StoredFile(path=f"{folder}/entries.avro", bytes=len(content), sha256=sha256)
@@ -125,7 +125,7 @@ def _write(
             attempt=attempt,
             run_id=f"run-{number}.{edition}",
             created=now(),
-            schema=record.number,
+            schema=table_schema.number,
             file_by_ms=4102444800000,
             partitions=[
                 PartitionRange(partition=0, start=start, end=end, read=total, written=total, data_batches=1)
@@ -138,11 +138,11 @@ def _write(
     )
     path = layout.edition_path(topic, number, edition)
     assert storage.create(path, encode(manifest))
-    ledger.record(storage, path, manifest)
+    ledger.add_to_ledger(storage, path, manifest)
     return manifest
 
 
-def _rows(record: SchemaRecord, hour: str, count: int, offset: int, load: int) -> pa.Table:
+def _rows(table_schema: TableSchema, hour: str, count: int, offset: int, load: int) -> pa.Table:
     time = None if hour == UNFILED else dt.datetime.fromisoformat(f"{hour}:00:00+00:00")
     values: dict[str, Callable[[int], object]] = {
         "url": lambda n: f"/{n}",
@@ -150,10 +150,10 @@ def _rows(record: SchemaRecord, hour: str, count: int, offset: int, load: int) -
         "_topic_partition": lambda n: 0,
         "_offset": lambda n: n,
         "_timestamp": lambda n: time,
-        "_schema_id": lambda n: record.schema_id,
+        "_schema_id": lambda n: table_schema.schema_id,
         "_load": lambda n: load,
     }
-    schema = record.arrow_schema
+    schema = table_schema.arrow_schema
     rows = [
         {name: values[name](n) for name in schema.names if name in values}
         for n in range(offset, offset + count)

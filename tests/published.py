@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.history.manifest import HourVerdict
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import CompactResult, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
@@ -66,7 +66,7 @@ class Warehouse:
         """Publish; an auditor that has counted all loads calls every hour `verdict`, unless one is given."""
         context, options = self._context(settings)
         request = Publish(**{"topics": [TOPIC], "run_id": "run", "hours": hours, **options})
-        auditor = auditor or self.auditor(lambda *_: Verdict(verdict=verdict))
+        auditor = auditor or self.auditor(lambda *_: HourVerdict(verdict=verdict))
         return publish_topic(context, request, TOPIC, auditor)
 
     def auditor(self, verdict_of: VerdictOf) -> Counted:

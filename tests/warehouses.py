@@ -54,11 +54,11 @@ def load_here(
 
         def pin(topic: str, used: int) -> Pinned:
             folder = Topic(storage, topic)
-            record = pinned(folder, used)
-            if record is None:
+            table_schema = pinned(folder, used)
+            if table_schema is None:
                 latest = schemas.latest(subject)
-                record = pin_first(folder, latest.schema_id, latest.schema)
-            return Pinned.of(record, connect, schemas.find_schema)
+                table_schema = pin_first(folder, latest.schema_id, latest.schema)
+            return Pinned.of(table_schema, connect, schemas.find_schema)
 
         context = LoadContext(
             storage=storage,

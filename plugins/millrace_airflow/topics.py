@@ -12,7 +12,7 @@ from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class DagTopic:
     """One topic of the DAGs."""
 
     name: str
@@ -34,10 +34,10 @@ class Topic:
         return self.name.replace(".", "_")
 
 
-def topics_of_environment(shipped: Path) -> Sequence[Topic]:
+def topics_of_environment(shipped: Path) -> Sequence[DagTopic]:
     """Return the topics in the file that MILLRACE_TOPICS_FILE names, else those of a shipped file.
 
     ConfigError names the mistake in the file: Airflow shows it as the DAG's import error.
     """
     policies = read_policies(os.environ.get(VARIABLE) or shipped)
-    return [Topic(name, policy) for name, policy in policies.items()]
+    return [DagTopic(name, policy) for name, policy in policies.items()]

@@ -31,7 +31,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Decision:
     """The next step and its reason in one line."""
 
     step: Step
@@ -40,19 +40,19 @@ class Judgement:
 
 def ask(
     auditor: str, topic: str, start: datetime, end: datetime, until: datetime, unknown_until: datetime | None
-) -> Judgement:
+) -> Decision:
     """Ask the auditor once, and judge; retry an auditor that does not answer until `until`."""
     now = datetime.now(UTC)
     try:
         answer = completeness(auditor, topic, start, end)
     except MillraceError as error:
-        return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, escaped(str(error)))
+        return Decision(Step.TIME_IS_UP if now >= until else Step.WAIT, escaped(str(error)))
     return judge(answer, now=now, until=until, unknown_until=unknown_until)
 
 
 def judge(
     answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
-) -> Judgement:
+) -> Decision:
     """Return the step at `now` of a wait until `until`; unknown or carried passes from `unknown_until` on.
 
     Missing messages can still arrive and an unknown producer can still report: both are waited for. A
@@ -60,12 +60,12 @@ def judge(
     """
     reason = describe(answer)
     if answer.proven:
-        return Judgement(Step.GO_ON, reason)
+        return Decision(Step.GO_ON, reason)
     if any(finding.kind == DUPLICATE for window in answer.windows for finding in window.findings):
-        return Judgement(Step.GIVE_UP, reason)
+        return Decision(Step.GIVE_UP, reason)
     if answer.verdict in ("unknown", "carried") and unknown_until is not None and now >= unknown_until:
-        return Judgement(Step.GO_ON, reason)
-    return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, reason)
+        return Decision(Step.GO_ON, reason)
+    return Decision(Step.TIME_IS_UP if now >= until else Step.WAIT, reason)
 
 
 def describe(answer: Completeness) -> str:

@@ -39,7 +39,7 @@ from millrace_warehouse.history.manifest import (
     sealed,
 )
 from millrace_warehouse.history.metrics import metrics_of
-from millrace_warehouse.history.schemas import SchemaRecord
+from millrace_warehouse.history.schemas import TableSchema
 from millrace_warehouse.publish import committer, publisher
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.publisher import PublishResult
@@ -122,11 +122,11 @@ class Loads:
         )
         path = layout.edition_path(TOPIC, number, edition)
         assert storage.create(path, encode(manifest))
-        ledger.record(storage, path, manifest)
+        ledger.add_to_ledger(storage, path, manifest)
         return manifest
 
 
-def _footer(record: SchemaRecord, load: int) -> pq.FileMetaData:
+def _footer(record: TableSchema, load: int) -> pq.FileMetaData:
     row = {
         "url": "/",
         "_time": START,

@@ -13,7 +13,7 @@ from millrace_airflow.command_line import interval
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.links import AuditLink
 from millrace_airflow.triggers.completeness import CompletenessTrigger
-from millrace_airflow.waiting import Judgement, Step, ask
+from millrace_airflow.waiting import Decision, Step, ask
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -60,11 +60,11 @@ class CompletenessSensor(BaseSensorOperator):
         began = self._began = first or datetime.now(UTC)
         if not self.deferrable:
             return self._poke_until_timeout(context)
-        if (judgement := self._ask(began)).step is not Step.WAIT:
+        if (decision := self._ask(began)).step is not Step.WAIT:
             # As after a trigger: there the base class turns a failure into a skip, where that is wanted.
-            event = {"step": judgement.step.value, "reason": judgement.reason}
+            event = {"step": decision.step.value, "reason": decision.reason}
             return self.resume_execution("execute_complete", {"event": event}, context)
-        self.log.info("waiting: %s", judgement.reason)
+        self.log.info("waiting: %s", decision.reason)
         start, end = interval(self.start, self.end)
         until, unknown_until = self._deadlines(began)
         return self.defer(
@@ -87,18 +87,18 @@ class CompletenessSensor(BaseSensorOperator):
             raise self._timed_out(self._waiting_for) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
-        judgement = self._ask(self._began or datetime.now(UTC))
-        if judgement.step in (Step.WAIT, Step.TIME_IS_UP):  # the base class ends the wait
-            self._waiting_for = judgement.reason
-            self.log.info("waiting: %s", judgement.reason)
+        decision = self._ask(self._began or datetime.now(UTC))
+        if decision.step in (Step.WAIT, Step.TIME_IS_UP):  # the base class ends the wait
+            self._waiting_for = decision.reason
+            self.log.info("waiting: %s", decision.reason)
             return PokeReturnValue(is_done=False)
-        return PokeReturnValue(is_done=True, xcom_value=self._conclude(judgement))
+        return PokeReturnValue(is_done=True, xcom_value=self._conclude(decision))
 
     def execute_complete(self, context: Context, event: dict[str, str]) -> str:
         """Continue after the trigger, with the step in its event."""
-        return self._conclude(Judgement(Step(event["step"]), event["reason"]))
+        return self._conclude(Decision(Step(event["step"]), event["reason"]))
 
-    def _ask(self, began: datetime) -> Judgement:
+    def _ask(self, began: datetime) -> Decision:
         try:
             auditor = MillraceHook(self.conn_id).get_conn().auditor
             hours = interval(self.start, self.end)
@@ -107,13 +107,13 @@ class CompletenessSensor(BaseSensorOperator):
         until, unknown_until = self._deadlines(began)
         return ask(auditor, self.topic, *hours, until, unknown_until)
 
-    def _conclude(self, judgement: Judgement) -> str:
-        if judgement.step is Step.GIVE_UP:
-            raise AirflowFailException(judgement.reason)
-        if judgement.step is Step.TIME_IS_UP:
-            raise self._timed_out(judgement.reason)
-        self.log.info(judgement.reason)
-        return judgement.reason
+    def _conclude(self, decision: Decision) -> str:
+        if decision.step is Step.GIVE_UP:
+            raise AirflowFailException(decision.reason)
+        if decision.step is Step.TIME_IS_UP:
+            raise self._timed_out(decision.reason)
+        self.log.info(decision.reason)
+        return decision.reason
 
     def _timed_out(self, reason: str) -> AirflowSensorTimeout:
         """Return the timeout error, with the missing events and the remedy."""

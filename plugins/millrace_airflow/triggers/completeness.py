@@ -12,7 +12,7 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
-from millrace_airflow.waiting import Judgement, Step, ask
+from millrace_airflow.waiting import Decision, Step, ask
 
 HOUR = timedelta(hours=1)
 ASKING = ThreadPoolExecutor(8, "ask the auditor")
@@ -20,7 +20,7 @@ ASKING = ThreadPoolExecutor(8, "ask the auditor")
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
 
 
-async def _asked(*question: Any) -> Judgement:
+async def _asked(*question: Any) -> Decision:
     return await asyncio.get_running_loop().run_in_executor(ASKING, ask, *question)
 
 
@@ -64,11 +64,11 @@ class CompletenessTrigger(BaseTrigger):
         unknown_until = datetime.fromisoformat(self.unknown_until) if self.unknown_until else None
         pause = min(1.0, self.poke_interval)
         while True:
-            judgement = await _asked(auditor, self.topic, start, end, until, unknown_until)
-            if judgement.step is not Step.WAIT:
-                yield TriggerEvent({"step": judgement.step.value, "reason": judgement.reason})  # type: ignore[no-untyped-call]
+            decision = await _asked(auditor, self.topic, start, end, until, unknown_until)
+            if decision.step is not Step.WAIT:
+                yield TriggerEvent({"step": decision.step.value, "reason": decision.reason})  # type: ignore[no-untyped-call]
                 return
-            self.log.info("waiting: %s", judgement.reason)
+            self.log.info("waiting: %s", decision.reason)
             await asyncio.sleep(pause)
             # Most hours become complete moments after the load that was missing.
             pause = min(1.5 * pause, self.poke_interval)
@@ -124,5 +124,5 @@ class ProvedHoursTrigger(BaseEventTrigger):
         """Return the audit's line on a proved hour; empty if the hour is unproved or no auditor answers."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
-        judgement = await _asked(auditor, self.topic, start, start + HOUR, never, None)
-        return judgement.reason if judgement.step is Step.GO_ON else ""
+        decision = await _asked(auditor, self.topic, start, start + HOUR, never, None)
+        return decision.reason if decision.step is Step.GO_ON else ""

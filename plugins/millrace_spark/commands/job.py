@@ -118,7 +118,7 @@ def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[s
 
     try:
         yield pass_on
-    except (submit.JobRefused, KeyboardInterrupt):
+    except (submit.ExplainedFailure, KeyboardInterrupt):
         raise
     except BaseException:
         for line in () if begun else held:

@@ -31,7 +31,7 @@ import millrace_spark
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.client import VARIABLE
 from millrace_spark.jobs.standalone import DriverState, Master
-from millrace_spark.jobs.submit import DEPLOY_MODE, FAST_START, JobRefused, OnLine
+from millrace_spark.jobs.submit import DEPLOY_MODE, FAST_START, ExplainedFailure, OnLine
 from millrace_warehouse.history.manifest import decode, encode
 from millrace_warehouse.history.plan import name_of_run
 from millrace_warehouse.storage import Storage, open_storage
@@ -92,12 +92,12 @@ def submit(
             f"{DEPLOY_MODE}=cluster is for --master spark://HOST:PORT, not for {master}: leave it out,"
             " then the driver runs where the command runs"
         )
-    run = _Run(job, settings, Master(master, conf), on_line)
+    run = _DriverRun(job, settings, Master(master, conf), on_line)
     driver = run.resume() or run.begin({key: conf[key] for key in conf if key != DEPLOY_MODE})
     return run.wait(driver)
 
 
-class _Run:
+class _DriverRun:
     def __init__(self, job: str, settings: Mapping[str, Any], master: Master, on_line: OnLine) -> None:
         self._job, self._settings, self._master = job, settings, master
         self._on_line = on_line
@@ -172,7 +172,7 @@ class _Run:
                 f"{place} ended as {state.word} without an answer: see its output on that worker's page"
             )
         if "error" in answer:
-            raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
+            raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
         return answer["result"]
 
     def _ended(self, driver: Driver) -> DriverState:

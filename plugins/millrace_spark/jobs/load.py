@@ -182,8 +182,8 @@ def _pin(
 ) -> Pinned:
     """Pin the topic's newest schema record; the first one is made of the newest registered schema."""
     topic = Topic(storage, name)
-    record = pinned(topic, used)
-    if record is None:
+    table_schema = pinned(topic, used)
+    if table_schema is None:
         with connect() as client:
             subject = subjects.of_messages(name, lambda: ids_in(client, name, tail_only=True), registry)
         try:
@@ -193,5 +193,5 @@ def _pin(
                 f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
                 f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
             ) from None
-        record = pin_first(topic, latest.schema_id, latest.schema)
-    return Pinned.of(record, connect, registry.find_schema)
+        table_schema = pin_first(topic, latest.schema_id, latest.schema)
+    return Pinned.of(table_schema, connect, registry.find_schema)

@@ -36,7 +36,7 @@ JOIN_S = 10
 """Seconds to wait for the last lines of a job that has ended: a child process may hold the pipe open."""
 
 
-class JobRefused(MillraceError):
+class ExplainedFailure(MillraceError):
     """The job itself explained its error in one sentence: Spark's other output adds nothing."""
 
 
@@ -215,7 +215,7 @@ def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) ->
         except ValueError:
             continue
         if "error" in answer:
-            raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
+            raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
         if code == 0:
             return answer["result"]
     raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_words(last)}")

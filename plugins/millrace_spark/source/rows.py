@@ -21,7 +21,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
 from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.log import messages
-from millrace_warehouse.log.messages import Decoder, Rejected
+from millrace_warehouse.log.messages import Decoder, RejectedRecords
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches, fetch_from, read_cut
 
@@ -163,7 +163,7 @@ def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
     return [Gap(cursor.next_offset, header.base_offset, "absent")]
 
 
-def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
+def _refuse(cut: Cut, rejected: Sequence[RejectedRecords]) -> None:
     if rejected:
         first = rejected[0]
         raise MillraceError(
@@ -172,7 +172,7 @@ def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
         )
 
 
-def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordBatch:
+def _corrupt_rows(rejected: Sequence[RejectedRecords], schema: pa.Schema) -> pa.RecordBatch:
     rows = [
         {
             "_topic_partition": record.partition,

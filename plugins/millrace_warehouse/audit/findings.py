@@ -20,7 +20,7 @@ from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.manifest import FORMAT, encode
 
 WHOLE = frozenset({"history", "table", "rows"})
-MOST_TOLD = 200
+MOST_REPORTED = 200
 """Problems of a topic that are reported to the auditor; beyond them it receives the number of the rest."""
 MOST_LETTERS = 500
 
@@ -43,7 +43,7 @@ class Findings:
     format: int = FORMAT
 
 
-def note(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem]) -> None:
+def write(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem]) -> None:
     """Keep the findings of a run; do nothing if no reader counts the warehouse for an auditor."""
     if not topic.names(layout.Folder.AUDITED):
         return
@@ -66,16 +66,16 @@ def read(topic: layout.Topic) -> Findings | None:
     return layout.find(topic.storage, Findings, layout.verified_path(topic.name))
 
 
-def told(findings: Findings) -> list[VerifyProblem]:
+def to_problems(findings: Findings) -> list[VerifyProblem]:
     """Convert findings for the auditor, without those of UNFILED rows, which are in no window."""
     problems = [problem for problem in findings.problems if problem.hour != UNFILED]
-    said = [
+    reported = [
         VerifyProblem(
             None if problem.hour is None else int(start_of(problem.hour).timestamp()) * 1000,
             problem.text[:MOST_LETTERS],
         )
-        for problem in problems[:MOST_TOLD]
+        for problem in problems[:MOST_REPORTED]
     ]
-    if (more := len(problems) - MOST_TOLD) > 0:
-        said.append(VerifyProblem(None, f"and {more} more problems"))
-    return said
+    if (more := len(problems) - MOST_REPORTED) > 0:
+        reported.append(VerifyProblem(None, f"and {more} more problems"))
+    return reported

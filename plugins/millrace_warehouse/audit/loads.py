@@ -47,11 +47,11 @@ class Loads:
         self._topic = topic
         there = topic.names(layout.Folder.AUDITED)
         names = map(_AUDITED.fullmatch, there)
-        self._told = {(int(name[1]), int(name[2])) for name in names if name}
+        self._reported = {(int(name[1]), int(name[2])) for name in names if name}
         self._is_whole = layout.AUDITED_ROWS in there
         """True if every report had its rows; a version that reported no rows left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
-        self._newest = max((load for load, _ in self._told), default=0)
+        self._newest = max((load for load, _ in self._reported), default=0)
         self._editions: dict[int, int] = {}
         self._listed = 0
         """The newest load in the folder."""
@@ -67,18 +67,20 @@ class Loads:
         yield from self._to_complete()
         if self._listed > self._newest:
             yield from layout.loads_after(self._topic, self._newest)
-        told_of = {load: e for load, e in layout.editions_of(self._topic).items() if load <= self._newest}
-        for load, editions in sorted(told_of.items()):
+        reported_editions = {
+            load: e for load, e in layout.editions_of(self._topic).items() if load <= self._newest
+        }
+        for load, editions in sorted(reported_editions.items()):
             for edition in editions:
-                if (load, edition) not in self._told:
+                if (load, edition) not in self._reported:
                     yield layout.read_edition(self._topic, load, edition)
-        self._editions = {load: editions[-1] for load, editions in told_of.items()}
+        self._editions = {load: editions[-1] for load, editions in reported_editions.items()}
 
     def _to_complete(self) -> Iterator[LoadManifest]:
         """Yield, once, all editions that an earlier version reported without rows and rejected messages."""
         path = layout.audited_rows_path(self._topic.name)
         if not self._is_whole:
-            for load, edition in sorted(self._told):
+            for load, edition in sorted(self._reported):
                 yield layout.read_edition(self._topic, load, edition)
             self._topic.storage.put(path, io.BytesIO(b"{}"))
             self._is_whole = True
@@ -90,16 +92,16 @@ class Loads:
         before it.
         """
         numbers = layout.load_numbers(self._topic, max(self._newest - 1, 0))
-        while self._newest > 0 and not self._is_there(numbers):
-            for load, edition in sorted(self._told, reverse=True):
+        while self._newest > 0 and not self._is_present(numbers):
+            for load, edition in sorted(self._reported, reverse=True):
                 if load == self._newest:
                     self._topic.storage.delete(layout.audited_path(self._topic.name, load, edition))
-                    self._told.discard((load, edition))
-            self._newest = max((load for load, _ in self._told), default=0)
+                    self._reported.discard((load, edition))
+            self._newest = max((load for load, _ in self._reported), default=0)
             numbers = layout.load_numbers(self._topic, max(self._newest - 1, 0))
         self._listed = numbers[-1] if numbers else 0
 
-    def _is_there(self, numbers: Sequence[int]) -> bool:
+    def _is_present(self, numbers: Sequence[int]) -> bool:
         """True if the newest reported load is in the folder, given the numbers from it on."""
         load = self._newest
         if load not in numbers:
@@ -107,7 +109,7 @@ class Loads:
         if load == self._sure_of.load and time.monotonic() < self._sure_until:
             return True
         self._look_at(load)
-        return self._sure_of.sha256 == self._note_of(load, 1).get("manifest")
+        return self._sure_of.sha256 == self._read_report(load, 1).get("manifest")
 
     def _look_at(self, load: int) -> None:
         self._sure(LoadId(load, layout.read_load(self._topic, load).sha256))
@@ -129,11 +131,11 @@ class Loads:
     def behind(self, published: Through) -> set[str] | None:
         """Hours in which a table lacks reported rows; None while the table has rows not reported yet."""
         editions = {int(load): edition for load, edition in published.editions.items()}
-        if published.load > self._newest or not {*editions.items()} <= self._told:
+        if published.load > self._newest or not {*editions.items()} <= self._reported:
             return None
         late = [(load, 1) for load in range(published.load + 1, self._newest + 1)]
         # An edition that the table does not have yet, and the edition whose rows it has instead.
-        for load, edition in self._told:
+        for load, edition in self._reported:
             if load <= published.load and edition > editions.get(load, 1):
                 late += [(load, edition), (load, edition - 1)]
         manifests = (layout.read_edition(self._topic, *each) for each in late)
@@ -146,7 +148,7 @@ class Loads:
         """
         erased = found.erased
         if manifest.erases and manifest.edition > 1:
-            before = self._told_counts(manifest.load, manifest.edition - 1)
+            before = self._reported_counts(manifest.load, manifest.edition - 1)
             erased = erased.without(erased.without(before.without(found.counts)))
         counts = SequenceCounts()
         counts.merge(found.counts)
@@ -159,14 +161,14 @@ class Loads:
         Reads each manifest once, and none while nothing was ever erased.
         """
         newest: dict[int, int] = {}
-        for load, edition in self._told if self._topic.names(layout.Folder.ERASURES) else ():
+        for load, edition in self._reported if self._topic.names(layout.Folder.ERASURES) else ():
             newest[load] = max(edition, newest.get(load, 0))
         hours: dict[str, SequenceCounts] = {}
-        for told in sorted(newest.items()):
-            if told not in self._erased:
-                manifest = layout.read_edition(self._topic, *told)
-                self._erased[told] = erased_sequences_of(self._topic.storage, manifest)
-            for key, tally in self._erased[told].tallies.items():
+        for reported in sorted(newest.items()):
+            if reported not in self._erased:
+                manifest = layout.read_edition(self._topic, *reported)
+                self._erased[reported] = erased_sequences_of(self._topic.storage, manifest)
+            for key, tally in self._erased[reported].tallies.items():
                 counts = hours.setdefault(hour_of(key.window // (HOUR_US // 1000)), SequenceCounts())
                 counts.merge(SequenceCounts({key: tally}))
         return hours
@@ -175,8 +177,8 @@ class Loads:
         """Return the records that report an edition, given its accounted sequences."""
         before, unkeyed_before = SequenceCounts(), dict[int, UnkeyedRows]()
         if manifest.edition > 1:
-            before = self._told_counts(manifest.load, manifest.edition - 1)
-            unkeyed_before = self._told_unkeyed(manifest.load, manifest.edition - 1)
+            before = self._reported_counts(manifest.load, manifest.edition - 1)
+            unkeyed_before = self._reported_unkeyed(manifest.load, manifest.edition - 1)
         source = LoadNumber(
             load=manifest.load,
             edition=manifest.edition,
@@ -187,42 +189,42 @@ class Loads:
         rows = EditionRows(_more(found.unkeyed, unkeyed_before), found.hours, found.rejected)
         return edition_records(manifest.topic, source, before, counts, ends, rows)
 
-    def note(
+    def add_report(
         self, manifest: LoadManifest, counts: SequenceCounts, unkeyed: Mapping[int, UnkeyedRows]
     ) -> None:
         """Record that an edition is reported, and its counts."""
         rows = [astuple(each) for each in unkeyed.values()]
-        told = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
+        reported = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
-        content = gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0)
-        if (manifest.load, manifest.edition) in self._told:
+        content = gzip.compress(json.dumps(reported, sort_keys=True).encode(), mtime=0)
+        if (manifest.load, manifest.edition) in self._reported:
             self._topic.storage.put(path, io.BytesIO(content))
         else:
             self._topic.storage.create(path, content)
-        self._told.add((manifest.load, manifest.edition))
+        self._reported.add((manifest.load, manifest.edition))
         if manifest.load > self._newest:
             self._newest = manifest.load
             self._sure(LoadId(manifest.load, manifest.sha256))
 
-    def _told_counts(self, load: int, edition: int) -> SequenceCounts:
-        return SequenceCounts.from_json(self._note_of(load, edition)["counts"])
+    def _reported_counts(self, load: int, edition: int) -> SequenceCounts:
+        return SequenceCounts.from_json(self._read_report(load, edition)["counts"])
 
-    def _told_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
+    def _reported_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
         """Return the reported rows; none for an edition that a version without such rows reported."""
-        rows = self._note_of(load, edition).get("unkeyed", [])
+        rows = self._read_report(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
-    def _note_of(self, load: int, edition: int) -> Mapping[str, Any]:
+    def _read_report(self, load: int, edition: int) -> Mapping[str, Any]:
         path = layout.audited_path(self._topic.name, load, edition)
         try:
-            note: Mapping[str, Any] = json.loads(gzip.decompress(self._topic.storage.read(path)))
-            SequenceCounts.from_json(note["counts"])
+            report: Mapping[str, Any] = json.loads(gzip.decompress(self._topic.storage.read(path)))
+            SequenceCounts.from_json(report["counts"])
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             raise MillraceError(
                 f"{path} is gone or was edited: restore it from a copy; the editions of load {load} cannot be"
                 " reported without it"
             ) from None
-        return note
+        return report
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:

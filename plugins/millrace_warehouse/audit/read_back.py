@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import NOTHING, HourRows, RejectedMessages, UnkeyedRows
-from millrace_warehouse.audit.rejected import EARLIEST_COUNTED, rejected_of
+from millrace_warehouse.audit.rejected import EARLIEST_COUNTED, rejected_messages
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of, start_ms
 from millrace_warehouse.history.layout import Topic, rows_folder
@@ -91,7 +91,7 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
         erased=erased,
         unkeyed=_unkeyed(hours, tombstones),
         hours=_hours(manifest, {hour: rows.rows for hour, rows in hours.items()}, erased),
-        rejected=rejected_of(storage, manifest),
+        rejected=rejected_messages(storage, manifest),
     )
 
 
@@ -127,10 +127,10 @@ def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCoun
     for key, tally in erased.tallies.items():
         without[hour_of(key.window // _HOUR_MS)] -= tally.total
     named = sorted({*rows, *(hour for hour, count in without.items() if count > 0)} - {UNFILED})
-    told = [HourRows(start_ms(hour), rows.get(hour, 0), max(without[hour], 0)) for hour in named]
+    rows_by_hour = [HourRows(start_ms(hour), rows.get(hour, 0), max(without[hour], 0)) for hour in named]
     if without[UNFILED] > 0:
-        told.append(HourRows(NOTHING, 0, without[UNFILED]))
-    return told
+        rows_by_hour.append(HourRows(NOTHING, 0, without[UNFILED]))
+    return rows_by_hour
 
 
 def _expired(topic: Topic) -> set[str]:

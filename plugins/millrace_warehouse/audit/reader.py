@@ -141,7 +141,7 @@ class WarehouseReader(TierReader):
         now = now_ms()
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
         of_loads = self._each(topics, self._count_loads)
-        of_findings = self._each(topics, self._tell_findings)
+        of_findings = self._each(topics, self._send_findings)
         of_tables: dict[str, str] = {}
         if topics:
             # Opened in each round: a local warehouse has no catalog before its first publication.
@@ -149,7 +149,7 @@ class WarehouseReader(TierReader):
                 of_tables = self._each(topics, partial(self._count_table, catalog))
         self._topics |= {*topics}
         gone = self._topics - {*topics}
-        of_states = self._each(sorted(self._topics), partial(self._tell_state, of_loads, of_tables, gone))
+        of_states = self._each(sorted(self._topics), partial(self._send_state, of_loads, of_tables, gone))
         causes = (of_loads, of_findings, of_tables, of_states)
         problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
@@ -157,7 +157,7 @@ class WarehouseReader(TierReader):
                 logger.warning("%s; it is looked at again in every round", problem)
         self._numbers.problems = problems
         if time.monotonic() >= self._beat_due:
-            self._tell([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
+            self._send([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
             self._numbers.heartbeat_at = time.time()
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
@@ -186,8 +186,8 @@ class WarehouseReader(TierReader):
             for bad in found.bad:
                 logger.error("%s: it is counted as lost; run `millrace verify`", bad)
             counts = loads.accounted(manifest, found)
-            self._tell(loads.records(manifest, counts, found))
-            loads.note(manifest, counts, found.unkeyed)
+            self._send(loads.records(manifest, counts, found))
+            loads.add_report(manifest, counts, found.unkeyed)
             path = edition_path(topic, manifest.load, manifest.edition)
             self._numbers.rows["loads"] += found.counts.total
             self._numbers.rows["erased"] += counts.total - found.counts.total
@@ -196,12 +196,12 @@ class WarehouseReader(TierReader):
             took = time.monotonic() - began
             logger.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
 
-    def _tell_findings(self, topic: str) -> None:
+    def _send_findings(self, topic: str) -> None:
         found = findings.read(Topic(self._storage, topic))
         if found is not None and found != self._found.get(topic):
-            problems = findings.told(found)
+            problems = findings.to_problems(found)
             number = next(self._numbered)
-            self._tell([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
+            self._send([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
             self._found[topic] = found
 
     def _count_table(self, catalog: Catalog, topic: str) -> None:
@@ -212,12 +212,12 @@ class WarehouseReader(TierReader):
         for found in self._tables[topic].news(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
-            told = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
-            self._tell(table_records(*told, self._numbered))
+            table = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
+            self._send(table_records(*table, self._numbered))
             self._numbers.rows["table"] += found.counts.total
             logger.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
-    def _tell_state(
+    def _send_state(
         self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
     ) -> None:
         """Report the state of a topic, at the start of a turn and whenever it has changed."""
@@ -241,10 +241,10 @@ class WarehouseReader(TierReader):
             trouble=of_tables.get(topic, "")[:MOST_LETTERS],
         )
         if state != self._states.get(topic):
-            self._tell([replace(state, time=now_ms(), number=next(self._numbered))])
+            self._send([replace(state, time=now_ms(), number=next(self._numbered))])
             self._states[topic] = state
 
-    def _tell(self, records: Sequence[AuditRecord]) -> None:
+    def _send(self, records: Sequence[AuditRecord]) -> None:
         assert self._turn is not None
         values = [self._codec.encode(record, timeout_s=_TIMEOUT_S) for record in records]
         self._publisher.publish(values, keys=[self._turn.key(value) for value in values])

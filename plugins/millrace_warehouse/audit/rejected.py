@@ -21,7 +21,7 @@ from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.storage import Storage, open_file
 
-MOST_TOLD = 1000
+MOST_REPORTED = 1000
 """Windows with rejected messages that are reported for one edition. Later ones are reported as one span."""
 MOST_LETTERS = 200
 EARLIEST_COUNTED = -(1 << 63) + WINDOW_MS
@@ -43,8 +43,8 @@ class _Window:
         self.reasons.add(counts)
 
 
-def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
-    """Return an edition's rejected messages by window, at most MOST_TOLD entries and one for the others."""
+def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
+    """Return an edition's rejected messages by window, MOST_REPORTED entries and one for the rest at most."""
     windows: dict[int, _Window] = {}
     unknown = Counter[str]()
     for file in manifest.rejected_files:
@@ -66,13 +66,13 @@ def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessag
         if first == last:  # then it is known after all
             windows.setdefault(first, _Window()).add(unknown.items())
             unknown.clear()
-    told = [_entry(window, windows[window]) for window in sorted(windows)]
-    if len(told) > MOST_TOLD:
-        told = [*told[:MOST_TOLD], _span(told[MOST_TOLD:])]
+    reported = [_entry(window, windows[window]) for window in sorted(windows)]
+    if len(reported) > MOST_REPORTED:
+        reported = [*reported[:MOST_REPORTED], _span(reported[MOST_REPORTED:])]
     if unknown:
         reason = unknown.most_common(1)[0][0][:MOST_LETTERS]
-        told.append(RejectedMessages(first, last, unknown.total(), 0, reason))
-    return told
+        reported.append(RejectedMessages(first, last, unknown.total(), 0, reason))
+    return reported
 
 
 def _rows(storage: Storage, path: str) -> Iterator[tuple[int | None, int, bool, str]]:

@@ -29,7 +29,7 @@ from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequences, count_unkeyed
 
-NOTED_EVERY = 100
+WRITTEN_EVERY = 100
 """Hours between records of what was reported: a reader that was killed repeats at most as many."""
 
 
@@ -54,12 +54,12 @@ class PublishedTable:
         self.exists = False
         """True if the catalog had the table at the last `news`, even if it cannot be counted."""
         self._seen = "", 0
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
         """Hour -> rows of other hours in its partition."""
         # A hint that is lost or cut only makes every hour be counted again.
         with suppress(FileNotFoundError, ValueError, TypeError):
-            self._told = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
+            self._reported = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
 
     def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
         """Yield the hours to report, ascending; ask for the next hour once one is reported.
@@ -81,29 +81,31 @@ class PublishedTable:
             return
         hours = _tasks_by_hour(table)
         files = {hour: _digest(tasks, erased.get(hour)) for hour, tasks in hours.items()}
-        changed = [hour for hour in sorted(files.keys() | self._told) if self._is_new(hour, files)]
+        changed = [hour for hour in sorted(files.keys() | self._reported) if self._is_new(hour, files)]
         waiting, at = deque(hour for hour in changed if hour not in behind), 0
         while waiting:
             hour = waiting.popleft()
             found, moved = self._count(table, hour, hours.get(hour, []))
             # Rows in the partition of another hour are counted where a reader of their own hour looks.
             again = [
-                other for other in sorted(moved) if other in files.keys() | self._told and other not in behind
+                other
+                for other in sorted(moved)
+                if other in files.keys() | self._reported and other not in behind
             ]
             waiting.extend(other for other in again if other not in waiting)
             if hour in erased:
                 found.counts.merge(erased[hour])
             yield TableHour(hour, snapshot.snapshot_id, _windows(hour), found.counts, dict(found.unkeyed))
-            self._told[hour] = files.get(hour, "")
+            self._reported[hour] = files.get(hour, "")
             at += 1
-            if at % NOTED_EVERY == 0:
-                self._note()
+            if at % WRITTEN_EVERY == 0:
+                self._write_reported()
         if changed:
-            self._note()
+            self._write_reported()
         self._seen = version
 
     def _is_new(self, hour: str, digests: dict[str, str]) -> bool:
-        return hour != UNFILED and self._told.get(hour) != digests.get(hour, "")
+        return hour != UNFILED and self._reported.get(hour) != digests.get(hour, "")
 
     def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
         """Return the hour's rows, wherever they lie, and hours whose rows in its partition have changed."""
@@ -133,10 +135,12 @@ class PublishedTable:
             ) from error
         return found
 
-    def _note(self) -> None:
+    def _write_reported(self) -> None:
         # An hour with rows of other hours is counted again by the next process, which does not know them.
-        told = {hour: digest for hour, digest in self._told.items() if digest and hour not in self._strays}
-        content = json.dumps(told, sort_keys=True).encode()
+        reported = {
+            hour: digest for hour, digest in self._reported.items() if digest and hour not in self._strays
+        }
+        content = json.dumps(reported, sort_keys=True).encode()
         self._topic.storage.put(layout.audited_table_path(self._topic.name), io.BytesIO(content))
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from millrace_audit.answer import Changes, Completeness, NewestLoad, Window, by_hour
 from millrace_audit.client import changes, completeness
 from millrace_warehouse.history.hours import start_of
-from millrace_warehouse.history.manifest import Verdict
-from millrace_warehouse.publish.gate import Auditor, Judgement, Nobody
+from millrace_warehouse.history.manifest import HourVerdict
+from millrace_warehouse.publish.gate import Auditor, Judgement, NoAuditor
 from millrace_warehouse.publish.state import COMPLETE
 
 STALE_AFTER = timedelta(minutes=10)
@@ -19,7 +19,7 @@ STALE_AFTER = timedelta(minutes=10)
 
 def auditor_at(url: str) -> Auditor:
     """Return the auditor at a URL; `Nobody` for an empty URL."""
-    return HttpAuditor(url) if url else Nobody()
+    return HttpAuditor(url) if url else NoAuditor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
     return completeness(url, topic, now - timedelta(hours=1), now).newest_load
 
 
-def _verdict(answer: Completeness, hour: Window, now: datetime) -> Verdict:
+def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
     """Return the verdict on one hour of an answer. `hour` combines the windows of the hour."""
     reasons = [*hour.reasons]
     is_proven = hour.verdict in (COMPLETE, answer.enough)
     if is_proven and hour.verdict != COMPLETE:
         reasons.insert(0, f"{hour.verdict}, which is proof enough for this topic")
-    verdict = Verdict(
+    verdict = HourVerdict(
         verdict=COMPLETE if is_proven else str(hour.verdict),
         watermark=None if answer.watermark is None else answer.watermark.isoformat(),
         checked=now.isoformat(timespec="seconds"),

@@ -68,10 +68,10 @@ def _of_earlier_tries(context: Context, request: Publish, result: PublishResult)
     table = None if request.dry_run else find_table(context.catalog, result.topic)
     changes: list[HourChange] = []
     for snapshot in table.metadata.snapshots if table is not None else ():
-        said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-        is_new = result.published and said.get(PATH) == result.path
-        if said.get(RUN_ID) == request.run_id and not is_new:
-            changes += read_checked(context.storage, Publication, said[PATH]).changes
+        properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        is_new = result.published and properties.get(PATH) == result.path
+        if properties.get(RUN_ID) == request.run_id and not is_new:
+            changes += read_checked(context.storage, Publication, properties[PATH]).changes
     return changes
 
 
@@ -138,7 +138,7 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
     for report in reports:
         problems = [findings.Problem(text=text, hour=report.hours.get(text)) for text in report.problems]
         try:
-            findings.note(Topic(run.storage, report.topic), looked_at, problems)
+            findings.write(Topic(run.storage, report.topic), looked_at, problems)
         except MillraceError as error:
             report.notes.append(f"the findings were not kept for the auditor: {error}")
     for report in reports if request.auditor else ():  # last: the auditor has counted these loads itself

@@ -38,7 +38,7 @@ from millrace_warehouse.erase.rows import BATCH_ROWS, Rows
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import Erasing, Erasure
-from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import (
     DataFile,
     LoadManifest,
@@ -48,12 +48,12 @@ from millrace_warehouse.history.manifest import (
     now,
 )
 from millrace_warehouse.history.metrics import metrics_of
-from millrace_warehouse.history.schemas import read_record, records
+from millrace_warehouse.history.schemas import all_schemas, read_schema
 from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFile, HourFiles
-from millrace_warehouse.load.range_writer import behind, check_stored, with_stored, without
+from millrace_warehouse.load.range_writer import check_stored, empty_after, with_stored, without_erased
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, read_without_bytes
 from millrace_warehouse.log.messages import TOMBSTONES
 from millrace_warehouse.projection import project
@@ -92,7 +92,7 @@ class EraseResult:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Matches:
     """Matching rows by hour and by load, and totals."""
 
     hours: Counter[str] = field(default_factory=Counter)
@@ -130,10 +130,10 @@ def erase_topic(
 
     `in_force_until` is called once, when the erasure is recorded.
     """
-    return _Run(context, request, auditor).erase(in_force_until)
+    return _ErasureRun(context, request, auditor).erase(in_force_until)
 
 
-class _Run:
+class _ErasureRun:
     def __init__(self, context: Context, request: Erase, auditor: Auditor) -> None:
         self._context, self._request, self._auditor = context, request, auditor
         self._topic = layout.Topic(context.storage, request.topic)
@@ -150,7 +150,7 @@ class _Run:
                 f"no erasure {request.id} of {topic} is unfinished: give --where and --reason"
             )
         condition = Condition(where)
-        lacking = condition.check([each.schema for each in records(topic)])
+        lacking = condition.check([each.schema for each in all_schemas(topic)])
         if before is None or request.dry_run:
             found = self._look(condition, (before or request).rejected)
             if before is None:
@@ -160,7 +160,7 @@ class _Run:
         if before is None:
             if not request.reason:
                 raise ConfigError("give --reason: an erasure says why")
-            before = erasures.record_erasure(topic, self._new(in_force_until()), where)
+            before = erasures.create_erasure(topic, self._new(in_force_until()), where)
             self._context.progress("erasure recorded")
         return self._take_out(before, condition, lacking)
 
@@ -192,7 +192,7 @@ class _Run:
             rejected=request.rejected,
         )
 
-    def _check_size(self, found: _Found) -> None:
+    def _check_size(self, found: _Matches) -> None:
         rows = found.hours.total()
         if rows and rows == found.rows and not self._request.all_rows:
             raise ConfigError(
@@ -200,9 +200,9 @@ class _Run:
                 " if that is meant"
             )
 
-    def _look(self, condition: Condition, rejected: bool) -> _Found:
+    def _look(self, condition: Condition, rejected: bool) -> _Matches:
         """Count matching rows, and messages without rows that have bytes, in each load's newest edition."""
-        found, rows = _Found(), Rows(self._context, self._topic)
+        found, rows = _Matches(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
         for first in layout.loads_after(self._topic, 0):
@@ -218,12 +218,12 @@ class _Run:
                     found.files += sum(file.hour == hour for file in manifest.files)
             if rejected and manifest.aside and takers.isdisjoint(manifest.erasures):
                 found.rejected[manifest.load] = manifest.aside
-            if known.difference(manifest.erasures) and erasures.unheard_of(self._topic, manifest):
+            if known.difference(manifest.erasures) and erasures.missed_erasure(self._topic, manifest):
                 found.unseen.add(manifest.load)
             self._context.progress(f"looked at load {manifest.load}")
         return found
 
-    def _newest(self, first: LoadManifest, found: _Found) -> LoadManifest:
+    def _newest(self, first: LoadManifest, found: _Matches) -> LoadManifest:
         edition = layout.newest_editions(self._topic).get(first.load, 1)
         found.through = first.load
         if edition == 1:
@@ -237,7 +237,7 @@ class _Run:
         context.progress("fenced")
         files = 0
 
-        def attempt() -> _Found:
+        def attempt() -> _Matches:
             nonlocal files
             found = self._look(condition, erasure.rejected)
             if not found.loads:
@@ -269,7 +269,7 @@ class _Run:
             loads=out.rows_by_load,
             rejected=out.rejected.total(),
         )
-        erasures.record_done(topic.storage, done)
+        erasures.write_done(topic.storage, done)
         context.progress("done")
         return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
@@ -278,7 +278,7 @@ class _Run:
         return self._result(erasure, self._taken(erasure), (), f"nothing to do: {erasure.id} is done")
 
     def _result(
-        self, erasure: Erasure | None, found: _Found, lacking: Sequence[str], message: str
+        self, erasure: Erasure | None, found: _Matches, lacking: Sequence[str], message: str
     ) -> EraseResult:
         purged = None
         if erasure is not None and not self._request.dry_run:
@@ -300,9 +300,9 @@ class _Run:
             message=message,
         )
 
-    def _taken(self, erasure: Erasure) -> _Found:
+    def _taken(self, erasure: Erasure) -> _Matches:
         """Return the numbers of rows and messages that the erasure has removed, from the manifests."""
-        out = _Found()
+        out = _Matches()
         for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, out)
             for rows in manifest.erased:
@@ -327,14 +327,14 @@ class _Run:
         def attempt() -> None:
             loads = list(layout.loads_after(topic, 0))
             for load in loads:  # the run that made it may have died before
-                record(topic.storage, layout.manifest_path(load), load)
+                add_to_ledger(topic.storage, layout.manifest_path(load), load)
             if any(load.erases == erasure.id for load in loads):
                 return
             manifest = make(
                 topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._context.progress
             )
             if manifest is not None:
-                record(topic.storage, layout.manifest_path(manifest), manifest)
+                add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
                 layout.remember_newest(topic.storage, manifest)
                 return
             raise Conflict("another run has made the load")
@@ -345,7 +345,7 @@ class _Run:
         for load, numbers in layout.editions_of(self._topic).items():
             for number in numbers:
                 path = layout.edition_path(self._topic.name, load, number)
-                record(self._topic.storage, path, layout.read_edition(self._topic, load, number))
+                add_to_ledger(self._topic.storage, path, layout.read_edition(self._topic, load, number))
 
     def _make_edition(self, erasure: Erasure, load: int, rows: Rows) -> None:
         """Write a load's rows without the matching ones; another run's newer edition is examined again."""
@@ -357,7 +357,7 @@ class _Run:
         new_edition = _Edition(self._context, erasure, replaced, rows, [*mine, *others])
         manifest = make(self._topic, load, edition + 1, new_edition.write, self._context.progress)
         if manifest is not None:
-            record(self._topic.storage, layout.manifest_path(manifest), manifest)
+            add_to_ledger(self._topic.storage, layout.manifest_path(manifest), manifest)
 
 
 _ANY = "_offset"
@@ -382,7 +382,7 @@ class _Fence:
             created=now(),
             schema=self.before.schema,
             file_by_ms=self.before.file_by_ms,
-            partitions=[behind(part) for part in self.before.partitions],
+            partitions=[empty_after(part) for part in self.before.partitions],
             files=(),
             previous=self.before.sha256,
             erases=self.erasure.id,
@@ -403,7 +403,7 @@ class _Edition:
     def write(self, attempt: str) -> LoadManifest:
         """Write the rows into the attempt's folder; return the manifest, not sealed yet."""
         topic = layout.Topic(self.context.storage, self.replaced.topic)
-        columns = read_record(topic, self.rows.schema(self.replaced))
+        columns = read_schema(topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic.name, self.replaced.load, attempt)
         eraser, counts = Eraser(self.erasing), SequenceCounts()
         copied: dict[str, ContentsDigest] = {}
@@ -485,7 +485,7 @@ class _Edition:
             run_id=f"erase-{self.erasure.id}",
             created=now(),
             schema=schema,
-            partitions=[without(part, taken) for part in replaced.partitions],
+            partitions=[without_erased(part, taken) for part in replaced.partitions],
             files=[file for file, _ in files],
             reason=self.erasure.reason,
             previous=replaced.sha256,

@@ -25,7 +25,7 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Folder, Topic
 from millrace_warehouse.history.manifest import LoadManifest, Publication, StoredFile
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.history.schemas import read_schema
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.contents import read_proven, stated_loads
 from millrace_warehouse.publish.table import published_table
@@ -98,7 +98,7 @@ class Rows:
     def _own(
         self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None
     ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
-        schema = read_record(self._topic, manifest.schema).schema
+        schema = read_schema(self._topic, manifest.schema).schema
         for file in manifest.files:
             if file.hour == hour:
                 for batch in _batches(self.stored(file), columns):

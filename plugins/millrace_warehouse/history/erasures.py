@@ -117,7 +117,7 @@ def condition_of(topic: Topic, id_: str) -> str | None:
         return None
 
 
-def record_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
+def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     """Create an erasure, or return the existing erasure with its id. MillraceError if the two differ."""
     id_, another_id = erasure.id, "choose another --id"
     # In this order: a reader that finds the record finds the condition.
@@ -132,7 +132,7 @@ def record_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     return there
 
 
-def record_done(storage: Storage, done: Done) -> None:
+def write_done(storage: Storage, done: Done) -> None:
     """Record that an erasure is done; a record that another run has written stays."""
     storage.create(_path(done.topic, done.id, DONE), encode(done))
 
@@ -184,7 +184,7 @@ def old_conditions(topic: Topic, at: str) -> list[str]:
     ]
 
 
-def unheard_of(topic: Topic, manifest: LoadManifest) -> str | None:
+def missed_erasure(topic: Topic, manifest: LoadManifest) -> str | None:
     """Return an erasure whose rows the edition may contain again, as the edition does not list it; else None.
 
     An edition that was begun before an erasure, and finished after the erasure, does not list the erasure. A
@@ -206,9 +206,9 @@ def _is_over(topic: Topic, id_: str) -> bool:
     return not is_in_force and condition_of(topic, id_) is None
 
 
-def not_held(topic: Topic, manifest: LoadManifest) -> str | None:
+def stale_reason(topic: Topic, manifest: LoadManifest) -> str | None:
     """Return the reason why an edition must not be published; None when it may."""
-    id_ = unheard_of(topic, manifest)
+    id_ = missed_erasure(topic, manifest)
     return id_ and (
         f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure {id_} and"
         " made after it: erase again with the same --where and another --id"

@@ -308,9 +308,9 @@ def unpublished_since(topic: Topic) -> LoadManifest | None:
 def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
     """Return the record at a path and all records before it, the newest first, each with its path."""
     while path:
-        record = read_checked(storage, Publication, path)
-        yield path, record
-        path = record.previous.path if record.previous is not None else ""
+        publication = read_checked(storage, Publication, path)
+        yield path, publication
+        path = publication.previous.path if publication.previous is not None else ""
 
 
 def editions_of(topic: Topic) -> dict[int, list[int]]:

@@ -31,7 +31,7 @@ class LedgerEntry:
     format: int = FORMAT
 
 
-def record(storage: Storage, path: str, manifest: Manifest) -> None:
+def add_to_ledger(storage: Storage, path: str, manifest: Manifest) -> None:
     """Write the entry of the manifest at a path, unless it exists; MillraceError if its hash differs."""
     entry = LedgerEntry(
         path=path,

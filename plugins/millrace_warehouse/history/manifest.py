@@ -280,7 +280,7 @@ UNASKED = "unasked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HourVerdict:
     """The auditor's verdict on an hour when the hour was published."""
 
     verdict: str
@@ -314,7 +314,7 @@ class HourChange:
     """first, late, reload, erase, verdict, or rebuild: rows of which no file was left."""
     loads: Sequence[LoadRows]
     """Rows added; for `reload`, the rows that the hour now has of the new editions."""
-    verdict: Verdict
+    verdict: HourVerdict
     added: int
     removed: int
     aside: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -36,7 +36,7 @@ _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchemaRecord:
+class TableSchema:
     """One schema that a table has had: `schema/<4 digits>.json`."""
 
     topic: str
@@ -71,29 +71,29 @@ class PromoteResult:
 
     topic: str
     schema_id: int
-    record: SchemaRecord | None
+    record: TableSchema | None
     """None when the table had the schema already."""
     changes: Sequence[str]
 
 
-def read_record(topic: layout.Topic, number: int) -> SchemaRecord:
+def read_schema(topic: layout.Topic, number: int) -> TableSchema:
     """Return one record; MillraceError when it is missing or cannot be read."""
     path = layout.schema_path(topic.name, number)
     try:
-        record = decode(SchemaRecord, topic.storage.read(path), path)
-        _ = record.schema
+        table_schema = decode(TableSchema, topic.storage.read(path), path)
+        _ = table_schema.schema
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
     except ValidationError:
         raise MillraceError(
             f"{path} holds no Iceberg schema: it was edited, restore it from a copy"
         ) from None
-    return record
+    return table_schema
 
 
-def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str]:
+def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list[str]:
     """Return every way in which a schema entry does not follow its predecessor, one line each."""
-    schema, ids = record.schema, iceberg_types.ids_by_name(record.schema)
+    schema, ids = table_schema.schema, iceberg_types.ids_by_name(table_schema.schema)
     if before is None:
         kept, new_ids, last = iceberg_types.ids_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
     else:
@@ -107,47 +107,49 @@ def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str
     problems += [
         f"a new column has id {number}, which another one has had" for number in new_ids if number <= last
     ]
-    if record.last_column_id != max(last, *ids.values()):
-        problems.append(f"its last column id is {record.last_column_id}, not {max(last, *ids.values())}")
-    if record.previous_schema_id != (before and before.schema_id):
-        problems.append(f"it follows schema {record.previous_schema_id}, which the one before is not")
+    if table_schema.last_column_id != max(last, *ids.values()):
+        problems.append(
+            f"its last column id is {table_schema.last_column_id}, not {max(last, *ids.values())}"
+        )
+    if table_schema.previous_schema_id != (before and before.schema_id):
+        problems.append(f"it follows schema {table_schema.previous_schema_id}, which the one before is not")
     return problems
 
 
-def record_numbers(topic: layout.Topic) -> list[int]:
+def schema_numbers(topic: layout.Topic) -> list[int]:
     return layout.numbers_in(topic.storage, layout.Folder.SCHEMA.of(topic.name), digits=4)
 
 
-def records(topic: layout.Topic) -> list[SchemaRecord]:
+def all_schemas(topic: layout.Topic) -> list[TableSchema]:
     """Every schema that the table has had, in order; MillraceError when one is missing or unreadable."""
-    numbers = record_numbers(topic)
-    return [read_record(topic, number) for number in range(1, max(numbers, default=0) + 1)]
+    numbers = schema_numbers(topic)
+    return [read_schema(topic, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
-def pinned(topic: layout.Topic, used: int = 0) -> SchemaRecord | None:
+def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
     """Return the newest record, which the next load decodes with; None before the first one.
 
     MillraceError when record `used`, which a load names, is missing: no load falls back to an older schema.
     """
-    newest = max([used, *record_numbers(topic)])
-    return read_record(topic, newest) if newest else None
+    newest = max([used, *schema_numbers(topic)])
+    return read_schema(topic, newest) if newest else None
 
 
-def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
+def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> TableSchema:
     """Pin the table's first schema: `schema`, or the schema that another run has pinned at the same moment.
 
     MillraceError unless a new table may have the schema.
     """
     columns = iceberg_types.iceberg_schema(check_pinned(topic.name, schema_id, schema))
-    record = _create(topic, None, schema_id, columns, FIRST_REASON)
-    return read_record(topic, 1) if record is None else record
+    table_schema = _create(topic, None, schema_id, columns, FIRST_REASON)
+    return read_schema(topic, 1) if table_schema is None else table_schema
 
 
 def _create(
-    topic: layout.Topic, before: SchemaRecord | None, schema_id: int, columns: Schema, reason: str
-) -> SchemaRecord | None:
+    topic: layout.Topic, before: TableSchema | None, schema_id: int, columns: Schema, reason: str
+) -> TableSchema | None:
     """Create the record that follows another one; None when another run has taken its number."""
-    record = SchemaRecord(
+    table_schema = TableSchema(
         topic=topic.name,
         number=1 if before is None else before.number + 1,
         schema_id=schema_id,
@@ -158,23 +160,23 @@ def _create(
         reason=reason,
         previous_schema_id=None if before is None else before.schema_id,
     )
-    path = layout.schema_path(topic.name, record.number)
-    return record if topic.storage.create(path, encode(record)) else None
+    path = layout.schema_path(topic.name, table_schema.number)
+    return table_schema if topic.storage.create(path, encode(table_schema)) else None
 
 
-def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
+def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
     """Return the registry's schema of a record; MillraceError when its columns are not the record's.
 
     Another registry may know another schema by the same id: its rows would not be the table's.
     """
-    schema = _look_up_schema(lookup, record.schema_id)
-    table = check_pinned(record.topic, record.schema_id, schema)
-    columns = iceberg_types.evolved(record.schema, record.last_column_id, table)
-    if not record.arrow_schema.equals(iceberg_types.arrow_schema(columns), check_metadata=True):
+    schema = _look_up_schema(lookup, table_schema.schema_id)
+    table = check_pinned(table_schema.topic, table_schema.schema_id, schema)
+    columns = iceberg_types.evolved(table_schema.schema, table_schema.last_column_id, table)
+    if not table_schema.arrow_schema.equals(iceberg_types.arrow_schema(columns), check_metadata=True):
         raise MillraceError(
-            f"schema {record.schema_id} has other columns than {record.topic} was given by"
-            f" {layout.schema_path(record.topic, record.number)}: give the registry that the table was"
-            " loaded with"
+            f"the registry's schema {table_schema.schema_id} does not have the columns of"
+            f" {layout.schema_path(table_schema.topic, table_schema.number)}: name the registry that the"
+            f" loads of {table_schema.topic} used"
         )
     return schema
 
@@ -218,14 +220,14 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     old, new = avro_schema(before, lookup), _look_up_schema(lookup, schema_id)
     table = check_promotion(topic.name, (before.schema_id, old), (schema_id, new))
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    record = _create(topic, before, schema_id, columns, reason)
-    if record is None:
+    table_schema = _create(topic, before, schema_id, columns, reason)
+    if table_schema is None:
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"
         )
     changes = _changes(before.schema, columns)
-    return PromoteResult(topic=topic.name, schema_id=schema_id, record=record, changes=changes)
+    return PromoteResult(topic=topic.name, schema_id=schema_id, record=table_schema, changes=changes)
 
 
 def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
@@ -265,7 +267,7 @@ def history(topic: layout.Topic) -> list[HistoryEntry]:
 
     return [
         HistoryEntry(r.number, r.schema_id, first_load(r.number), r.created, r.by, r.reason)
-        for r in records(topic)
+        for r in all_schemas(topic)
     ]
 
 

@@ -51,7 +51,7 @@ def hours_of(times: pa.Array) -> Hours:
 class HourFiles:
     """One task's open Parquet files, one per hour of its rows: `<folder>/<hour>-<name>-<4 digits>.parquet`.
 
-    The schema is that of the files, with the ids of the columns (`SchemaRecord.arrow_schema`).
+    The schema is that of the files, with the ids of the columns (`TableSchema.arrow_schema`).
     """
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:

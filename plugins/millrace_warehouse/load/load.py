@@ -1,10 +1,9 @@
 """One load: new messages of a topic, read once, accounted for, and committed by one exclusive create.
 
-A run completes what a crash left undone and freezes the end. Until one attempt has won or nothing is left to
-do, it starts at the end of the newest load, writes and accounts for the rows (`range_writer`), and creates the
-manifest (`attempt`). When another driver was first, the run starts over from that driver's load. Written
-without Spark: the job brings a function that runs the tasks. Asks no catalog: loads go on while the catalog
-is down.
+A run first completes what a crash left undone, and freezes its end. Each attempt starts at the end of the
+newest load, writes and accounts for the rows (`range_writer`), and creates the manifest (`attempt`). When
+another driver was first, the run starts over from that driver's load. The module does not import Spark: the job
+passes a function that runs the tasks. A load asks no catalog, so loads continue while the catalog is down.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import check_not_cut, check_same_log
@@ -119,7 +118,7 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     """
     if newest is None:
         return
-    record(run.context.storage, layout.manifest_path(newest), newest)
+    add_to_ledger(run.context.storage, layout.manifest_path(newest), newest)
     layout.remember_newest(run.context.storage, newest)
     run.context.progress("healed")
 
@@ -195,7 +194,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
             attempt=attempt,
             run_id=run.context.run_id,
             created=now(),
-            schema=pinned.record.number,
+            schema=pinned.table_schema.number,
             file_by_ms=plan.file_by_ms,
             partitions=(),
             files=(),
@@ -206,7 +205,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     manifest = make(layout.Topic(storage, plan.topic), load, 1, write, progress)
     if manifest is None:
         return None
-    record(storage, layout.manifest_path(manifest), manifest)
+    add_to_ledger(storage, layout.manifest_path(manifest), manifest)
     layout.remember_newest(storage, manifest)
     progress("recorded")
     message, notes = f"made load {load}", [*_dropped_fields(pinned, manifest), *_reasons(storage, manifest)]
@@ -215,7 +214,9 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     """Return a note for fields of the messages for which the table has no column."""
-    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.record.schema_id}
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {
+        pinned.table_schema.schema_id
+    }
     fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
     if not fields:
         return []

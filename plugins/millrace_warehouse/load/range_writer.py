@@ -39,7 +39,7 @@ from millrace_warehouse.history.manifest import (
     check_law,
     now,
 )
-from millrace_warehouse.history.schemas import SchemaRecord, avro_schema
+from millrace_warehouse.history.schemas import TableSchema, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
@@ -69,14 +69,16 @@ _CURE = {
 class Pinned:
     """A topic's schema record, and what tasks need to read and write its rows."""
 
-    record: SchemaRecord
+    table_schema: TableSchema
     source: Source
 
     @classmethod
-    def of(cls, record: SchemaRecord, connect: Callable[[], ClusterClient], lookup: Lookup) -> Pinned:
+    def of(cls, table_schema: TableSchema, connect: Callable[[], ClusterClient], lookup: Lookup) -> Pinned:
         """Pin a schema record, for rows with its columns; MillraceError if the registry's schema differs."""
-        schema = avro_schema(record, lookup)
-        return cls(record, Source(connect, lookup, schema, record.arrow_schema, record.iceberg))
+        schema = avro_schema(table_schema, lookup)
+        return cls(
+            table_schema, Source(connect, lookup, schema, table_schema.arrow_schema, table_schema.iceberg)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +103,12 @@ class LoadContext:
     """Accept offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
-def unread(partition: int) -> PartitionRange:
+def unread_partition(partition: int) -> PartitionRange:
     """Return the empty range of a partition from which nothing was loaded."""
     return PartitionRange(partition=partition, start=0, end=0)
 
 
-def after(part: PartitionRange) -> PartitionRange:
+def empty_after(part: PartitionRange) -> PartitionRange:
     """Return the empty range after a load, for a partition without news."""
     end, base = part.end, part.end_base
     return PartitionRange(
@@ -140,7 +142,7 @@ def parts_to_load(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """Return for every partition the range after the newest load, up to `ends`, and its expired offsets."""
-    before = {p: unread(p) for p in ends} | {p: after(part) for p, part in loaded.items()}
+    before = {p: unread_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
@@ -237,7 +239,7 @@ def write_ranges(
     manifest = dataclasses.replace(
         draft,
         created=now(),
-        schema=pinned.record.number,
+        schema=pinned.table_schema.number,
         partitions=partitions,
         files=[file for file, _ in files],
         rejected_files=rejected,
@@ -254,7 +256,7 @@ def write_ranges(
         raise MillraceError(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
-    return with_stored(context.storage, manifest, files, pinned.record.iceberg, counts, erased)
+    return with_stored(context.storage, manifest, files, pinned.table_schema.iceberg, counts, erased)
 
 
 def without_erased(part: PartitionRange, taken: RowsTaken) -> PartitionRange:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError
 from millrace_warehouse.log.kinds import Kind
-from millrace_warehouse.log.messages import Rejected
+from millrace_warehouse.log.messages import RejectedRecords
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -156,7 +156,7 @@ class AsideFile:
         self._held, self._held_bytes = [], 0
 
 
-def rejected_rows(rejected: Sequence[Rejected]) -> pa.Table:
+def rejected_rows(rejected: Sequence[RejectedRecords]) -> pa.Table:
     """The rows of a file of rejected records."""
     rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in rejected]
     return pa.Table.from_pylist(rows, REJECTED_SCHEMA)

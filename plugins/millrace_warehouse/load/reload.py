@@ -17,7 +17,7 @@ from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import to_apply
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.ledger import read_entry, record
+from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.same_log import another_log, cut_log
 from millrace_warehouse.load import range_writer
@@ -106,7 +106,7 @@ def _heal(topic: layout.Topic) -> None:
         for number in numbers:
             path = layout.edition_path(topic.name, load, number)
             if read_entry(topic.storage, path) is None:
-                record(topic.storage, path, layout.read_edition(topic, load, number))
+                add_to_ledger(topic.storage, path, layout.read_edition(topic, load, number))
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
@@ -167,7 +167,7 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
         # corrected. Nor does an edition that was begun before an erasure.
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
-            record(topic.storage, layout.manifest_path(manifest), manifest)
+            add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
             run.context.progress("recorded")
         if manifest is not None and not _unheld(topic, manifest):
             return _result(manifest, newest, published=True)

@@ -75,7 +75,7 @@ class Filing:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRecords:
     """A record that could not be decoded, or all `records` of a batch that cannot be unpacked."""
 
     partition: int
@@ -99,7 +99,7 @@ class DecodedBatch:
     """Accepted rows with the columns of `Decoder.arrow_schema`, and the other messages among them."""
 
     rows: pa.RecordBatch
-    rejected: list[Rejected]
+    rejected: list[RejectedRecords]
     tombstones: pa.RecordBatch | None = None
     """Rows with the columns of TOMBSTONES; None without tombstones."""
 
@@ -231,7 +231,7 @@ class Decoder:
 
 def frames_of(
     cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
-) -> Iterator[tuple[Frames, list[Rejected]]]:
+) -> Iterator[tuple[Frames, list[RejectedRecords]]]:
     """Return the records of a cut that lie in its range, counted, and the batches that cannot be unpacked."""
     for some in fetched:
         start = max(cut.range.start, some.log_start)
@@ -246,10 +246,10 @@ def frames_of(
             yield frames, rejected
 
 
-def _rejected_batch(partition: int, broken: BrokenBatch) -> Rejected:
+def _rejected_batch(partition: int, broken: BrokenBatch) -> RejectedRecords:
     header, batch = broken.batch
     reason = f"the batch cannot be unpacked: {broken.reason}"
-    return Rejected(
+    return RejectedRecords(
         partition=partition,
         offset=header.base_offset,
         records=max(header.records_count, 1),
@@ -268,7 +268,7 @@ def _tombstones(partition: int, frames: Frames) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=TOMBSTONES)
 
 
-def _foreign(partition: int, frames: Frames, row: int) -> Rejected:
+def _foreign(partition: int, frames: Frames, row: int) -> RejectedRecords:
     looks = looks_like(_bytes_at(frames, frames.value, frames.value_size, row))
     reason = f"the message does not begin with a zero byte and a schema id: it looks like {looks}"
     return _rejected(partition, frames, row, Kind.FOREIGN_FRAMING, None, reason)
@@ -287,11 +287,11 @@ def _rejected(
     schema_id: int | None,
     reason: str,
     has_header: bool = False,
-) -> Rejected:
+) -> RejectedRecords:
     raw = _bytes_at(frames, frames.value, frames.value_size, row)
     has_key = frames.key_size[row] >= 0
     header = counted_header(raw) if has_header else None
-    return Rejected(
+    return RejectedRecords(
         partition=partition,
         offset=int(frames.offset[row]),
         records=1,

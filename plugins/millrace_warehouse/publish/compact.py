@@ -55,7 +55,7 @@ class CompactResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hour:
+class _SmallFiles:
     """Small files of one hour, in groups that each become one file."""
 
     hour: str
@@ -74,7 +74,7 @@ def compact_topic(context: Context, request: Compact, name: str) -> CompactResul
     """Put the small files of quiet hours together; MillraceError when the table is not as published."""
     topic = Topic(context.storage, name)
     table = _table(context, topic)
-    done: list[_Hour] = []
+    done: list[_SmallFiles] = []
     kept: dict[str, str] = {}
     for batch in _batches(_hours(context, request, table, kept)):
         if not request.dry_run:
@@ -83,7 +83,7 @@ def compact_topic(context: Context, request: Compact, name: str) -> CompactResul
     return CompactResult(topic=name, hours=[_described(hour) for hour in done], kept=kept)
 
 
-def _described(hour: _Hour) -> CompactedHour:
+def _described(hour: _SmallFiles) -> CompactedHour:
     return CompactedHour(
         hour=hour.hour,
         rows=sum(file.record_count for file in hour.files),
@@ -93,7 +93,7 @@ def _described(hour: _Hour) -> CompactedHour:
     )
 
 
-def _hours(context: Context, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
+def _hours(context: Context, request: Compact, table: Table, kept: dict[str, str]) -> list[_SmallFiles]:
     """Return the hours to compact, ascending, UNFILED last."""
     crowded: dict[str, list[TableFile]] = {}
     for hour, files in head_files(table).items():
@@ -105,7 +105,8 @@ def _hours(context: Context, request: Compact, table: Table, kept: dict[str, str
     for hour in sorted(busy & crowded.keys()):
         kept[hour] = "a publication has changed it lately: run again when it has been quiet"
     hours = (
-        _Hour(hour, _groups(crowded[hour], request.target_bytes)) for hour in sorted(crowded.keys() - busy)
+        _SmallFiles(hour, _groups(crowded[hour], request.target_bytes))
+        for hour in sorted(crowded.keys() - busy)
     )
     return [hour for hour in hours if hour.groups]
 
@@ -120,10 +121,10 @@ def _table(context: Context, topic: Topic) -> Table:
 
 def _changed_lately(context: Context, table: Table, quiet_s: float) -> set[str]:
     hours: set[str] = set()
-    for _, record in publications_from(context.storage, table.properties.get(PATH, "")):
-        if datetime.fromisoformat(record.created).timestamp() <= context.clock() - quiet_s:
+    for _, publication in publications_from(context.storage, table.properties.get(PATH, "")):
+        if datetime.fromisoformat(publication.created).timestamp() <= context.clock() - quiet_s:
             break
-        hours |= {change.hour for change in record.changes if change.added or change.removed}
+        hours |= {change.hour for change in publication.changes if change.added or change.removed}
     return hours
 
 
@@ -140,9 +141,9 @@ def _groups(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFil
     return [group for group in groups if len(group) > 1]
 
 
-def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
+def _batches(hours: Sequence[_SmallFiles]) -> Iterator[list[_SmallFiles]]:
     """Yield the hours of each commit."""
-    batch: list[_Hour] = []
+    batch: list[_SmallFiles] = []
     for hour in hours:
         batch.append(hour)
         if sum(each.bytes for each in batch) >= COMMIT_BYTES:
@@ -152,7 +153,9 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
         yield batch
 
 
-def _compact(context: Context, topic: Topic, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
+def _compact(
+    context: Context, topic: Topic, batch: Sequence[_SmallFiles], kept: dict[str, str]
+) -> list[_SmallFiles]:
     """Write the hours' new files and commit them together; return the hours that were done."""
     begun = context.clock()
     rewriting = Rewriting(topic, _table(context, topic))

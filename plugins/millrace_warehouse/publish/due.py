@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from millrace_audit.answer import Changes
 from millrace_warehouse.history.hours import FIRST_HOUR, UNFILED, hour_of, number_of, partition_of, start_of
-from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.history.manifest import UNASKED, HourVerdict
 from millrace_warehouse.publish.gate import MOST_HOURS
-from millrace_warehouse.publish.state import COMPLETE, PENDING, State
+from millrace_warehouse.publish.state import COMPLETE, PENDING, TableState
 
-Ask = Callable[[Iterable[str]], Mapping[str, Verdict]]
+Ask = Callable[[Iterable[str]], Mapping[str, HourVerdict]]
 """Asks the auditor about hours; hour -> verdict, in the order of the hours."""
 RECHECKED = 7 * 24
 """Most published hours without a proof that one run asks the auditor about again."""
@@ -32,7 +32,7 @@ EMPTY = 10_000
 
 
 def choose(
-    state: State,
+    state: TableState,
     ask: Ask,
     named: Sequence[str],
     rejudged: Collection[str],
@@ -61,7 +61,7 @@ def choose(
         _fill(state, ask)
 
 
-def rejudged(state: State, changes: Callable[[str | None], Changes]) -> list[str]:
+def rejudged(state: TableState, changes: Callable[[str | None], Changes]) -> list[str]:
     """Return the hours whose final verdict has changed since the state's cursor, and move the cursor on.
 
     Without a cursor, of all hours that were ever judged, the newest RECHECKED published ones.
@@ -78,7 +78,7 @@ def rejudged(state: State, changes: Callable[[str | None], Changes]) -> list[str
     return hours
 
 
-def judge_late(state: State, ask: Ask) -> bool:
+def judge_late(state: TableState, ask: Ask) -> bool:
     """Ask about the published hours whose rows change; True if there was one that had no verdict yet."""
     late = [hour for hour, change in state.changes.items() if change.verdict is None]
     for hour, verdict in ask(late).items():
@@ -86,7 +86,9 @@ def judge_late(state: State, ask: Ask) -> bool:
     return bool(late)
 
 
-def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float | None, now_s: float) -> bool:
+def _is_due(
+    hour: str, verdict: HourVerdict, proven: bool, unproven_after_s: float | None, now_s: float
+) -> bool:
     if verdict.verdict == COMPLETE:
         return proven
     if verdict.verdict not in ("unknown", "carried") or unproven_after_s is None:
@@ -94,7 +96,7 @@ def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float |
     return hour == UNFILED or start_of(hour).timestamp() + 3600 + unproven_after_s <= now_s
 
 
-def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
+def _judge_again(state: TableState, hour: str, verdict: HourVerdict) -> None:
     """A new verdict on a published hour is a change when it makes the hour complete, or takes that back.
 
     A complete hour with more on its way stays: the late rows, when they come, are judged.
@@ -105,7 +107,7 @@ def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
         state.judge(hour, verdict)
 
 
-def _fill(state: State, ask: Ask) -> None:
+def _fill(state: TableState, ask: Ask) -> None:
     """Publish the empty hours behind the complete ones, up to the newest hour that has rows."""
     filed = [number_of(hour) for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
     last = max([*state.published, *filed], default=0)
@@ -113,7 +115,7 @@ def _fill(state: State, ask: Ask) -> None:
     if number is None:
         sound = (number for number in filed if number >= FIRST_HOUR)
         number = min((number for number in sound if _will_be_complete(state, number)), default=last)
-    verdicts: Mapping[str, Verdict] = {}
+    verdicts: Mapping[str, HourVerdict] = {}
     for at in range(number, min(number + EMPTY, last)):
         # Complete as the next publication leaves it: what is chosen now closes gaps, too.
         if _will_be_complete(state, at):
@@ -128,12 +130,12 @@ def _fill(state: State, ask: Ask) -> None:
         state.publish(hour, verdicts[hour])
 
 
-def _is_empty(state: State, number: int) -> bool:
+def _is_empty(state: TableState, number: int) -> bool:
     hour = hour_of(number)
     return not (state.is_published(hour) or hour in state.changes or hour in state.unpublished)
 
 
-def _will_be_complete(state: State, number: int) -> bool:
+def _will_be_complete(state: TableState, number: int) -> bool:
     change = state.changes.get(hour_of(number))
     if change is not None and change.verdict is not None:
         return change.verdict.verdict == COMPLETE

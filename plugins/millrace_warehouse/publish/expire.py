@@ -74,7 +74,7 @@ class ExpireResult:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Unneeded:
     """Unneeded files of the topic, by their paths from the topic's folder."""
 
     data: dict[str, Listed] = field(default_factory=dict)
@@ -91,13 +91,13 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
     rows, rewritten = (topic.files(kind) for kind in (Folder.ROWS, Folder.COMPACTED))
     if published is not None:
         published.check_files(rows.keys() | rewritten.keys())
-    found = _Found()
+    found = _Unneeded()
     _find_rows(context, request, topic, newest.load, published, found, rows)
     metadata: dict[str, Listed] = {}
     if published is not None:
         found.compacted = dict(_old_compacted(context, published, rewritten))
         metadata = _old_metadata(context, request, "table/metadata", published.named)
-        found.strays |= _lost_publications(context, topic, published.record)
+        found.strays |= _lost_publications(context, topic, published.publication)
     data, compacted, waiting = _written_down(context, request, found, published)
     if published is not None:
         if not request.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
@@ -131,15 +131,15 @@ class _Published:
 
     topic: Topic
     table: Table
-    record: Publication
-    record_path: str
+    publication: Publication
+    publication_path: str
 
     @classmethod
     def of(cls, context: Context, topic: Topic) -> _Published | None:
-        table, record = published_table(context.catalog, topic)
-        if table is None or record is None:
+        table, publication = published_table(context.catalog, topic)
+        if table is None or publication is None:
             return None
-        return cls(topic, table, record, table.properties[PATH])
+        return cls(topic, table, publication, table.properties[PATH])
 
     @cached_property
     def named(self) -> set[str]:
@@ -182,7 +182,7 @@ class _Published:
 
     def waits(self, hour: str, load: int) -> bool:
         """True when the hour, or the load's rows of it, are not published."""
-        return any(part.load == load for part in self.record.unpublished.get(hour, ()))
+        return any(part.load == load for part in self.publication.unpublished.get(hour, ()))
 
 
 def _find_rows(
@@ -191,7 +191,7 @@ def _find_rows(
     topic: Topic,
     newest: int,
     published: _Published | None,
-    found: _Found,
+    found: _Unneeded,
     rows: Mapping[str, Listed],
 ) -> None:
     """Sort the files below `rows/`: needed ones, unneeded ones, and strays."""
@@ -228,12 +228,12 @@ def _find_data(
     manifest: LoadManifest,
     newest: LoadManifest,
     published: _Published,
-    found: _Found,
+    found: _Unneeded,
 ) -> None:
     """Return the unneeded data files of one edition."""
     if datetime.fromisoformat(newest.created).timestamp() > context.clock() - request.older_than_s:
         return
-    through = published.record.loads
+    through = published.publication.loads
     seen = through.editions.get(str(newest.load), 1) if newest.load <= through.load else 0
     for file in manifest.files:
         if file.path not in present or file.path in published.named:
@@ -342,7 +342,7 @@ def _old_drafts(context: Context, topic: Topic) -> dict[str, Listed]:
 
 
 def _written_down(
-    context: Context, request: Expire, found: _Found, published: _Published | None
+    context: Context, request: Expire, found: _Unneeded, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
     """Record newly unneeded files. Return data and compacted files to delete now, and how many stay."""
     if published is None:
@@ -358,7 +358,9 @@ def _written_down(
         entry = Expired(
             number=entries[-1].number + 1 if entries else 1,
             created=created,
-            publication=PreviousPublication(path=published.record_path, sha256=published.record.sha256),
+            publication=PreviousPublication(
+                path=published.publication_path, sha256=published.publication.sha256
+            ),
             files=fresh,
             named_again=named_again,
         )

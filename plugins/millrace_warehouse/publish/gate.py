@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millrace_audit.answer import Changes, LoadHour
-from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.history.manifest import UNASKED, HourVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """An auditor's answer on one hour of a topic."""
 
-    verdict: Verdict
+    verdict: HourVerdict
     loads: Sequence[LoadHour] = ()
     """Loads on whose rows the verdict rests, with the edition that was counted."""
     rejected: int = 0
@@ -41,18 +41,18 @@ class Auditor(Protocol):
         """Return the hours whose final verdict changed since a cursor; all judged hours for None."""
 
 
-class Nobody:
+class NoAuditor:
     """Stands in for the auditor in a run without one: every hour is `unasked`."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
-        return dict.fromkeys(hours, Judgement(verdict=Verdict(verdict=UNASKED)))
+        return dict.fromkeys(hours, Judgement(verdict=HourVerdict(verdict=UNASKED)))
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return Changes(cursor=since or "", hours=(), more=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TableRows:
     """Rows that the table has of an hour once the publication is made."""
 
     loads: Mapping[int, LoadHour]
@@ -61,7 +61,7 @@ class Held:
     """Number of rows by the table's entries, with the added rows and without the removed rows."""
 
 
-def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | None:
+def refusal(topic: str, judged: Sequence[LoadHour], held: TableRows) -> HourVerdict | None:
     """Return the verdict to use instead of `complete` if the judged rows are not the table's future rows.
 
     The verdict is `pending` if the auditor has only not counted everything yet, else `incomplete`.
@@ -96,5 +96,5 @@ def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | Non
             " verify`"
         )
     if wrong:
-        return Verdict(verdict="incomplete", reasons=wrong)
-    return Verdict(verdict="pending", reasons=uncounted) if uncounted else None
+        return HourVerdict(verdict="incomplete", reasons=wrong)
+    return HourVerdict(verdict="pending", reasons=uncounted) if uncounted else None

@@ -90,11 +90,11 @@ def bring_up_to_date(catalog: Catalog, topic: Topic, table: Table, publication: 
         head = table.current_snapshot()
         assert head is not None, "a publication makes a snapshot"
         rows: list[dict[str, Any]] = []
-        for path, record in publications_from(topic.storage, table.properties[PATH]):
-            if record.number <= through:
+        for path, each in publications_from(topic.storage, table.properties[PATH]):
+            if each.number <= through:
                 break
-            snapshot = head.snapshot_id if record.number == publication.number else None
-            rows = [*_rows(record, path, snapshot), *rows]
+            snapshot = head.snapshot_id if each.number == publication.number else None
+            rows = [*_rows(each, path, snapshot), *rows]
         _append(hours, rows, publication.number)
 
     what = f"{topic} is published, and its table of hours is not"
@@ -131,12 +131,12 @@ def _table_of_hours(catalog: Catalog, topic: Topic) -> Table:
     return table
 
 
-def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict[str, Any]]:
-    for change in record.changes:
+def _rows(publication: Publication, path: str, snapshot: int | None) -> Iterator[dict[str, Any]]:
+    for change in publication.changes:
         yield {
             "hour": None if change.hour == UNFILED else start_of(change.hour),
             LAST: start_of(change.last) if change.last else None,
-            "publication": record.number,
+            "publication": publication.number,
             "kind": change.kind,
             "verdict": change.verdict.verdict,
             "watermark": change.verdict.watermark,
@@ -145,11 +145,11 @@ def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict
             "added": change.added,
             "removed": change.removed,
             "loads": sorted({rows.load for rows in change.loads}),
-            REJECTED: record.rejected.get(change.hour, 0),
+            REJECTED: publication.rejected.get(change.hour, 0),
             **{kind: change.aside.get(kind, 0) for kind in ASIDE},
-            "created": datetime.fromisoformat(record.created),
+            "created": datetime.fromisoformat(publication.created),
             "path": path,
-            "sha256": record.sha256,
+            "sha256": publication.sha256,
             "snapshot_id": snapshot,
         }
 

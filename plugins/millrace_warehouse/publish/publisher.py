@@ -30,26 +30,26 @@ from millrace.errors import MillraceError
 from millrace_audit.answer import LoadHour
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.erasures import not_held
+from millrace_warehouse.history.erasures import stale_reason
 from millrace_warehouse.history.hours import UNFILED, number_of
-from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import (
     HourChange,
+    HourVerdict,
     LoadRows,
     PreviousPublication,
     Publication,
-    Verdict,
 )
 from millrace_warehouse.publish.catalog import CatalogError, table_identifier
 from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
-from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Held, Judgement, refusal
+from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
-from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, PendingChange, State
+from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, PendingChange, TableState
 from millrace_warehouse.publish.table import (
     PATH,
     commit_publication,
@@ -71,7 +71,7 @@ class WaitingHour:
 
     hour: str
     rows: int
-    verdict: Verdict | None
+    verdict: HourVerdict | None
     """None when the auditor was not asked because no option named the hour."""
     rejected: int = 0
     """Messages of the hour that loads have set aside, as the auditor counts them."""
@@ -145,7 +145,7 @@ class _Attempts:
         context.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
-        state = State.of(before)
+        state = TableState.of(before)
         self._follow(state)
         context.progress(f"loads read through {state.through.load}")
         again = rejudged(state, partial(self._auditor.changes, topic.name)) if request.proven else []
@@ -167,7 +167,7 @@ class _Attempts:
         table = find_table(self._context.catalog, self._topic.name)
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
-    def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
+    def _unchanged(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
         """Return a result without a commit, or of a rebuild only; finish what an earlier run left undone."""
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
@@ -184,7 +184,7 @@ class _Attempts:
         self._settle(table, publication)
         self._context.progress("table made again")
 
-    def _ask(self, hours: Iterable[str]) -> dict[str, Verdict]:
+    def _ask(self, hours: Iterable[str]) -> dict[str, HourVerdict]:
         """Return hour -> verdict; ask the auditor about new hours, up to MOST_HOURS in one question."""
         asked = dict.fromkeys(hours)
         if UNFILED in asked:
@@ -194,7 +194,7 @@ class _Attempts:
             self._judgements |= self._auditor.judge(self._topic.name, [*together])
         return {hour: self._judgements[hour].verdict for hour in asked}
 
-    def _hold_back(self, table: Table | None, state: State) -> None:
+    def _hold_back(self, table: Table | None, state: TableState) -> None:
         """Change the verdict of each complete hour whose rows are not the judged rows."""
         for hour, verdict in self._refused(table, state).items():
             change = state.changes[hour]
@@ -207,7 +207,7 @@ class _Attempts:
             elif loads := state.changes.pop(hour).loads:
                 state.unpublished[hour] = loads
 
-    def _refused(self, table: Table | None, state: State) -> dict[str, Verdict]:
+    def _refused(self, table: Table | None, state: TableState) -> dict[str, HourVerdict]:
         """Return hour -> the verdict in place of `complete`."""
         complete = {
             hour: change
@@ -216,7 +216,7 @@ class _Attempts:
         }
         judged = {hour: change for hour, change in complete.items() if change.kind != "erase"}
         files = head_files(table, [*judged]) if table is not None and judged else {}
-        refused: dict[str, Verdict] = {}
+        refused: dict[str, HourVerdict] = {}
         closing: dict[str, list[str]] = {}
         for hour, change in judged.items():
             there = sum(file.record_count for file in files.get(hour, ()))
@@ -236,10 +236,10 @@ class _Attempts:
         for hour, problems in unclosed(self._topic, added).items():
             closing.setdefault(hour, []).extend(problems)
         return refused | {
-            hour: Verdict(verdict="incomplete", reasons=problems) for hour, problems in closing.items()
+            hour: HourVerdict(verdict="incomplete", reasons=problems) for hour, problems in closing.items()
         }
 
-    def _held(self, state: State, hour: str, change: PendingChange, there: int) -> Held:
+    def _held(self, state: TableState, hour: str, change: PendingChange, there: int) -> TableRows:
         """Return the rows that the table will have of an hour, given its rows `there` now."""
         editions = {rows.load: rows.edition for rows in change.loads}
         for judged in self._judgements[hour].loads:
@@ -249,14 +249,14 @@ class _Attempts:
         for load, edition in sorted(editions.items()):
             sha256, rows = self._editions(load, edition)
             loads[load] = LoadHour(load, edition, sha256, rows.get(hour, 0))
-        return Held(loads, there - change.removed + change.added)
+        return TableRows(loads, there - change.removed + change.added)
 
     def _read_edition(self, load: int, edition: int) -> tuple[str, Mapping[str, int]]:
         """Return the hash of an edition's manifest, and its rows by hour; cached for thousands of hours."""
         manifest = layout.read_edition(self._topic, load, edition)
         return manifest.sha256, manifest.rows_by_hour()
 
-    def _refusal(self, hour: str, held: Held) -> Verdict | None:
+    def _refusal(self, hour: str, held: TableRows) -> HourVerdict | None:
         """Return the verdict to use if the auditor's verdict does not hold for these rows.
 
         The rows are fixed now, so the auditor is asked once more: it may have counted the newest rows
@@ -268,7 +268,7 @@ class _Attempts:
         self._judgements[hour] = judged = self._auditor.judge(topic, [hour])[hour]
         return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
 
-    def _follow(self, state: State) -> None:
+    def _follow(self, state: TableState) -> None:
         topic, after = self._topic, state.through.load
         if after and layout.read_load(topic, after).sha256 != state.through.sha256:
             path = layout.load_path(topic.name, after)
@@ -281,18 +281,18 @@ class _Attempts:
         loads = layout.loads_after(topic, after) if layout.load_numbers(topic, after) else ()
         for load, edition in editions.items():
             if edition > state.through.editions.get(str(load), 1):
-                why = not_held(topic, layout.read_edition(topic, load, edition))
+                why = stale_reason(topic, layout.read_edition(topic, load, edition))
                 if why is not None:
                     raise MillraceError(why)
         state.follow(loads, editions, partial(layout.read_edition, topic))
 
-    def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
+    def _commit(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
         context, request, topic = self._context, self._request, self._topic
         attempt = uuid.uuid4().hex[:16]
         added, schema = new_files(topic, state.changes)
         state.schema = max(schema, state.schema, 1)
         removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
-        publication = self._record(table, before, state, attempt)
+        publication = self._new_publication(table, before, state, attempt)
         if request.dry_run:
             return self._result(table, publication, state.unpublished, changes=publication.changes)
         if table is None:
@@ -306,8 +306,8 @@ class _Attempts:
         self._made.add(layout.publication_path(topic.name, publication.number, attempt))
         return self._finish(commit_publication(context, table, publication, added, old), publication)
 
-    def _record(
-        self, table: Table | None, before: Publication | None, state: State, attempt: str
+    def _new_publication(
+        self, table: Table | None, before: Publication | None, state: TableState, attempt: str
     ) -> Publication:
         previous = None
         if table is not None and before is not None:
@@ -315,12 +315,14 @@ class _Attempts:
         changes = state.settled()
         counted = {change.hour: self._judgements.get(change.hour) for change in changes}
         rejected = {hour: judged.rejected for hour, judged in counted.items() if judged and judged.rejected}
-        return state.record(self._topic.name, attempt, self._request.run_id, previous, changes, rejected)
+        return state.to_publication(
+            self._topic.name, attempt, self._request.run_id, previous, changes, rejected
+        )
 
     def _settle(self, table: Table, publication: Publication) -> None:
         """Do the steps after a commit. If this run dies before, the next run does them."""
         context = self._context
-        record(context.storage, table.properties[PATH], publication)
+        add_to_ledger(context.storage, table.properties[PATH], publication)
         context.progress("recorded")
         bring_up_to_date(context.catalog, self._topic, table, publication)
         context.progress("table of hours written")

@@ -71,9 +71,9 @@ def open_table(catalog: Catalog, topic: str) -> Table:
 def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescription:
     """Describe a topic's table and how to read it; MillraceError when nothing was published."""
     table = open_table(catalog, topic)
-    record = read_checked(storage, Publication, table.properties[PATH])
+    publication = read_checked(storage, Publication, table.properties[PATH])
     snapshot = table.current_snapshot()
-    waiting = [load.rows for loads in record.unpublished.values() for load in loads]
+    waiting = [load.rows for loads in publication.unpublished.values() for load in loads]
     return TableDescription(
         topic=topic,
         table=".".join(table.name()),
@@ -81,15 +81,19 @@ def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescr
         location=table.location(),
         metadata_location=table.metadata_location,
         snapshot_id=snapshot.snapshot_id if snapshot is not None else None,
-        publication=record.number,
-        published_at=record.created,
-        schema=record.schema,
-        rows=record.rows,
-        published=f"{record.published[0][0]} to {record.published[-1][1]}" if record.published else "",
-        complete=f"{record.complete_from} to {record.complete_until}" if record.complete_until else "",
-        through_load=record.loads.load,
-        loads_behind=len(load_numbers(Topic(storage, topic), record.loads.load)),
-        waiting_hours=len(record.unpublished),
+        publication=publication.number,
+        published_at=publication.created,
+        schema=publication.schema,
+        rows=publication.rows,
+        published=f"{publication.published[0][0]} to {publication.published[-1][1]}"
+        if publication.published
+        else "",
+        complete=f"{publication.complete_from} to {publication.complete_until}"
+        if publication.complete_until
+        else "",
+        through_load=publication.loads.load,
+        loads_behind=len(load_numbers(Topic(storage, topic), publication.loads.load)),
+        waiting_hours=len(publication.unpublished),
         waiting_rows=sum(waiting),
         readers=_readers(storage, catalog, topic, table),
     )

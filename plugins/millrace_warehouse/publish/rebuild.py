@@ -33,14 +33,14 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.expired import note_named_again
 from millrace_warehouse.history.hours import UNFILED, hour_of, number_of
-from millrace_warehouse.history.ledger import read_entry, record
+from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import (
     DataFile,
     HourChange,
+    HourVerdict,
     LoadRows,
     PreviousPublication,
     Publication,
-    Verdict,
 )
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import read_list
@@ -57,13 +57,13 @@ from millrace_warehouse.publish.contents import (
 )
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.hours_table import drop_if_gone
-from millrace_warehouse.publish.state import State
+from millrace_warehouse.publish.state import TableState
 from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.streams import open_file
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Candidate:
     """A file that may have rows that an hour needs."""
 
     file: IcebergDataFile
@@ -72,7 +72,7 @@ class _Found:
 
 
 @dataclass(slots=True)
-class _Hour:
+class _NeededRows:
     """Rows that an hour must have, and the files that provide them."""
 
     wanted: RowsByLoad = field(default_factory=RowsByLoad)
@@ -81,7 +81,7 @@ class _Hour:
     """Load -> its files of the hour, for loads whose files all exist."""
     files: list[IcebergDataFile] = field(default_factory=list)
 
-    def take(self, attempts: Sequence[Sequence[_Found]]) -> None:
+    def take(self, attempts: Sequence[Sequence[_Candidate]]) -> None:
         """Take files of several attempts, which may have the same rows: the choice with the fewest rows left.
 
         Each attempt is tried as the first one. Its own files have no row twice, but a file of another attempt
@@ -105,7 +105,9 @@ class _Hour:
                 del self.wanted[load]
 
 
-def _without_repeats(wanted: RowsByLoad, found: Iterable[_Found]) -> tuple[RowsByLoad, list[IcebergDataFile]]:
+def _without_repeats(
+    wanted: RowsByLoad, found: Iterable[_Candidate]
+) -> tuple[RowsByLoad, list[IcebergDataFile]]:
     """Return the rows still missing, and the files taken: only with wanted rows, and none of them twice."""
     left, files = wanted.copy(), []
     there: dict[tuple[int, int], list[pa.Array]] = {}
@@ -125,7 +127,7 @@ def _without_repeats(wanted: RowsByLoad, found: Iterable[_Found]) -> tuple[RowsB
     return left, files
 
 
-def _offsets(found: _Found) -> dict[tuple[int, int], pa.Array]:
+def _offsets(found: _Candidate) -> dict[tuple[int, int], pa.Array]:
     """Load and partition -> the offsets that a file has of them."""
     with found.open() as source, pq.ParquetFile(source) as parquet:
         rows = parquet.read(columns=[LOAD.name, TOPIC_PARTITION.name, OFFSET.name])
@@ -149,11 +151,11 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     table, head = _table(context, topic)
     base, base_path, number = _newest(topic, table)
     if base is not None:  # the run that made it may have died, and its successor hides it from later runs
-        record(topic.storage, base_path, base)
+        add_to_ledger(topic.storage, base_path, base)
     drop_if_gone(catalog, topic.name)
-    state = State.of(base)
+    state = TableState.of(base)
     state.number = number
-    context.progress("record read")
+    context.progress("publication read")
     hours, schema = _wanted(topic, state)
     kept = [file for file in head if not _is_replaced(topic.name, state, file)]
     _choose(topic, table, hours, kept, state.through.editions)
@@ -166,7 +168,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     state.schema = max(schema, state.schema, int(table.properties.get(tables.SCHEMA, "1")))
     chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
     state.rows = sum(file.record_count for file in chosen.values())
-    publication = _record(topic.name, state, run_id, base, base_path, _lost(state, hours))
+    publication = _new_publication(topic.name, state, run_id, base, base_path, _lost(state, hours))
     there = {file.file_path for file in head}
     added = [file for uri, file in chosen.items() if uri not in there]
     removed = [file for file in head if file.file_path not in chosen]
@@ -221,17 +223,17 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
     return None, "", highest
 
 
-def _wanted(topic: layout.Topic, state: State) -> tuple[dict[str, _Hour], int]:
+def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
     """The rows that every published hour must have, the existing files of loads, and the newest schema."""
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
-    hours: dict[str, _Hour] = {}
+    hours: dict[str, _NeededRows] = {}
     schema = 0
     for load in range(1, state.through.load + 1):
         edition = state.through.editions.get(str(load), 1)
         manifest = layout.read_edition(topic, load, edition)
         rows = {hour: rows for hour, rows in manifest.rows_by_hour().items() if state.is_published(hour)}
         for hour, count in rows.items():
-            hours.setdefault(hour, _Hour()).wanted[load] = count
+            hours.setdefault(hour, _NeededRows()).wanted[load] = count
             schema = max(schema, manifest.schema)
         gone = {f.hour for f in manifest.files if present.get(f.path) != f.bytes}
         for entry in entries_of(topic, manifest, rows.keys() - gone):
@@ -242,19 +244,19 @@ def _wanted(topic: layout.Topic, state: State) -> tuple[dict[str, _Hour], int]:
 def _choose(
     topic: layout.Topic,
     table: Table | None,
-    hours: dict[str, _Hour],
+    hours: dict[str, _NeededRows],
     head: list[IcebergDataFile],
     editions: Mapping[str, int],
 ) -> None:
     """Choose files for every hour: its present ones, else those of its loads, else any with its rows."""
-    in_head: dict[str, list[_Found]] = {}
+    in_head: dict[str, list[_Candidate]] = {}
     for file in head:
         assert table is not None
         hour = hour_of(file.partition[0])
         if hour in hours:
-            found = _Found(file, _counts(table, file), table.io.new_input(file.file_path).open)
+            found = _Candidate(file, _counts(table, file), table.io.new_input(file.file_path).open)
             in_head.setdefault(hour, []).append(found)
-    missing: dict[str, dict[str, list[_Found]]] = {}
+    missing: dict[str, dict[str, list[_Candidate]]] = {}
     for hour, state in hours.items():
         there = in_head.get(hour, [])
         if sum((found.counts for found in there), RowsByLoad()) == state.wanted:
@@ -275,7 +277,7 @@ def _choose(
         hours[hour].take_raw()
 
 
-def _is_replaced(topic: str, state: State, file: IcebergDataFile) -> bool:
+def _is_replaced(topic: str, state: TableState, file: IcebergDataFile) -> bool:
     """True for a file of a replaced edition, which a rollback brings back."""
     wrote = edition_in(file.file_path, topic)
     return wrote is not None and wrote[1] != state.through.editions.get(str(wrote[0]), 1)
@@ -296,7 +298,7 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
 
 def _compacted(
     topic: layout.Topic, known: set[str], editions: Mapping[str, int]
-) -> Iterator[tuple[str, _Found]]:
+) -> Iterator[tuple[str, _Candidate]]:
     """Yield files below `compacted/` that are not in the table, newest first, with their attempt's folder.
 
     Leaves out files with rows of other editions than these, as far as a list states the editions.
@@ -324,10 +326,10 @@ def _compacted(
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
             entry = data_file(file, metrics, topic.storage.uri(path))
-            yield attempt, _Found(entry, counts, partial(open_file, topic.storage, path))
+            yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path))
 
 
-def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
+def _lost(state: TableState, hours: Mapping[str, _NeededRows]) -> list[HourChange]:
     """Record rows without any file left, or found again, by hour; such an hour waits for a verdict."""
     before, changes = state.lost, []
     state.lost = {
@@ -343,7 +345,7 @@ def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
         was, is_ = (sum(rows.rows for rows in lost.get(hour, ())) for lost in (before, state.lost))
         loads = ", ".join(f"{lost.rows:,} of load {lost.load}" for lost in state.lost.get(hour, ()))
         reason = f"no file is left with rows of it: {loads}" if loads else "its lost rows were found again"
-        verdict = Verdict(verdict="incomplete" if loads else "unknown", reasons=[reason])
+        verdict = HourVerdict(verdict="incomplete" if loads else "unknown", reasons=[reason])
         added, removed = max(was - is_, 0), max(is_ - was, 0)
         changes.append(
             HourChange(hour=hour, kind="rebuild", loads=[], verdict=verdict, added=added, removed=removed)
@@ -353,9 +355,14 @@ def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
     return changes
 
 
-def _record(
-    topic: str, state: State, run_id: str, base: Publication | None, base_path: str, lost: list[HourChange]
+def _new_publication(
+    topic: str,
+    state: TableState,
+    run_id: str,
+    base: Publication | None,
+    base_path: str,
+    lost: list[HourChange],
 ) -> Publication:
     state.settled()
     previous = PreviousPublication(path=base_path, sha256=base.sha256) if base is not None else None
-    return state.record(topic, uuid.uuid4().hex[:16], run_id, previous, lost)
+    return state.to_publication(topic, uuid.uuid4().hex[:16], run_id, previous, lost)

@@ -90,9 +90,9 @@ class Rewriting:
         """Write the list of hashes beside the files. After that, the table may name the files."""
         if not self._files:
             return
-        record = read_checked(self._topic.storage, Publication, self._table.properties[PATH])
+        publication = read_checked(self._topic.storage, Publication, self._table.properties[PATH])
         files = rewritten.Rewritten(
-            attempt=self._attempt, created=now(), files=self._files, editions=record.loads.editions
+            attempt=self._attempt, created=now(), files=self._files, editions=publication.loads.editions
         )
         rewritten.write_list(self._topic, files)
 

@@ -23,32 +23,34 @@ from millrace_warehouse.history.hours import (
 )
 from millrace_warehouse.history.manifest import (
     HourChange,
+    HourVerdict,
     LoadManifest,
     LoadRows,
     PreviousPublication,
     Publication,
     Through,
-    Verdict,
     now,
     sealed,
 )
 
 COMPLETE, PENDING = "complete", "pending"
-UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"])
+UNKNOWN = HourVerdict(
+    verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"]
+)
 """Verdict on UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""
 
 
 def _still_complete(
-    before: Verdict | None, old: LoadManifest, new: LoadManifest, hour: str
-) -> Verdict | None:
+    before: HourVerdict | None, old: LoadManifest, new: LoadManifest, hour: str
+) -> HourVerdict | None:
     """The verdict of a complete hour of which only erased rows are gone: nobody needs to be asked."""
     gone = old.rows_by_hour().get(hour, 0) - new.rows_by_hour().get(hour, 0)
     reasons = [*(before.reasons if before is not None else ())]
     if gone:
         reasons.append(f"{gone} rows of load {new.load} were erased by {new.erases}")
-    return Verdict(verdict=COMPLETE, reasons=reasons)
+    return HourVerdict(verdict=COMPLETE, reasons=reasons)
 
 
 def _if_sound(hour: str | None) -> int | None:
@@ -73,8 +75,8 @@ def _follows(run: HourChange, change: HourChange) -> bool:
     is_empty = not (change.loads or change.added or change.removed or change.aside)
     if not is_empty or change.kind != "first" or change.verdict.verdict != COMPLETE:
         return False
-    said = replace(change.verdict, checked=run.verdict.checked)
-    same = replace(change, hour=run.hour, last=run.last, verdict=said) == run
+    verdict = replace(change.verdict, checked=run.verdict.checked)
+    same = replace(change, hour=run.hour, last=run.last, verdict=verdict) == run
     return same and number_of(change.hour) == number_of(run.last or run.hour) + 1
 
 
@@ -85,7 +87,7 @@ class PendingChange:
     kind: str
     loads: list[LoadRows] = field(default_factory=list)
     removed: int = 0
-    verdict: Verdict | None = None
+    verdict: HourVerdict | None = None
 
     @property
     def added(self) -> int:
@@ -93,7 +95,7 @@ class PendingChange:
 
 
 @dataclass(slots=True)
-class State:
+class TableState:
     """The state that a record holds, and what the next publication will change."""
 
     number: int
@@ -116,24 +118,24 @@ class State:
     """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
 
     @classmethod
-    def of(cls, record: Publication | None) -> State:
+    def of(cls, publication: Publication | None) -> TableState:
         """The state that a publication has left; that before the first one for None."""
-        if record is None:
+        if publication is None:
             nothing = Through(load=0, sha256="", editions={})
             return cls(0, nothing, 0, set(), False, set(), {}, None, 0, {})
         return cls(
-            number=record.number,
-            through=record.loads,
-            schema=record.schema,
-            published=hours_in(record.published),
-            unfiled_published=record.unfiled_published,
-            incomplete=hours_in(record.incomplete),
-            unpublished={hour: list(loads) for hour, loads in record.unpublished.items()},
-            complete_from=_if_sound(record.complete_from),
-            rows=record.rows,
-            lost={hour: list(loads) for hour, loads in record.lost.items()},
-            aside={hour: Counter(kinds) for hour, kinds in record.waiting_aside.items()},
-            judged_through=record.judged_through,
+            number=publication.number,
+            through=publication.loads,
+            schema=publication.schema,
+            published=hours_in(publication.published),
+            unfiled_published=publication.unfiled_published,
+            incomplete=hours_in(publication.incomplete),
+            unpublished={hour: list(loads) for hour, loads in publication.unpublished.items()},
+            complete_from=_if_sound(publication.complete_from),
+            rows=publication.rows,
+            lost={hour: list(loads) for hour, loads in publication.lost.items()},
+            aside={hour: Counter(kinds) for hour, kinds in publication.waiting_aside.items()},
+            judged_through=publication.judged_through,
         )
 
     def is_published(self, hour: str) -> bool:
@@ -227,12 +229,12 @@ class State:
             self.lost[hour] = rest
         return sum(rows.rows for rows in lost)
 
-    def publish(self, hour: str, verdict: Verdict) -> None:
+    def publish(self, hour: str, verdict: HourVerdict) -> None:
         """Let an hour that waits, or has no rows at all, into the table."""
         loads = self.unpublished.pop(hour, [])
         self.changes[hour] = PendingChange("first", loads, verdict=verdict)
 
-    def judge(self, hour: str, verdict: Verdict) -> None:
+    def judge(self, hour: str, verdict: HourVerdict) -> None:
         """Set the verdict of a published hour, after its rows changed or the auditor was asked again."""
         self.changes.setdefault(hour, PendingChange("verdict")).verdict = verdict
 
@@ -285,7 +287,7 @@ class State:
             until += 1
         return until
 
-    def record(
+    def to_publication(
         self,
         topic: str,
         attempt: str,

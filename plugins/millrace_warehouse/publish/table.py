@@ -27,9 +27,9 @@ from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import partition_spec
-from millrace_warehouse.history.ledger import read_entry, record
+from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
-from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.history.schemas import read_schema
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.races import Conflict
@@ -108,7 +108,7 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     as text, and gets its type, with the ids of our files, in the first publication's commit. No row has ever
     been text.
     """
-    first = read_record(topic, 1).schema
+    first = read_schema(topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
     identifier = table_identifier(topic.name)
     settings = {
@@ -155,7 +155,7 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
                 f" `millrace publish {topic} --rebuild`"
             )
         if read_entry(topic.storage, properties[PATH]) is None:  # the run that made it has died since
-            record(topic.storage, properties[PATH], publication)
+            add_to_ledger(topic.storage, properties[PATH], publication)
     # After every name of this number: "-" comes before ".".
     later = topic.recorded(layout.Folder.PUBLICATIONS, after=f"{number:010d}.")
     if later:
@@ -180,7 +180,7 @@ def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None
             if table is not None:
                 check_table(table, publication)
                 if publication is not None:
-                    check_columns(table, read_record(topic, publication.schema).schema)
+                    check_columns(table, read_schema(topic, publication.schema).schema)
             return table, publication
         except TableChanged:
             again = find_table(catalog, topic.name)
@@ -294,8 +294,8 @@ def commit_publication(
     """
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     context.storage.create(path, encode(publication))
-    context.progress("record written")
-    columns = read_record(layout.Topic(context.storage, publication.topic), publication.schema).schema
+    context.progress("publication written")
+    columns = read_schema(layout.Topic(context.storage, publication.topic), publication.schema).schema
     properties = properties_of(publication, path)
     made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(

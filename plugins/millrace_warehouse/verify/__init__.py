@@ -121,7 +121,7 @@ def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
     if head is not None and replay is not None:
         check_table(check, head, replay, checked.whole)
         if run.catalog is not None:
-            check_hours(check, run.catalog, replay.records)
+            check_hours(check, run.catalog, replay.publications)
     if run.rows:
         check_rows(check, history, checked.whole)
         if head is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.erasures import unheard_of
+from millrace_warehouse.history.erasures import missed_erasure
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, StoredFile
 from millrace_warehouse.storage import measure
@@ -74,7 +74,7 @@ def _check_unheard(check: Check, history: History, present: Collection[str]) -> 
         files = (*manifest.files, *manifest.aside_files)
         if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
             continue
-        if (id_ := unheard_of(check.topic, manifest)) is not None:
+        if (id_ := missed_erasure(check.topic, manifest)) is not None:
             check.problem(
                 f"{layout.manifest_path(manifest)} was begun before erasure {id_} and made after it, and its"
                 f" files are still there: run `millrace erase {check.topic} --id {id_}` again"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout, schemas
-from millrace_warehouse.history.erasures import not_held, read_done, recorded
+from millrace_warehouse.history.erasures import read_done, recorded, stale_reason
 from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import LoadManifest, check_erased, check_follows, check_law, decode
 from millrace_warehouse.history.plan import Plan
@@ -166,18 +166,18 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
 def _check_schemas(check: Check, history: History) -> None:
     """Report schema records that are missing or broken, and loads with an older schema than before."""
     used = {manifest.schema for manifest in history.manifests.values()}
-    there = schemas.record_numbers(check.topic)
+    there = schemas.schema_numbers(check.topic)
     before = None
     for number in range(1, max([*used, *there], default=0) + 1):
         try:
-            record = schemas.read_record(check.topic, number)
+            table_schema = schemas.read_schema(check.topic, number)
         except MillraceError as error:
             check.problem(str(error))
             break
         path = layout.schema_path(check.topic.name, number)
-        for problem in schemas.check_follows(record, before):
+        for problem in schemas.check_follows(table_schema, before):
             check.problem(f"{path}: {problem}; restore it from a copy")
-        before = record
+        before = table_schema
     newest = 0
     for (load, edition), manifest in sorted(history.manifests.items()):
         if edition == 1 and manifest.schema < newest:
@@ -200,7 +200,7 @@ def _check_erasures(check: Check, history: History) -> None:
                 check.problem(f"{path}: erasure {unknown[0]} took rows out, but is not recorded")
         for load in history.editions:
             newest = history.newest_of(load)
-            if newest is not None and (why := not_held(topic, newest)):
+            if newest is not None and (why := stale_reason(topic, newest)):
                 check.problem(why)
         for id_ in known:
             if read_done(topic, id_) is None:

@@ -24,9 +24,9 @@ from millrace_warehouse.verify.check import Check
 COLUMNS = ("publication", "kind", "verdict", "added", "removed", "sha256")
 
 
-def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
+def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publication]) -> None:
     """Hold the rows of a topic's table of hours against its publications."""
-    stated = list(records)
+    stated = list(publications)
     name = ".".join(hours_identifier(check.topic.name))
     try:
         table = load_table(catalog, hours_identifier(check.topic.name))
@@ -54,12 +54,20 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
     )
     expected = Counter(
         (
-            *(it.hour, record.number, it.kind, it.verdict.verdict, it.added, it.removed, record.sha256),
+            *(
+                it.hour,
+                publication.number,
+                it.kind,
+                it.verdict.verdict,
+                it.added,
+                it.removed,
+                publication.sha256,
+            ),
             it.last or UNFILED,
         )
-        for record in stated
-        if record.number <= through
-        for it in record.changes
+        for publication in stated
+        if publication.number <= through
+        for it in publication.changes
     )
     for difference, what in ((there - expected, "that no publication made"), (expected - there, "missing")):
         if difference:

@@ -26,7 +26,7 @@ Rows = dict[str, dict[int, LoadRows]]
 class Replay:
     """Rows that the table must hold after the last publication, and rows that wait."""
 
-    records: Sequence[Publication]
+    publications: Sequence[Publication]
     """The chain, the oldest first."""
     published: set[str] = field(default_factory=set)
     """Published hours, UNFILED among them."""
@@ -41,8 +41,8 @@ class Replay:
     """Load, edition and hour of all rows that the table ever had."""
 
     @property
-    def record(self) -> Publication:
-        return self.records[-1]
+    def publication(self) -> Publication:
+        return self.publications[-1]
 
     def edition(self, load: int) -> int:
         return self.editions.get(load, 1)
@@ -86,42 +86,48 @@ def check_publications(
     head = head or max(recorded, default=None)
     if head is None:
         return None
-    records = _chain(check, head)
-    paths = {path for path, _ in records}
+    publications = _chain(check, head)
+    paths = {path for path, _ in publications}
     for path in sorted({*recorded} - paths):
         check.problem(f"{path} is in the ledger, and the newest publication {head} does not follow it")
     for path in sorted(paths - {*recorded}):
         check.unrecorded(path, newest=path == head)
-    check.report.publications = len(records)
-    if not records or records[0][1].previous is not None:
+    check.report.publications = len(publications)
+    if not publications or publications[0][1].previous is not None:
         return None
-    return _replayed(check, history, records)
+    return _replayed(check, history, publications)
 
 
 def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
     """Return the records from the oldest that can be reached to `head`."""
-    records: list[tuple[str, Publication]] = []
+    publications: list[tuple[str, Publication]] = []
     path, sha256 = head, ""
     while path:
-        record = check.read(Publication, path)
-        if record is None:
+        publication = check.read(Publication, path)
+        if publication is None:
             break
-        if sha256 and record.sha256 != sha256:
+        if sha256 and publication.sha256 != sha256:
             check.problem(f"{path} is not the publication that its successor names")
         # Numbers may be skipped: a rebuild continues from the newest record that can be read.
-        if record.topic != check.topic.name or (records and record.number >= records[-1][1].number):
-            check.problem(f"{path} is publication {record.number} of {record.topic}")
-        records.append((path, record))
-        path, sha256 = (record.previous.path, record.previous.sha256) if record.previous else ("", "")
-    return records[::-1]
+        if publication.topic != check.topic.name or (
+            publications and publication.number >= publications[-1][1].number
+        ):
+            check.problem(f"{path} is publication {publication.number} of {publication.topic}")
+        publications.append((path, publication))
+        path, sha256 = (
+            (publication.previous.path, publication.previous.sha256) if publication.previous else ("", "")
+        )
+    return publications[::-1]
 
 
-def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publication]]) -> Replay | None:
-    replay = Replay([record for _, record in records])
+def _replayed(
+    check: Check, history: History, publications: Sequence[tuple[str, Publication]]
+) -> Replay | None:
+    replay = Replay([publication for _, publication in publications])
     sound = True
-    for path, record in records:
+    for path, publication in publications:
         try:
-            problems = _play(replay, history, record)
+            problems = _play(replay, history, publication)
         except KeyError as error:
             check.problem(
                 f"{path}: load and edition {error} cannot be read, so nothing after it can be proven"
@@ -133,11 +139,13 @@ def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publi
     return replay
 
 
-def _play(replay: Replay, history: History, record: Publication) -> list[str]:
+def _play(replay: Replay, history: History, publication: Publication) -> list[str]:
     """Replay one publication; return every way in which its record differs."""
-    if record.loads.load < replay.through:
-        return [f"it follows the loads to {record.loads.load}, the publication before to {replay.through}"]
-    editions = {int(load): edition for load, edition in record.loads.editions.items()}
+    if publication.loads.load < replay.through:
+        return [
+            f"it follows the loads to {publication.loads.load}, the publication before to {replay.through}"
+        ]
+    editions = {int(load): edition for load, edition in publication.loads.editions.items()}
     if any(editions.get(load, 1) < edition for load, edition in replay.editions.items()):
         return ["it follows an older edition than the publication before it"]
     changes: dict[str, _Change] = defaultdict(_Change)
@@ -145,19 +153,19 @@ def _play(replay: Replay, history: History, record: Publication) -> list[str]:
         if load <= replay.through and edition != replay.edition(load):
             _remove(replay, changes, load, history.manifests[load, replay.edition(load)].rows_by_hour())
             _add(replay, changes, load, edition, history.manifests[load, edition].rows_by_hour())
-    for load in range(replay.through + 1, record.loads.load + 1):
+    for load in range(replay.through + 1, publication.loads.load + 1):
         edition = editions.get(load, 1)
         _add(replay, changes, load, edition, history.manifests[load, edition].rows_by_hour())
-    replay.through, replay.editions = record.loads.load, editions
-    for stated in record.changes:
+    replay.through, replay.editions = publication.loads.load, editions
+    for stated in publication.changes:
         for hour in stated.hours:
             _publish(replay, changes, stated, hour)
         if stated.kind == "rebuild":
-            _lose(replay, changes, stated.hour, record.lost.get(stated.hour, ()))
-    problems = _compare_changes(changes, record.changes)
-    if replay.through and history.manifests[replay.through, 1].sha256 != record.loads.sha256:
+            _lose(replay, changes, stated.hour, publication.lost.get(stated.hour, ()))
+    problems = _compare_changes(changes, publication.changes)
+    if replay.through and history.manifests[replay.through, 1].sha256 != publication.loads.sha256:
         problems.append(f"it followed another load {replay.through} than the one that is there")
-    return problems + _compare_states(replay, record)
+    return problems + _compare_states(replay, publication)
 
 
 def _remove(replay: Replay, changes: dict[str, _Change], load: int, hours: Mapping[str, int]) -> None:
@@ -227,29 +235,29 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
     return problems
 
 
-def _compare_states(replay: Replay, record: Publication) -> list[str]:
+def _compare_states(replay: Replay, publication: Publication) -> list[str]:
     """Return every way in which a record's state differs from the replay's."""
     problems = []
     hours = replay.published - {UNFILED}
-    if _ranges(hours) != [list(pair) for pair in record.published]:
+    if _ranges(hours) != [list(pair) for pair in publication.published]:
         problems.append("it states other published hours than its changes and those before it give")
-    if (UNFILED in replay.published) != record.unfiled_published:
+    if (UNFILED in replay.published) != publication.unfiled_published:
         problems.append("it and the changes differ on whether rows without an hour are published")
-    if _ranges(replay.incomplete) != [list(pair) for pair in record.incomplete]:
+    if _ranges(replay.incomplete) != [list(pair) for pair in publication.incomplete]:
         problems.append("it states other incomplete hours than the verdicts give")
-    stated = {hour: {part.load: part for part in loads} for hour, loads in record.unpublished.items()}
+    stated = {hour: {part.load: part for part in loads} for hour, loads in publication.unpublished.items()}
     mine = {hour: loads for hour, loads in replay.waiting.items() if loads}
     for hour in sorted(mine.keys() | stated.keys()):
         if mine.get(hour) != stated.get(hour):
-            rows, said = (sum(p.rows for p in each.get(hour, {}).values()) for each in (mine, stated))
-            problems.append(f"{hour}: it states {said} rows that wait, the loads give {rows}")
+            rows, stated_rows = (sum(p.rows for p in each.get(hour, {}).values()) for each in (mine, stated))
+            problems.append(f"{hour}: it states {stated_rows} rows that wait, the loads give {rows}")
     if {hour: list(loads.values()) for hour, loads in replay.lost.items() if loads} != {
-        hour: list(loads) for hour, loads in record.lost.items()
+        hour: list(loads) for hour, loads in publication.lost.items()
     }:
         problems.append("it states other lost rows than those before it and its own changes")
-    if replay.rows != record.rows:
-        problems.append(f"it states {record.rows} rows in the table, the loads give {replay.rows}")
-    return problems + _check_complete(replay, record)
+    if replay.rows != publication.rows:
+        problems.append(f"it states {publication.rows} rows in the table, the loads give {replay.rows}")
+    return problems + _check_complete(replay, publication)
 
 
 def _ranges(hours: Iterable[str]) -> list[list[str]]:
@@ -263,10 +271,13 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
     return [[hour_of(first), hour_of(last)] for first, last in ranges]
 
 
-def _check_complete(replay: Replay, record: Publication) -> list[str]:
+def _check_complete(replay: Replay, publication: Publication) -> list[str]:
     """Check the complete hours: each must be published and complete, and the hour after them must not be."""
     complete = replay.published - replay.incomplete - {UNFILED}
-    start, end = partition_of(record.complete_from or UNFILED), partition_of(record.complete_until or UNFILED)
+    start, end = (
+        partition_of(publication.complete_from or UNFILED),
+        partition_of(publication.complete_until or UNFILED),
+    )
     if start is None or end is None:
         return ["it states no complete hours, and there are some"] if complete or start != end else []
     until = hour_of(end)

@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.history.schemas import read_schema
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
 from millrace_warehouse.publish.table import (
     PATH,
@@ -75,11 +75,11 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     name = ".".join(head.table.name())
     if head.deletes:
         check.problem(f"{name}: another program has deleted rows, with {head.deletes} files of deletions")
-    for key, value in properties_of(replay.record, head.table.properties[PATH]).items():
+    for key, value in properties_of(replay.publication, head.table.properties[PATH]).items():
         if (stated := head.table.properties.get(key)) != value:
             check.problem(f"{name} has {stated!r} as its property {key}, its publication states {value!r}")
-    _check_line(check, head.table, replay.record)
-    _check_columns(check, head.table, replay.record)
+    _check_line(check, head.table, replay.publication)
+    _check_columns(check, head.table, replay.publication)
     counted = _Counted()
     known = KnownFiles(check.topic)
     for file in head.files:
@@ -119,7 +119,7 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     """Report changed columns or partitions: readers look for the rows' values by them."""
     try:
-        check_columns(table, read_record(check.topic, newest.schema).schema)
+        check_columns(table, read_schema(check.topic, newest.schema).schema)
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:

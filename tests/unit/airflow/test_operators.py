@@ -823,7 +823,7 @@ def test_a_users_mistake_fails_the_task_at_once_without_a_retry(
 def test_a_sensor_that_shall_not_fail_is_skipped_also_when_its_first_answer_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch, option: str, deferrable: bool
 ) -> None:
-    give_up = waiting.Judgement(waiting.Step.GIVE_UP, "1 duplicate")
+    give_up = waiting.Decision(waiting.Step.GIVE_UP, "1 duplicate")
     monkeypatch.setattr(CompletenessSensor, "_ask", lambda *_: give_up)
     with pytest.raises(AirflowSkipException):
         sensor(deferrable=deferrable, **{option: True}).execute(context())

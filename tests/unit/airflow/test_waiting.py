@@ -12,7 +12,7 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace_airflow import waiting
-from millrace_airflow.waiting import Judgement, Step, ask, describe, judge
+from millrace_airflow.waiting import Decision, Step, ask, describe, judge
 from millrace_audit.answer import Completeness, Finding, Window
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
@@ -106,8 +106,8 @@ def test_an_auditor_that_does_not_answer_is_waited_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(waiting, "completeness", no_answer)
     soon, passed = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
-    judgement = ask("http://a", "PageView", START, END, soon, None)
-    assert judgement == Judgement(Step.WAIT, "no auditor answers at http://a")
+    decision = ask("http://a", "PageView", START, END, soon, None)
+    assert decision == Decision(Step.WAIT, "no auditor answers at http://a")
     assert ask("http://a", "PageView", START, END, passed, soon).step is Step.TIME_IS_UP
 
 
@@ -117,7 +117,7 @@ def test_json_of_somebody_else_at_the_auditors_address_is_waited_out_like_no_ans
 ) -> None:
     monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(200, json=said))
     soon = datetime.now(UTC) + timedelta(minutes=1)
-    assert ask("http://u:secret@a:1", "T", START, END, soon, None) == Judgement(
+    assert ask("http://u:secret@a:1", "T", START, END, soon, None) == Decision(
         Step.WAIT, "http://***@a:1 does not answer like an auditor of this version: give the right address"
     )
 

@@ -106,7 +106,7 @@ class Cluster:
     codec: Any = None
 
 
-class Nobody:
+class NoAuditor:
     """Whom these tests do not ask."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -119,7 +119,7 @@ class Nobody:
         pass
 
     @classmethod
-    def connect(cls, *_: Any) -> Nobody:
+    def connect(cls, *_: Any) -> NoAuditor:
         return cls()
 
 
@@ -131,7 +131,7 @@ def cluster() -> Cluster:
 @pytest.fixture
 def reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AuditReader]:
     for name in ("Session", "TurnTaker", "Mirrors"):
-        monkeypatch.setattr(reader, name, Nobody)
+        monkeypatch.setattr(reader, name, NoAuditor)
     for name in ("ClusterClient", "Brokers", "AuditPublisher"):
         monkeypatch.setattr(reader, name, lambda *_, **__: cluster)
     monkeypatch.setattr(reader, "SchemaRegistryClient", lambda _: Ids())

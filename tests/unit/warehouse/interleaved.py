@@ -27,7 +27,7 @@ from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
-from millrace_warehouse.publish.gate import Nobody
+from millrace_warehouse.publish.gate import NoAuditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.requests import Compact, Expire, Publish
@@ -115,7 +115,7 @@ class Scenario(Mended):
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=hours)
         with self.catalog() as catalog:
             context = Context(storage=storage, catalog=catalog)
-            publish_topic(context, request, TOPIC, Nobody())
+            publish_topic(context, request, TOPIC, NoAuditor())
 
     def hours(self, storage: Storage) -> None:
         self.publish(storage, *self.random.sample(HOURS, self.random.choice([1, 2, 4, 4])))

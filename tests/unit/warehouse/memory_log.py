@@ -176,9 +176,9 @@ class MemoryLog(ClusterClient):
     def _offset_at(one: Partition, timestamp: int) -> int:
         for header in (header for header in one.batches() if not header.is_control):
             batch = one.log[header.base_offset : header.base_offset + header.size]
-            for record in iter_records(header, batch):
-                if record.timestamp >= timestamp:
-                    return record.offset
+            for table_schema in iter_records(header, batch):
+                if table_schema.timestamp >= timestamp:
+                    return table_schema.offset
         return one.high_watermark
 
     def fetch(
@@ -250,11 +250,11 @@ def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) 
 
 def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
     """The newest schema record of the log; the first one is made of its newest schema."""
-    record = pinned(Topic(storage, topic), used)
-    if record is None:
+    table_schema = pinned(Topic(storage, topic), used)
+    if table_schema is None:
         newest = max(log.schemas)
-        record = pin_first(Topic(storage, topic), newest, log.schemas[newest])
-    return Pinned.of(record, lambda: log, log.schemas.get)
+        table_schema = pin_first(Topic(storage, topic), newest, log.schemas[newest])
+    return Pinned.of(table_schema, lambda: log, log.schemas.get)
 
 
 def load_run(

@@ -22,7 +22,7 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish import rewriting
-from millrace_warehouse.publish.gate import Nobody
+from millrace_warehouse.publish.gate import NoAuditor
 from millrace_warehouse.requests import Erase
 from tests.loaded import compact_as_others_do
 from tests.published import TOPIC, Warehouse, warehouse
@@ -128,7 +128,7 @@ def test_an_erasure_keeps_every_value_of_the_rows_that_stay(w: Warehouse, log: M
         reason="a test",
         id="one",
     )
-    erase_topic(Context(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
+    erase_topic(Context(storage=w.storage, catalog=w.catalog), request, NoAuditor(), lambda: None)
     assert table_rows(w) == before[:-1]
     assert w.problems(rows=True) == []
 
@@ -234,6 +234,6 @@ def test_an_erasure_whose_copy_lost_a_null_makes_no_edition(
         id="one",
     )
     with pytest.raises(MillraceError, match=r"load 5 .* in items: nothing was erased of that load"):
-        erase_topic(Context(storage=w.storage, catalog=w.catalog), request, Nobody(), lambda: None)
+        erase_topic(Context(storage=w.storage, catalog=w.catalog), request, NoAuditor(), lambda: None)
     assert newest_editions(w.stored) == {}
     assert all(path.read_bytes() == content for path, content in before.items())

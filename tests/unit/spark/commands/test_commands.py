@@ -379,7 +379,7 @@ def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted:
         (["noise", "step: 1", "later"], None, ["step: 1", "later"]),
         (["noise", "step: 1", "later"], MillraceError("no such topic"), ["step: 1", "later"]),
         (["noise"], MillraceError("no JVM"), ["noise"]),
-        (["noise"], millrace_spark.jobs.submit.JobRefused("no such topic"), []),
+        (["noise"], millrace_spark.jobs.submit.ExplainedFailure("no such topic"), []),
     ],
 )
 def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_begin(

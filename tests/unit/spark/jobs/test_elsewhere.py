@@ -14,7 +14,7 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands.job import Invocation, run_job
-from millrace_spark.jobs.elsewhere import SENT, SentJob, _Run, submit
+from millrace_spark.jobs.elsewhere import SENT, SentJob, _DriverRun, submit
 from millrace_spark.jobs.standalone import DriverState, Master
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.requests import Load
@@ -107,9 +107,9 @@ class OneDriver:
         self.killed.append(driver)
 
 
-def run_of(tmp_path: Path, master: OneDriver, topic: str) -> _Run:
+def run_of(tmp_path: Path, master: OneDriver, topic: str) -> _DriverRun:
     settings = {"warehouse": str(tmp_path), "run_id": "run", "topics": [topic]}
-    return _Run("load", settings, master, lambda line: None)  # type: ignore[arg-type]
+    return _DriverRun("load", settings, master, lambda line: None)  # type: ignore[arg-type]
 
 
 def test_a_driver_that_does_something_else_by_now_is_ended_before_another_one_begins(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace_warehouse.audit import findings
-from millrace_warehouse.audit.findings import MOST_TOLD, Problem, note, read, told
+from millrace_warehouse.audit.findings import MOST_REPORTED, Problem, read, to_problems, write
 from millrace_warehouse.commands import run
 from millrace_warehouse.history.layout import audited_path, verified_path
 from millrace_warehouse.requests import Verify
@@ -48,7 +48,7 @@ def test_a_file_that_was_edited_is_told_with_its_hour_and_taken_back_once_it_is_
     assert verify(w) == []
     found = read(w.stored)
     assert found is not None
-    assert told(found) == []
+    assert to_problems(found) == []
 
 
 def test_a_missing_file_and_foreign_rows_are_told_with_their_hours(w: Warehouse) -> None:
@@ -68,7 +68,7 @@ def test_what_concerns_no_hour_is_of_the_whole_topic(w: Warehouse) -> None:
 
 def test_a_run_takes_back_only_what_it_has_looked_for(w: Warehouse) -> None:
     first = [Problem(text="in the table", hour=NINE)]
-    note(w.stored, {"history", "table"}, first)
+    write(w.stored, {"history", "table"}, first)
     assert verify(w, no_catalog=True) == [(NINE, "in the table")]
     assert verify(w) == []
 
@@ -80,7 +80,7 @@ def test_a_whole_run_takes_back_what_was_found_before_the_folder_was_put_back(w:
     run.verify(Verify(warehouse=str(w.folder), rows=True), lambda _: None)
     found = read(w.stored)
     assert found is not None
-    assert told(found) == []
+    assert to_problems(found) == []
 
 
 def test_a_warehouse_that_nobody_counts_is_left_alone(w: Warehouse) -> None:
@@ -90,23 +90,23 @@ def test_a_warehouse_that_nobody_counts_is_left_alone(w: Warehouse) -> None:
 
 
 def test_the_auditor_is_told_a_bounded_number_of_lines_of_bounded_length(w: Warehouse) -> None:
-    many = [Problem(text=f"{n} {'x' * 1000}", hour=NINE) for n in range(MOST_TOLD + 7)]
-    note(w.stored, {"history"}, [*many, Problem(text="of no window", hour="none")])
+    many = [Problem(text=f"{n} {'x' * 1000}", hour=NINE) for n in range(MOST_REPORTED + 7)]
+    write(w.stored, {"history"}, [*many, Problem(text="of no window", hour="none")])
     found = read(w.stored)
     assert found is not None
-    lines = told(found)
-    assert len(lines) == MOST_TOLD + 1
+    lines = to_problems(found)
+    assert len(lines) == MOST_REPORTED + 1
     assert (lines[0].hour, len(lines[0].text)) == (NINE_MS, findings.MOST_LETTERS)
     assert (lines[-1].hour, lines[-1].text) == (None, "and 7 more problems")
 
 
 def test_findings_that_were_cut_are_named_and_written_anew_by_the_next_run(w: Warehouse) -> None:
-    note(w.stored, {"history"}, [Problem(text="wrong", hour=NINE)])
+    write(w.stored, {"history"}, [Problem(text="wrong", hour=NINE)])
     path = w.folder / verified_path(TOPIC)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(MillraceError, match="audited/_verified is not JSON"):
         read(w.stored)
-    note(w.stored, {"history"}, [Problem(text="wrong", hour=TEN)])
+    write(w.stored, {"history"}, [Problem(text="wrong", hour=TEN)])
     found = read(w.stored)
     assert found is not None
     assert [problem.hour for problem in found.problems] == [TEN]

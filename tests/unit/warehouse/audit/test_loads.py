@@ -20,7 +20,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import HourRows, LoadCount, UnkeyedRows
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.rejected import MOST_TOLD
+from millrace_warehouse.audit.rejected import MOST_REPORTED
 from millrace_warehouse.history.expired import Expired
 from millrace_warehouse.history.layout import (
     Topic,
@@ -59,7 +59,7 @@ def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCo
         found = read_back(storage, manifest)
         told += loads.records(manifest, found.counts, found)
         if not killed:
-            loads.note(manifest, found.counts, found.unkeyed)
+            loads.add_report(manifest, found.counts, found.unkeyed)
     return told
 
 
@@ -281,14 +281,14 @@ def test_rejected_messages_of_very_many_windows_are_told_in_a_bounded_number_of_
     tmp_path: Path,
 ) -> None:
     scene = Mended(tmp_path)
-    times = [START + n * 600_000 for n in range(MOST_TOLD + 50)]
+    times = [START + n * 600_000 for n in range(MOST_REPORTED + 50)]
     for at in range(0, len(times), 100):
         scene.log.append(0, [Message(time, None, b"text") for time in times[at : at + 100]])
     scene.load(max_rejected=RejectedLimits.parse("100%"))
     (told,) = tell(scene.storage(), Loads(scene.topic))
-    assert len(told.rejected) == MOST_TOLD + 1
+    assert len(told.rejected) == MOST_REPORTED + 1
     span = told.rejected[-1]
-    assert (span.window, span.last, span.messages) == (times[MOST_TOLD], times[-1], 50)
+    assert (span.window, span.last, span.messages) == (times[MOST_REPORTED], times[-1], 50)
     assert span.reason == "not known which: in 50 windows"
 
 

@@ -60,7 +60,7 @@ class Scene:
     def news(self) -> list[TableHour]:
         for manifest in self.loads.news():
             found = read_back(self.storage, manifest)
-            self.loads.note(manifest, found.counts, found.unkeyed)
+            self.loads.add_report(manifest, found.counts, found.unkeyed)
         return list(self.table.news(self.catalog, self.loads))
 
     def publish(self, *hours: str, **settings: Any) -> None:
@@ -98,7 +98,7 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
     assert compact_topic(context, request, TOPIC).hours
     assert scene.tell() == {H10: 3}, "other files, the same rows"
-    assert PublishedTable(scene.mended.topic)._told.keys() == {H10, H11}
+    assert PublishedTable(scene.mended.topic)._reported.keys() == {H10, H11}
     assert list(PublishedTable(scene.mended.topic).news(scene.catalog, scene.loads)) == []
 
 
@@ -157,7 +157,7 @@ def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_ho
     manifest: LoadManifest = read_edition(scene.mended.topic, load, 1)
     for m in scene.loads.news():
         found = read_back(scene.storage, m)
-        scene.loads.note(m, found.counts, found.unkeyed)
+        scene.loads.add_report(m, found.counts, found.unkeyed)
     for file in manifest.files:
         scene.storage.delete(f"{TOPIC}/{file.path}")
     with pytest.raises(MillraceError, match=r"millrace\.PageView cannot be read in 2015-05-17T10"):
@@ -225,7 +225,7 @@ def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(
             found = read_back(storage, manifest)
             (told,) = loads.records(manifest, found.counts, found)
             assert told.unkeyed == [UnkeyedRows(START, 2), UnkeyedRows(START + HOUR, 1)]
-            loads.note(manifest, found.counts, found.unkeyed)
+            loads.add_report(manifest, found.counts, found.unkeyed)
         publish_in(storage, catalog, H10, H11)
         assert [(hour.hour, hour.unkeyed) for hour in table.news(catalog, loads)] == [
             (H10, {START: 2}),

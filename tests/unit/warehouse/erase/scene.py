@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from millrace_warehouse.context import Context, quiet
 from millrace_warehouse.erase.erasing import EraseResult, erase_topic
-from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.history.manifest import HourVerdict
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
@@ -46,8 +46,8 @@ NAME = "/jane-doe"
 """The address of the member's own page."""
 
 
-def complete(_topic: str, _hour: str) -> Verdict:
-    return Verdict(verdict="complete")
+def complete(_topic: str, _hour: str) -> HourVerdict:
+    return HourVerdict(verdict="complete")
 
 
 @dataclass(frozen=True)

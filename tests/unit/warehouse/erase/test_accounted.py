@@ -20,7 +20,7 @@ def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
         found = read_back(scene.storage, manifest)
         counts = loads.accounted(manifest, found)
         (record,) = loads.records(manifest, counts, found)
-        loads.note(manifest, counts, found.unkeyed)
+        loads.add_report(manifest, counts, found.unkeyed)
         told.append((record.counts.total, record.removed.total))
     return told
 

@@ -31,7 +31,7 @@ STEPS = (
     "described:2",
     "edition made",
     "edition made:2",
-    "record written",
+    "publication written",
     "committed",
     "recorded",
     "published:5",
@@ -246,7 +246,7 @@ def forge(scene: Scene, change: Callable[[LoadManifest], LoadManifest]) -> None:
     for each in (path, layout.ledger_path(path)):
         (scene.folder / each).unlink()
     assert scene.storage.create(path, encode(forged))
-    ledger.record(scene.storage, path, forged)
+    ledger.add_to_ledger(scene.storage, path, forged)
 
 
 def test_a_forged_erasure_whose_count_does_not_close_is_found(scene: Scene) -> None:

@@ -155,13 +155,13 @@ def test_of_two_runs_with_one_new_name_the_one_that_takes_more_is_told_that_it_l
 ) -> None:
     scene.send_unknown()
     scene.load_new()
-    record = erasures.record_erasure
+    record = erasures.create_erasure
 
     def behind_another(topic: layout.Topic, erasure: Erasure, where: str) -> Erasure:
         record(topic, dataclasses.replace(erasure, rejected=False), where)
         return record(topic, erasure, where)
 
-    monkeypatch.setattr(erasures, "record_erasure", behind_another)
+    monkeypatch.setattr(erasures, "create_erasure", behind_another)
     with pytest.raises(MillraceError, match=r"4711 of PageView leaves rejected records alone.*another --id"):
         scene.erase(id="4711", rejected=True)
 

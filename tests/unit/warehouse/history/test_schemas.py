@@ -17,10 +17,10 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history import schemas
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.manifest import encode
-from millrace_warehouse.history.schemas import SchemaRecord, pinned, promote, records
+from millrace_warehouse.history.schemas import TableSchema, all_schemas, pinned, promote
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.gate import Nobody
+from millrace_warehouse.publish.gate import NoAuditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import Storage, open_storage
@@ -59,13 +59,13 @@ def run(log: MemoryLog, storage: Storage, run_id: str, **changes: Any) -> LoadRe
 
 def schema_ids(storage: Storage, *loads: int) -> list[int]:
     """The registry's ids of the schemas that loads have."""
-    ids = {record.number: record.schema_id for record in records(Topic(storage, TOPIC))}
+    ids = {table_schema.number: table_schema.schema_id for table_schema in all_schemas(Topic(storage, TOPIC))}
     return [ids[read_load(Topic(storage, TOPIC), load).schema] for load in loads]
 
 
 def promote_to(
     log: MemoryLog, storage: Storage, schema_id: int, reason: str = "why not"
-) -> SchemaRecord | None:
+) -> TableSchema | None:
     return promote(Topic(storage, TOPIC), schema_id, reason, log.schemas.get).record
 
 
@@ -82,7 +82,7 @@ def published(storage: Storage) -> pa.Table:
             Context(storage=storage, catalog=catalog),
             Publish(topics=[TOPIC], warehouse=storage.root, hours=[HOUR]),
             TOPIC,
-            Nobody(),
+            NoAuditor(),
         )
         return catalog.load_table(table_identifier(TOPIC)).scan().to_arrow().sort_by("_offset")
 
@@ -106,7 +106,7 @@ def test_of_two_first_loads_at_the_same_moment_both_have_the_schema_that_was_pin
     register(log, WIDE)
     first = schemas.pin_first(Topic(storage, TOPIC), COUNTED, log.schemas[COUNTED])
     assert schemas.pin_first(Topic(storage, TOPIC), WIDE, log.schemas[WIDE]) == first
-    assert [record.schema_id for record in records(Topic(storage, TOPIC))] == [COUNTED]
+    assert [table_schema.schema_id for table_schema in all_schemas(Topic(storage, TOPIC))] == [COUNTED]
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "the one that came later")
     assert schema_ids(storage, 1) == [COUNTED]
@@ -171,8 +171,8 @@ def test_a_removed_field_is_in_new_rows_no_more_and_comes_back_as_another_column
     log.append_events(0, [START], schema=WIDE, count=7)
     run(log, storage, "third")
     ids = [
-        {field.name: field.field_id for field in record.schema.fields}.get("count")
-        for record in records(Topic(storage, TOPIC))
+        {field.name: field.field_id for field in table_schema.schema.fields}.get("count")
+        for table_schema in all_schemas(Topic(storage, TOPIC))
     ]
     assert ids[1] is None
     assert ids[0] != ids[2]
@@ -206,7 +206,7 @@ def test_of_two_promotions_at_the_same_moment_one_is_recorded_and_the_other_says
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "first")
     register(log, WIDE, COUNTRY)
-    both, outcomes = threading.Barrier(2), dict[int, SchemaRecord | str | None]()
+    both, outcomes = threading.Barrier(2), dict[int, TableSchema | str | None]()
 
     def race(schema_id: int) -> None:
         def lookup(wanted: int) -> Any:
@@ -224,10 +224,10 @@ def test_of_two_promotions_at_the_same_moment_one_is_recorded_and_the_other_says
         rival.start()
     for rival in rivals:
         rival.join(30)
-    (winner,) = [each for each in outcomes.values() if isinstance(each, SchemaRecord)]
+    (winner,) = [each for each in outcomes.values() if isinstance(each, TableSchema)]
     (loser,) = [each for each in outcomes.values() if isinstance(each, str)]
     assert "another promotion of PageView was recorded at the same moment" in loser
-    assert records(Topic(storage, TOPIC))[1:] == [winner]
+    assert all_schemas(Topic(storage, TOPIC))[1:] == [winner]
 
 
 def test_promoting_to_the_schema_the_table_has_changes_nothing(log: MemoryLog, storage: Storage) -> None:
@@ -237,7 +237,7 @@ def test_promoting_to_the_schema_the_table_has_changes_nothing(log: MemoryLog, s
     register(log, WIDE)
     assert promote_to(log, storage, WIDE) is not None
     assert promote_to(log, storage, WIDE) is None
-    assert len(records(Topic(storage, TOPIC))) == 2
+    assert len(all_schemas(Topic(storage, TOPIC))) == 2
 
 
 def with_n(type_: Any, default: Any = 0, **more: Any) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def test_a_promotion_that_could_not_read_what_is_there_is_refused(
         promote_to(log, storage, WIDE)
     assert str(caught.value).startswith("PageView cannot be promoted from schema 8 to 9")
     assert "\n" not in str(caught.value)
-    assert len(records(Topic(storage, TOPIC))) == 1
+    assert len(all_schemas(Topic(storage, TOPIC))) == 1
 
 
 CLICK, BUY, VIEW = (
@@ -395,11 +395,11 @@ def test_fields_inside_a_record_come_and_go_by_their_ids(log: MemoryLog, storage
     inner = struct(y="string", z=["null", "long"])
     inner["fields"][1]["default"] = None
     log.schemas |= {WIDE: without_default("n", array(inner))}
-    record = promote_to(log, storage, WIDE)
-    assert record is not None
-    first = records(Topic(storage, TOPIC))[0]
-    assert record.schema.find_field("n.element.z").field_id == first.last_column_id + 1
-    assert record.last_column_id == first.last_column_id + 1
+    table_schema = promote_to(log, storage, WIDE)
+    assert table_schema is not None
+    first = all_schemas(Topic(storage, TOPIC))[0]
+    assert table_schema.schema.find_field("n.element.z").field_id == first.last_column_id + 1
+    assert table_schema.last_column_id == first.last_column_id + 1
     log.append_events(0, [START], schema=WIDE, n=[{"y": "b", "z": 2}])
     run(log, storage, "second")
     assert published(storage)["n"].to_pylist() == [[{"y": "a", "z": None}], [{"y": "b", "z": 2}]]
@@ -439,7 +439,7 @@ def test_a_record_that_rows_need_and_that_is_gone_is_named_before_anything_is_lo
     assert schema_ids(storage, 3) == [WIDE]
     storage.delete(f"{TOPIC}/schema/0001.json")
     with pytest.raises(MillraceError, match=r"schema/0001.json is missing"):
-        records(Topic(storage, TOPIC))
+        all_schemas(Topic(storage, TOPIC))
 
 
 def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
@@ -448,7 +448,7 @@ def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "first")
     log.append_events(0, [START], schema=COUNTED, count=5)
-    where = f"^schema 8 has other columns than {TOPIC} was given by {TOPIC}/schema/0001.json: give the reg"
+    where = f"^the registry's schema 8 does not have the columns of {TOPIC}/schema/0001.json: name the reg"
     for other in (with_field("count", "string", ""), with_field("other", "int", 0)):
         log.schemas = {COUNTED: other}
         with pytest.raises(MillraceError, match=where):
@@ -456,49 +456,53 @@ def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
 
 
 def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Storage) -> None:
-    record = schemas.pin_first(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
-    assert schemas.read_record(Topic(storage, TOPIC), 1) == record == pinned(Topic(storage, TOPIC))
-    assert encode(record) == storage.read(f"{TOPIC}/schema/0001.json")
-    assert (record.number, record.previous_schema_id, record.reason) == (1, None, schemas.FIRST_REASON)
-    assert [field.name for field in record.schema.fields] == record.arrow_schema.names
-    assert dataclasses.replace(record, last_column_id=99).schema == record.schema
+    table_schema = schemas.pin_first(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
+    assert schemas.read_schema(Topic(storage, TOPIC), 1) == table_schema == pinned(Topic(storage, TOPIC))
+    assert encode(table_schema) == storage.read(f"{TOPIC}/schema/0001.json")
+    assert (table_schema.number, table_schema.previous_schema_id, table_schema.reason) == (
+        1,
+        None,
+        schemas.FIRST_REASON,
+    )
+    assert [field.name for field in table_schema.schema.fields] == table_schema.arrow_schema.names
+    assert dataclasses.replace(table_schema, last_column_id=99).schema == table_schema.schema
 
 
-def edited(storage: Storage, number: int, **changes: Any) -> SchemaRecord:
+def edited(storage: Storage, number: int, **changes: Any) -> TableSchema:
     """A record on the storage, changed by hand."""
     path = f"{TOPIC}/schema/{number:04d}.json"
-    record = dataclasses.replace(schemas.read_record(Topic(storage, TOPIC), number), **changes)
+    table_schema = dataclasses.replace(schemas.read_schema(Topic(storage, TOPIC), number), **changes)
     storage.delete(path)
-    assert storage.create(path, encode(record))
-    return record
+    assert storage.create(path, encode(table_schema))
+    return table_schema
 
 
 @pytest.fixture
-def promoted(log: MemoryLog, storage: Storage) -> list[SchemaRecord]:
+def promoted(log: MemoryLog, storage: Storage) -> list[TableSchema]:
     """A table that has lost a column, got it back and got another."""
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "first")
     register(log, WIDE, COUNTRY, BARE)
     for schema_id in (BARE, WIDE, COUNTRY):
         promote_to(log, storage, schema_id)
-    return records(Topic(storage, TOPIC))
+    return all_schemas(Topic(storage, TOPIC))
 
 
-def test_records_follow_each_other(promoted: list[SchemaRecord]) -> None:
+def test_records_follow_each_other(promoted: list[TableSchema]) -> None:
     assert [
-        schemas.check_follows(record, before)
-        for before, record in zip([None, *promoted], promoted, strict=False)
+        schemas.check_follows(table_schema, before)
+        for before, table_schema in zip([None, *promoted], promoted, strict=False)
     ] == [[]] * 4
 
 
 def test_ids_that_somebody_has_changed_in_a_record_are_found(
-    storage: Storage, promoted: list[SchemaRecord]
+    storage: Storage, promoted: list[TableSchema]
 ) -> None:
     first, bare, wide, country = promoted
 
-    def with_id(record: SchemaRecord, name: str, number: int) -> dict[str, Any]:
-        fields = [f | ({"id": number} if f["name"] == name else {}) for f in record.iceberg["fields"]]
-        return {**record.iceberg, "fields": fields}
+    def with_id(table_schema: TableSchema, name: str, number: int) -> dict[str, Any]:
+        fields = [f | ({"id": number} if f["name"] == name else {}) for f in table_schema.iceberg["fields"]]
+        return {**table_schema.iceberg, "fields": fields}
 
     swapped = edited(storage, 1, iceberg=with_id(first, "url", first.schema.find_field("_load").field_id))
     assert "column url has id" in schemas.check_follows(swapped, None)[0]
@@ -511,7 +515,7 @@ def test_ids_that_somebody_has_changed_in_a_record_are_found(
     assert "it follows schema 5" in schemas.check_follows(edited(storage, 2, previous_schema_id=5), first)[-1]
 
 
-def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[SchemaRecord]) -> None:
+def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[TableSchema]) -> None:
     edited(storage, 4, iceberg={"type": "struct", "fields": [{"name": "a"}]})
     with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: it was"):
         pinned(Topic(storage, TOPIC))
@@ -560,7 +564,7 @@ KILLED = """
 import os, sys
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.schemas import promote, records
+from millrace_warehouse.history.schemas import promote, all_schemas
 from tests.unit.warehouse.memory_log import with_field
 
 topic, calls = Topic(open_storage(sys.argv[1]), "PageView"), 0
@@ -586,9 +590,9 @@ for step in range(1, 30):
     if (pid := os.fork()) == 0:
         try_to_promote(step)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    before = [each.schema_id for each in records(topic)[1:]]
+    before = [each.schema_id for each in all_schemas(topic)[1:]]
     promote(topic, 9, "again", schemas.get)
-    print(code, before, [each.number for each in records(topic)[1:]])
+    print(code, before, [each.number for each in all_schemas(topic)[1:]])
     if code == 0:
         break
 """

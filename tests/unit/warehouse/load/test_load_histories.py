@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_warehouse.history.layout import Folder, Topic, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_hash, check_law
-from millrace_warehouse.history.schemas import promote, records
+from millrace_warehouse.history.schemas import all_schemas, promote
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import Storage, open_storage
@@ -138,7 +138,7 @@ class History:
             if before is not None:
                 assert manifest.schema >= before.schema, self.done
             before = manifest
-        numbers = [each.number for each in records(Topic(open_storage(str(self.warehouse)), TOPIC))]
+        numbers = [each.number for each in all_schemas(Topic(open_storage(str(self.warehouse)), TOPIC))]
         assert numbers == list(range(1, len(numbers) + 1))
         for path in (self.warehouse / Folder.PLANS.of(TOPIC)).glob("[!.]*"):
             assert self.plans.setdefault(path.name, path.read_bytes()) == path.read_bytes(), self.done

@@ -24,7 +24,7 @@ from millrace_warehouse.load.rejections import (
     rejected_rows,
 )
 from millrace_warehouse.log.kinds import Kind
-from millrace_warehouse.log.messages import Rejected
+from millrace_warehouse.log.messages import RejectedRecords
 from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
 
@@ -42,8 +42,8 @@ def unknown(schema_id: int) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + b"body"
 
 
-def rejected(reason: str, raw: bytes = b"", records: int = 1) -> Rejected:
-    return Rejected(0, 5, records, Kind.BROKEN_BODY, None, reason, None, raw, START)
+def rejected(reason: str, raw: bytes = b"", records: int = 1) -> RejectedRecords:
+    return RejectedRecords(0, 5, records, Kind.BROKEN_BODY, None, reason, None, raw, START)
 
 
 def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothing(tmp_path: Path) -> None:

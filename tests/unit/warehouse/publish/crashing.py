@@ -19,10 +19,18 @@ from tests.loaded import load, offsets, read_again
 from tests.support import child
 from tests.unit.warehouse.publish.publishing import H10, H11, TOPIC, hours_of, publish_in, table_of
 
-FIRST = ("table read", "loads read", "hours judged", "table made", "record written", "committed", "recorded")
+FIRST = (
+    "table read",
+    "loads read",
+    "hours judged",
+    "table made",
+    "publication written",
+    "committed",
+    "recorded",
+)
 LATER = tuple(step for step in FIRST if step != "table made")
 RELOAD = (*LATER, "rows of earlier editions taken out", "table of hours written")
-REBUILD = ("record read", "files found", "record written", "table made again")
+REBUILD = ("publication read", "files found", "publication written", "table made again")
 SCENES = {"first": FIRST, "later": LATER, "reload": RELOAD, "rebuild": REBUILD}
 
 

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from millrace_warehouse import requests
 from millrace_warehouse.context import Context
-from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.history.manifest import UNASKED, HourVerdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
@@ -32,8 +32,8 @@ def publish_in(
 ) -> PublishResult:
     """Publish these hours; the auditor says what `verdicts` says, `unknown` of the others."""
 
-    def verdict_of(topic: str, hour: str) -> Verdict:
-        return Verdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
+    def verdict_of(topic: str, hour: str) -> HourVerdict:
+        return HourVerdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
 
     places = {name: settings.pop(name) for name in Context.__slots__ if name in settings}
     request = requests.Publish(topics=[topic], warehouse=storage.root, run_id="run", hours=hours, **settings)

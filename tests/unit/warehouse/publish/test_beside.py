@@ -15,7 +15,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 
 from millrace_audit.answer import Changes, LoadHour
-from millrace_warehouse.history.manifest import LoadManifest, Verdict
+from millrace_warehouse.history.manifest import HourVerdict, LoadManifest
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.gate import Judgement
 from millrace_warehouse.storage import open_storage
@@ -157,7 +157,7 @@ class Sure:
         self._loads = [(load.load, load.sha256, load.rows_by_hour()) for load in loads]
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
-        complete = Verdict(verdict="complete")
+        complete = HourVerdict(verdict="complete")
         return {hour: Judgement(verdict=complete, loads=self._counted(hour)) for hour in hours}
 
     def _counted(self, hour: str) -> list[LoadHour]:

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from millrace_warehouse.history.hours import hour_of, number_of, start_of
 from millrace_warehouse.history.layout import read_checked
-from millrace_warehouse.history.manifest import HourChange, Publication, Verdict, check_hash, decode
+from millrace_warehouse.history.manifest import HourChange, HourVerdict, Publication, check_hash, decode
 from millrace_warehouse.publish import due, hours_table, state
 from millrace_warehouse.publish.gate import MOST_HOURS, Judgement
 from millrace_warehouse.publish.hours_table import LAST, hours_identifier
-from millrace_warehouse.publish.state import State
+from millrace_warehouse.publish.state import TableState
 from tests.counted import Counted
 from tests.published import TOPIC, Warehouse, warehouse
 
 FIRST, WITHIN, LATEST = "2026-03-08T18", "2026-07-01T12", "2026-11-08T10"
 RUN = ("2026-03-08T19", "2026-11-08T09")
 """First and last hour of the empty ones between FIRST and LATEST."""
-COMPLETE = Verdict(verdict="complete")
+COMPLETE = HourVerdict(verdict="complete")
 PAGE = Path(__file__).parents[4] / "docs" / "warehouse.md"
 
 
@@ -91,7 +91,7 @@ def test_the_first_empty_hour_that_is_not_complete_ends_a_publication_with_one_q
 ) -> None:
     w.load({FIRST: 1, LATEST: 5})
     verdicts = {FIRST: "complete", LATEST: "complete"}
-    auditor = Questions(w.storage, lambda _, hour: Verdict(verdict=verdicts.get(hour, "unknown")))
+    auditor = Questions(w.storage, lambda _, hour: HourVerdict(verdict=verdicts.get(hour, "unknown")))
     assert [change.hour for change in w.publish(proven=True, auditor=auditor).changes] == [FIRST, LATEST]
     assert auditor.asked == 3
 
@@ -108,7 +108,7 @@ def test_an_hour_with_other_words_of_the_auditor_or_with_rejected_messages_is_a_
             }
 
     w.load({FIRST: 1, "2026-03-09T03": 1})
-    accepted = Verdict(verdict="complete", reasons=["accepted: burnt down"])
+    accepted = HourVerdict(verdict="complete", reasons=["accepted: burnt down"])
     auditor = Rejected(w.storage, lambda _, hour: accepted if hour == "2026-03-08T23" else COMPLETE)
     result = w.publish(proven=True, auditor=auditor)
     assert [(change.hour[-2:], change.last[-2:]) for change in result.changes] == [
@@ -140,7 +140,7 @@ def test_late_rows_of_an_hour_within_a_range_are_published_as_those_of_any_other
 def test_the_auditor_takes_back_one_hour_within_a_range(w: Warehouse) -> None:
     w.load({FIRST: 1, LATEST: 5})
     w.publish(proven=True)
-    lost = Verdict(verdict="incomplete", reasons=["1 missing at dc1"])
+    lost = HourVerdict(verdict="incomplete", reasons=["1 missing at dc1"])
     auditor = Counted(w.storage, lambda *_: lost, changed=[start_of(WITHIN)])
     (change,) = w.publish(proven=True, auditor=auditor).changes
     assert (change.hour, change.last, change.kind, change.verdict) == (WITHIN, "", "verdict", lost)
@@ -232,7 +232,7 @@ def test_a_record_of_the_version_before_has_no_key_last_and_keeps_its_hash(w: Wa
 hour = st.tuples(
     st.integers(0, 40),
     st.sampled_from(
-        [COMPLETE, Verdict(verdict="complete", reasons=["accepted"]), Verdict(verdict="unknown")]
+        [COMPLETE, HourVerdict(verdict="complete", reasons=["accepted"]), HourVerdict(verdict="unknown")]
     ),
     st.sampled_from(["2026-11-08T10:00:00", "2026-11-08T10:00:01"]),
 )
@@ -240,14 +240,14 @@ hour = st.tuples(
 
 @given(st.lists(hour, unique_by=lambda each: each[0]), st.sets(st.integers(0, 40)))
 def test_ranges_say_what_hours_one_by_one_say(
-    hours: list[tuple[int, Verdict, str]], rejected: set[int]
+    hours: list[tuple[int, HourVerdict, str]], rejected: set[int]
 ) -> None:
-    published = State.of(None)
+    published = TableState.of(None)
     for number, verdict, checked in hours:
         published.publish(hour_of(number_of(FIRST) + number), dataclasses.replace(verdict, checked=checked))
     changes = published.settled()
     counts = {hour_of(number_of(FIRST) + number): 1 for number in rejected}
-    record = published.record(TOPIC, "a", "run", None, changes, counts)
+    record = published.to_publication(TOPIC, "a", "run", None, changes, counts)
 
     def said(change: HourChange, hour: str) -> HourChange:
         """Return a row of the table of hours as values, without the time of the auditor's answer."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.history.manifest import HourVerdict
 from tests import loaded
 from tests.loaded import offsets
 from tests.published import Warehouse, warehouse
@@ -28,10 +28,10 @@ def w(tmp_path: Path) -> Iterator[Warehouse]:
 def test_a_run_that_was_overtaken_by_the_first_publication_adds_nothing_twice(w: Warehouse) -> None:
     rivals = [lambda: w.publish(NINE, TEN)]
 
-    def verdict_of(topic: str, hour: str) -> Verdict:
+    def verdict_of(topic: str, hour: str) -> HourVerdict:
         if rivals:
             rivals.pop()()
-        return Verdict(verdict="complete")
+        return HourVerdict(verdict="complete")
 
     w.publish(NINE, auditor=w.auditor(verdict_of))
     assert len(offsets(w.table)) == 5

@@ -14,7 +14,7 @@ import pytest
 from millrace_audit.answer import Changes, LoadHour
 from millrace_warehouse.history.hours import start_of
 from millrace_warehouse.history.layout import read_load
-from millrace_warehouse.history.manifest import LoadRows, Verdict
+from millrace_warehouse.history.manifest import HourVerdict, LoadRows
 from millrace_warehouse.publish.closing import unclosed
 from millrace_warehouse.publish.gate import Judgement
 from millrace_warehouse.publish.hours_table import hours_identifier
@@ -45,7 +45,7 @@ class Memory:
         self.asked += hours
         return {
             hour: Judgement(
-                verdict=Verdict(verdict=self.verdicts.get(hour, "unknown")),
+                verdict=HourVerdict(verdict=self.verdicts.get(hour, "unknown")),
                 loads=self.loads.get(hour, ()),
                 rejected=self.rejected.get(hour, 0),
             )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_warehouse.history.hours import hour_of, hours_in, number_of, ranges_of
-from millrace_warehouse.history.manifest import Verdict
-from millrace_warehouse.publish.state import State
+from millrace_warehouse.history.manifest import HourVerdict
+from millrace_warehouse.publish.state import TableState
 
 numbers = st.integers(397700, 397760)
 
@@ -25,10 +25,10 @@ def test_a_set_of_hours_comes_back_from_its_ranges_which_are_as_few_as_can_be(ho
 def test_the_complete_hours_begin_with_the_first_one_and_end_where_one_is_not(
     steps: list[tuple[int, str]],
 ) -> None:
-    state, verdicts = State.of(None), dict[int, str]()
+    state, verdicts = TableState.of(None), dict[int, str]()
     for number, verdict in steps:
         before = state.complete_from
-        state.judge(hour_of(number), Verdict(verdict=verdict))
+        state.judge(hour_of(number), HourVerdict(verdict=verdict))
         state.settled()
         verdicts[number] = verdict
         complete = {each for each, said in verdicts.items() if said == "complete"}

@@ -13,11 +13,11 @@ from millrace_warehouse import requests
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED, number_of
 from millrace_warehouse.history.layout import ledger_path, load_path
-from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.history.manifest import HourVerdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
-from millrace_warehouse.publish.state import State
+from millrace_warehouse.publish.state import TableState
 from millrace_warehouse.storage.interface import Storage
 from tests.counted import Counted
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
@@ -144,7 +144,7 @@ def test_an_hour_before_2000_that_a_version_before_has_filed_holds_the_complete_
     assert [change.hour for change in result.changes] == ["1970-01-21T18", H10, H11, H12]
     assert table_of(catalog).properties["millrace.complete-from"] == H10
     assert result.publication is not None
-    state = State.of(dataclasses.replace(result.publication, complete_from="1970-01-21T18"))
+    state = TableState.of(dataclasses.replace(result.publication, complete_from="1970-01-21T18"))
     assert state.complete_from is None, "a table that a version before has published goes on from now"
     state.settled()
     assert state.complete_from == number_of(H10)
@@ -300,9 +300,9 @@ def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_
     """The auditor has counted them, so the hour would be called complete without them."""
     load(storage, TOPIC, {H10: 1})
 
-    def verdict_of(topic: str, hour: str) -> Verdict:
+    def verdict_of(topic: str, hour: str) -> HourVerdict:
         load(storage, topic, {H10: 2})
-        return Verdict(verdict="complete")
+        return HourVerdict(verdict="complete")
 
     at = Context(storage=storage, catalog=catalog)
     request = requests.Publish(topics=[TOPIC], warehouse=storage.root, proven=True)
@@ -318,9 +318,9 @@ def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with
     publish(H10)
     load(storage, TOPIC, {H10: 1})
 
-    def verdict_of(topic: str, hour: str) -> Verdict:
+    def verdict_of(topic: str, hour: str) -> HourVerdict:
         load(storage, topic, {H10: 2})
-        return Verdict(verdict="complete")
+        return HourVerdict(verdict="complete")
 
     at = Context(storage=storage, catalog=catalog)
     request = requests.Publish(topics=[TOPIC], warehouse=storage.root)

@@ -67,7 +67,7 @@ def ledger_of(w: Warehouse, path: Path) -> Path:
     return w.folder / ledger_path(path.relative_to(w.folder).as_posix())
 
 
-def records(w: Warehouse) -> list[Path]:
+def publication_files(w: Warehouse) -> list[Path]:
     return sorted((w.topic / "publications").iterdir())
 
 
@@ -200,18 +200,25 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         lambda w: (w.topic / "schema" / "0001.json").unlink(),
         r"schema/0001\.json is missing",
     ),
-    "the newest record is gone": (lambda w: records(w)[-1].unlink(), r"publications/\S+ is missing"),
-    "an older record is gone": (lambda w: records(w)[0].unlink(), r"publications/\S+ is missing"),
+    "the newest record is gone": (
+        lambda w: publication_files(w)[-1].unlink(),
+        r"publications/\S+ is missing",
+    ),
+    "an older record is gone": (lambda w: publication_files(w)[0].unlink(), r"publications/\S+ is missing"),
     "a record is edited": (
-        lambda w: records(w)[1].write_text(records(w)[1].read_text().replace('"unknown"', '"complete"')),
+        lambda w: publication_files(w)[1].write_text(
+            publication_files(w)[1].read_text().replace('"unknown"', '"complete"')
+        ),
         r"publications/0000000002-\S+: the manifest was edited",
     ),
     "a record of another state is sealed anew": (
-        lambda w: edit(records(w)[2], Publication, lambda r: dataclasses.replace(r, rows=r.rows + 1)),
+        lambda w: edit(
+            publication_files(w)[2], Publication, lambda r: dataclasses.replace(r, rows=r.rows + 1)
+        ),
         r"publications/0000000003-\S+: it states 14 rows in the table, the loads give 13",
     ),
     "a verdict is edited and sealed anew": (
-        lambda w: edit(records(w)[0], Publication, judged_incomplete),
+        lambda w: edit(publication_files(w)[0], Publication, judged_incomplete),
         r"publications/0000000001-\S+: it states other incomplete hours",
     ),
     "a compacted file is gone": (lambda w: compacted(w).unlink(), r"compacted/\S+ cannot be read"),
@@ -375,7 +382,7 @@ def without_eleven(previous: str, record: Publication) -> Publication:
 def test_an_edited_state_without_the_rest_breaks_the_replay_not_only_the_hash(w: Warehouse) -> None:
     """Whoever seals the whole chain and the ledger anew still has to invent loads."""
     sha256 = ""
-    for path in records(w):
+    for path in publication_files(w):
         edit(path, Publication, partial(without_eleven, sha256))
         sha256 = decode(Publication, path.read_bytes(), "here").sha256
         entry = json.loads(ledger_of(w, path).read_text())
@@ -455,7 +462,7 @@ def test_rows_that_only_the_table_has_are_read_as_well(w: Warehouse, fault: str)
 
 def test_the_newest_load_and_record_without_a_ledger_entry_are_notes(w: Warehouse) -> None:
     ledger_of(w, load_path(w, 4)).unlink()
-    ledger_of(w, records(w)[-1]).unlink()
+    ledger_of(w, publication_files(w)[-1]).unlink()
     report = w.verify()
     assert report.problems == []
     assert len([note for note in report.notes if "is not in the ledger yet" in note]) == 2
