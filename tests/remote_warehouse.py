@@ -23,7 +23,7 @@ import pytest
 from pyiceberg.utils.config import Config
 
 from millrace_spark.jobs.load import reload_loads
-from millrace_warehouse.commands import run
+from millrace_warehouse.commands import execute
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.reload import ReloadResult
 from millrace_warehouse.publish.catalog import connect, table_identifier
@@ -107,7 +107,7 @@ class RemoteWarehouse:
             "run_id": uuid4().hex,
         }
         request = Publish(**{**settings, **changes})  # type: ignore[arg-type]
-        return run.publish_one(request, topic, nothing)
+        return execute.publish_one(request, topic, nothing)
 
     def reload(self, topic: str, load: int) -> ReloadResult:
         """Read a load again."""
@@ -125,17 +125,19 @@ class RemoteWarehouse:
 
     def compact(self, topic: str) -> dict[str, Any]:
         """Put small files together."""
-        return run.compact_one(Compact(topics=[topic], warehouse=self.uri, catalog=CATALOG), topic, nothing)
+        return execute.compact_one(
+            Compact(topics=[topic], warehouse=self.uri, catalog=CATALOG), topic, nothing
+        )
 
     def expire(self, topic: str) -> ExpireResult:
         """Delete what nobody needs, however young."""
         request = Expire(topic=topic, warehouse=self.uri, older_than_s=0, reader_grace_s=0, catalog=CATALOG)
-        return run.expire(request, nothing)
+        return execute.expire(request, nothing)
 
     def verify(self, topic: str) -> TopicReport:
         """What a verification finds that reads every row."""
         request = Verify(warehouse=self.uri, topic=topic, rows=True, catalog=CATALOG)
-        (report,) = run.verify(request, nothing)
+        (report,) = execute.verify(request, nothing)
         return report
 
     def messages(self, topic: str) -> Counter[Row]:

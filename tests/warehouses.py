@@ -58,7 +58,7 @@ def load_here(
             if table_schema is None:
                 latest = schemas.latest(subject)
                 table_schema = pin_first(folder, latest.schema_id, latest.schema)
-            return Pinned.of(table_schema, connect, schemas.find_schema)
+            return Pinned.from_schema(table_schema, connect, schemas.find_schema)
 
         context = LoadContext(
             storage=storage,

@@ -76,7 +76,9 @@ def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) 
 
 
 def interval(start: str, end: str) -> tuple[datetime, datetime]:
-    """Return the interval [start, end) of whole hours in UTC; ConfigError for a wrong time or interval.
+    """Return the interval [start, end) of whole hours in UTC.
+
+    Raise ConfigError for a wrong time or interval.
 
     Hours are proved and published whole: the audit could answer for half an hour, a publication cannot.
     """

@@ -125,11 +125,14 @@ class Job:
         self._watched = None
 
     def ended(self) -> bool:
-        """True once nothing of the job runs, with or without an exit code."""
+        """Return True once nothing of the job runs, with or without an exit code."""
         return self._exit_code() is not None or not self.alive()
 
     def alive(self) -> bool:
-        """True while anything of the job runs. JobFailed when this machine cannot see its folder."""
+        """Return True while anything of the job runs.
+
+        Raise JobFailed when this machine cannot see its folder.
+        """
         try:
             with self._path("lock").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -174,7 +177,7 @@ class Job:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
     def printed(self) -> Any:
-        """Return the command's output, parsed as JSON, however it ended; None when it is not JSON."""
+        """Return the command's output, parsed as JSON, however it ended, or None when it is not JSON."""
         try:
             return json.loads(self._path("result").read_text())
         except (FileNotFoundError, ValueError):
@@ -237,7 +240,9 @@ class Job:
             time.sleep(0.1)
 
     def _is_fresh(self) -> bool:
-        """True when the job ended recently: an older result does not show what the task would do now."""
+        """Return True when the job ended recently: an older result does not show what the task
+        would do now.
+        """
         return time.time() - self._path("status.json").stat().st_mtime < RESULT_S
 
     def _watch(self) -> bool:

@@ -30,7 +30,7 @@ class Lineage:
     """Rows of each output, if one number applies to all of them."""
 
     def facets(self) -> Any:
-        """Return the lineage as the provider takes it; ImportError if the provider is not installed."""
+        """Return the lineage as the provider takes it. Raise ImportError if the provider is not installed."""
         from airflow.providers.openlineage.extractors import OperatorLineage
         from openlineage.client import event_v2
         from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
@@ -45,12 +45,12 @@ class Lineage:
 
 
 def log_of(bootstrap: str, topic: str) -> Dataset:
-    """A topic's dataset, named by the first of its cluster's brokers."""
+    """Return a topic's dataset, named by the first of its cluster's brokers."""
     return Dataset(f"kafka://{bootstrap.partition(',')[0]}", topic)
 
 
 def rows_of(warehouse: str, topic: str) -> Dataset:
-    """Dataset of the files that loads of a topic have written."""
+    """Return the dataset of the files that loads of a topic have written."""
     parts = urlsplit(warehouse)
     if parts.scheme in ("", "file"):
         return Dataset("file", str(Path(parts.path).absolute() / topic / "rows"))

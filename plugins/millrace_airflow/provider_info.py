@@ -12,7 +12,7 @@ _INTEGRATION = "Millrace"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Provider metadata in the shape of Airflow's provider_info.schema.json."""
+    """Return the provider metadata in the shape of Airflow's provider_info.schema.json."""
     return {
         "package-name": "millrace-pipeline",
         "name": "Millrace",

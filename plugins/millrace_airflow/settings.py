@@ -61,14 +61,14 @@ class MillraceSettings:
     """Folder for the logs and results of running jobs, the same for workers and triggerers."""
 
     def origin(self, name: str) -> str:
-        """Bootstrap address of an origin cluster; ConfigError lists the known ones."""
+        """Return the bootstrap address of an origin cluster; ConfigError lists the known ones."""
         if name not in self.origins:
             names = ", ".join(sorted(self.origins)) or "none"
             raise ConfigError(f"the connection has no origin {name!r} (known: {names}): add it to `origins`")
         return self.origins[name]
 
     def client_files(self) -> dict[str, str]:
-        """Return a client file and its password file, by their names; empty if the connection has none."""
+        """Return a client file and its password file, by their names, or empty if the connection has none."""
         if not self.protocol:
             return {}
         named = {"protocol": self.protocol, "ca": self.ca, "mechanism": self.mechanism, "user": self.user}

@@ -69,7 +69,9 @@ def judge(
 
 
 def describe(answer: Completeness) -> str:
-    """One line: the verdict and, unless it is `complete`, tier, server, instance, sequences and reasons."""
+    """Return one line: the verdict and, unless it is `complete`, tier, server, instance, sequences and
+    reasons.
+    """
     start, end = answer.start.isoformat(), answer.end.isoformat()
     line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
     if rejected := sum(window.rejected for window in answer.windows):
@@ -98,6 +100,6 @@ def _finding(window: Window, finding: Finding) -> str:
 
 
 def _reasons(windows: Sequence[Window]) -> list[str]:
-    """The distinct reasons, each with its number of windows."""
+    """Return the distinct reasons, each with its number of windows."""
     counts = Counter(reason for window in windows for reason in window.reasons)
     return [reason if count == 1 else f"{reason} ({count} windows)" for reason, count in counts.items()]

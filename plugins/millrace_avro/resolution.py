@@ -53,7 +53,7 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
-    """The range and the factor of a type's numbers; None for values that are used unchanged."""
+    """Return the range and the factor of a type's numbers; None for values that are used unchanged."""
     scale = SCALES.get(leaf.logical or "")
     if leaf.kind != "int":
         return scale
@@ -78,7 +78,7 @@ def _describe(node: avro.Node) -> str:
 def field_pairs(
     writer: avro.Record, table: avro.Record, path: str
 ) -> tuple[list[tuple[avro.Field, avro.Node, int | None]], dict[int, Any]]:
-    """Match a writer's fields to a table's; SchemaError when a field of the table has no value.
+    """Match a writer's fields to a table's. Raise SchemaError when a field of the table has no value.
 
     Returns, for each of the writer's fields, the type it is read as and its number in the table (None: it is
     dropped); and number -> default of the table's fields that the writer lacks.
@@ -106,7 +106,7 @@ def field_pairs(
 def resolved_branches(
     writer: avro.Union, table: avro.Node, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
 ) -> list[T | None]:
-    """Resolve each branch, to None where it does not fit; SchemaError when no branch fits."""
+    """Resolve each branch, to None where it does not fit. Raise SchemaError when no branch fits."""
     resolved: list[T | None] = []
     for branch in writer.branches:
         try:
@@ -137,7 +137,7 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """True if values of the writer's type are read as the table's type, which is different.
+    """Return True if values of the writer's type are read as the table's type, which is different.
 
     They are read as plain numbers and bytes, or with the table's logical type if the writer has none.
     """
@@ -161,7 +161,9 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 
 def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
-    """True if the table's type has the writer's name, or an alias of that name; or if neither has a name."""
+    """Return True if the table's type has the writer's name, or an alias of that name; or if neither has a
+    name.
+    """
     if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
         return name(writer.name) in map(name, (table.name, *table.aliases))
     return True
@@ -173,7 +175,7 @@ def pick_branch(
     """Return the branch of the table's union that takes values of the writer's type, and its resolution.
 
     The first branch that resolves is taken: full names go before aliases, and aliases before names without
-    namespaces. SchemaError when no branch resolves.
+    namespaces. Raise SchemaError when no branch resolves.
     """
     same = (writer, avro.as_column(writer))
     full_name = writer.name if isinstance(writer, avro.Named) else None
@@ -197,7 +199,7 @@ def pick_branch(
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
-    """The table's number for each of the writer's symbols, -1 for a symbol that the table lacks."""
+    """Return the table's number for each of the writer's symbols, -1 for a symbol that the table lacks."""
     fallback = table.symbols.index(table.default) if table.default in table.symbols else -1
     numbers = {symbol: number for number, symbol in enumerate(table.symbols)}
     return [numbers.get(symbol, fallback) for symbol in writer.symbols]
@@ -207,7 +209,7 @@ _EXACT = Context(prec=MAX_PRECISION + 1)
 
 
 def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
-    """Convert an Avro value to pyarrow's for its column; ValueError when it is out of range."""
+    """Convert an Avro value to pyarrow's for its column. Raise ValueError when it is out of range."""
     if leaf.logical == "decimal":
         unscaled = int.from_bytes(raw, "big", signed=True)
         if abs(unscaled) >= 10**leaf.precision:
@@ -245,7 +247,10 @@ _NO_DEFAULT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
 def _default_of(field: avro.Field, path: str) -> Any:
-    """Return a field's default as pyarrow takes it; SchemaError when it does not fit the field's type."""
+    """Return a field's default as pyarrow takes it.
+
+    Raise SchemaError when it does not fit the field's type.
+    """
     try:
         return _default(field.type, field.default)
     except _NO_DEFAULT as error:
@@ -307,7 +312,9 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
 
 
 def _union_default(node: avro.Union, value: Any) -> Any:
-    """Default for the first branch that it fits, by Avro since 1.12; before, only for the first branch."""
+    """Return the default for the first branch that it fits, by Avro since 1.12; before, only for the first
+    branch.
+    """
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)

@@ -24,7 +24,7 @@ from millrace_avro.schema import NULL
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 """Takes a whole body and a position; returns the value and the position after it.
 
-Raises IndexError or struct.error if the body ends too early, ValueError for any other error.
+Raise IndexError or struct.error if the body ends too early, ValueError for any other error.
 """
 Row: TypeAlias = "list[Any]"
 MAX_DEPTH = 100
@@ -111,7 +111,7 @@ class _Compiler:
     ) -> Callable[[bytes, int], tuple[Row, int]]:
         """Return a function that reads a record into a list of the table's fields.
 
-        Raises SchemaError if the writer's record does not fit the table's.
+        Raise SchemaError if the writer's record does not fit the table's.
         """
         pairs, missing = resolution.field_pairs(writer, table, path)
         defaults: Row = [missing.get(number) for number in range(len(table.fields))]
@@ -131,7 +131,7 @@ class _Compiler:
     def value(self, writer: avro.Node, table: avro.Node, path: str) -> Read:
         """Return a function that reads a value of the writer's type into the table's type.
 
-        Raises SchemaError if the types do not fit.
+        Raise SchemaError if the types do not fit.
         """
         if isinstance(writer, avro.Union):
             return self._from_union(writer, table, path)
@@ -160,7 +160,10 @@ class _Compiler:
         raise resolution.no_way(writer, table, path)
 
     def _counting(self, values: int, path: str) -> Callable[[int], None]:
-        """Return a counter of items with `values` values each; ValueError for too many, before reading."""
+        """Return a counter of items with `values` values each.
+
+        Raise ValueError for too many, before reading.
+        """
 
         def count(items: int) -> None:
             self.values += items * values
@@ -354,7 +357,7 @@ def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
 
 
 def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int]:
-    """Read a block's number of items; ValueError if the remaining bytes cannot hold that many."""
+    """Read a block's number of items. Raise ValueError if the remaining bytes cannot hold that many."""
     count, position = _read_long(data, position)
     if count < 0:
         count = -count

@@ -182,7 +182,7 @@ _LOGICAL = {
 
 
 def parse(schema: Any) -> Node:
-    """Return the tree of an Avro schema, parsed JSON; SchemaError when it is wrong or fits no table."""
+    """Return the tree of an Avro schema, parsed JSON. Raise SchemaError when it is wrong or fits no table."""
     try:
         # fastavro checks it and completes every name; it would change its argument.
         full = _without_wrong_decimals(copy.deepcopy(schema))
@@ -292,7 +292,7 @@ def min_bytes(node: Node) -> int:
 
 
 def varies_in_shape(node: Node) -> bool:
-    """True if the type contains an array, a map or a record inside itself."""
+    """Return True if the type contains an array, a map or a record inside itself."""
     if isinstance(node, Record):
         return any(varies_in_shape(field.type) for field in node.fields)
     if isinstance(node, Union):

@@ -54,7 +54,10 @@ class ColumnDecoder:
 def _compile_record(
     writer: avro.Record, table: avro.Record, path: str
 ) -> Callable[[RowCursor], list[Column]]:
-    """Return the step that decodes a record into the table's columns; SchemaError if they do not fit."""
+    """Return the step that decodes a record into the table's columns.
+
+    Raise SchemaError if they do not fit.
+    """
     pairs, missing = resolution.field_pairs(writer, table, path)
     steps = [(_compile(field.type, wanted, path + field.name), to) for field, wanted, to in pairs]
     defaults: list[Column] = [columns.Constant(pa.scalar(None))] * len(table.fields)
@@ -73,7 +76,7 @@ def _compile_record(
 
 
 def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
-    """Return the function that decodes one value of each row. Raises SchemaError for incompatible types."""
+    """Return the function that decodes one value of each row. Raise SchemaError for incompatible types."""
     if isinstance(writer, avro.Union):
         return _writer_union(writer, table, path)
     if isinstance(table, avro.Union):
@@ -135,7 +138,7 @@ def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
 
 
 def _decode_where(rows: RowCursor, mine: Mask, read: Step) -> list[Column]:
-    """Return the column of the rows that are `mine`; empty when no row is."""
+    """Return the column of the rows that are `mine`, or empty when no row is."""
     if mine.all():
         return [read(rows)]
     index = np.flatnonzero(mine)

@@ -69,7 +69,10 @@ class MirroredPartition:
 
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
-    """Copy to the end of the task; MillraceError when the origin's log does not continue the copied one."""
+    """Copy to the end of the task.
+
+    Raise MillraceError when the origin's log does not continue the copied one.
+    """
     try:
         with (
             ClusterClient(
@@ -185,7 +188,7 @@ class _Copy:
         return runs_of(self._recorded, self._before, _up_to(answer, self._task.end), self._rules)
 
     def _append(self, run: Run) -> bool:
-        """Return True when the run was appended; False when another task moved the position meanwhile."""
+        """Return True when the run was appended, or False when another task moved the position meanwhile."""
         before, position = self._before, run.position
         request = MirrorAppend(
             mode=MirrorMode.APPEND,

@@ -63,13 +63,19 @@ FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 def read(
     spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
 ) -> DataFrame:
-    """Return the published table of a topic, as of now; MillraceError when nothing was published yet."""
+    """Return the published table of a topic, as of now.
+
+    Raise MillraceError when nothing was published yet.
+    """
     with connect(open_storage(warehouse), catalog, create=False) as connected:
         return read_table(spark, open_table(connected, topic), hours)
 
 
 def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) -> DataFrame:
-    """Return the current snapshot of an Iceberg table; MillraceError if Spark would read the table wrong."""
+    """Return the current snapshot of an Iceberg table.
+
+    Raise MillraceError if Spark would read the table wrong.
+    """
     name = ".".join(table.name())
     between = None if hours is None else (_utc(hours[0]), _utc(hours[1]))
     planned = list(table.scan(row_filter=_filter(between)).plan_files())

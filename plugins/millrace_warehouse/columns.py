@@ -50,7 +50,10 @@ RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELD
 
 
 def check_table_schema(schema: Mapping[str, Any]) -> Record:
-    """Return the schema as a record whose fields can be a table's columns; SchemaError if they cannot."""
+    """Return the schema as a record whose fields can be a table's columns.
+
+    Raise SchemaError if they cannot.
+    """
     parsed = parse(schema)
     if not isinstance(parsed, Record):
         raise SchemaError("a table's schema must be an Avro record")
@@ -73,7 +76,7 @@ def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
-    """Return the columns of a topic whose first load pins the schema; MillraceError if it may not."""
+    """Return the columns of a topic whose first load pins the schema. Raise MillraceError if it may not."""
     try:
         return check_table_schema(schema)
     except SchemaError as error:

@@ -66,7 +66,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """True if each value that is not null occurs twice on average."""
+    """Return True if each value that is not null occurs twice on average."""
     values = column.drop_null()
     return not len(values) or 2 * len(pc.unique(values)) <= len(values)
 

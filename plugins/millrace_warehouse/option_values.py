@@ -55,7 +55,7 @@ def optional(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
 
 
 def absolute_file(text: str, _: str) -> str:
-    """Return the absolute path of a file; empty for an empty word."""
+    """Return the absolute path of a file, or empty for an empty word."""
     return str(Path(text).absolute()) if text else ""
 
 

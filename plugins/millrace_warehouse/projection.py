@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 def project(batch: pa.RecordBatch, held: Schema, wanted: Schema, arrow: pa.Schema) -> pa.RecordBatch:
     """Return the rows of a batch with the columns `held` in the columns `wanted`, typed as in `arrow`.
 
-    Raises MillraceError when a column is required and the batch does not have it.
+    Raise MillraceError when a column is required and the batch does not have it.
     """
     arrays = _fields(batch.columns, held.fields, wanted.fields, arrow, len(batch))
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)

@@ -61,7 +61,7 @@ def option(
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def command_options(cls: type[V]) -> type[V]:
-    """A frozen dataclass whose fields may be options."""
+    """Return a frozen dataclass whose fields may be options."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
@@ -167,7 +167,7 @@ class Load:
     )
     cut_bytes: int = CUT_BYTES
 
-    def of(self, topic: str) -> Load:
+    def for_topic(self, topic: str) -> Load:
         """Return the load of one topic; the topic's policy gives the values that no word gives."""
         policy = self.policies.get(topic, NO_POLICY)
         most = (

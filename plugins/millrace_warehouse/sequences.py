@@ -123,7 +123,7 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
 
 
 def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """The header's five columns for rows that have all five; None in a table without audit headers."""
+    """Return the header's five columns for rows that have all five; None in a table without audit headers."""
     fields = _header_fields(batch)
     if fields is None or (whole := _whole(fields)) is None:
         return fields
@@ -131,7 +131,7 @@ def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """Return the header's five columns of all rows; None for a table without audit headers."""
+    """Return the header's five columns of all rows, or None for a table without audit headers."""
     index = batch.schema.get_field_index(HEADER)
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
@@ -146,7 +146,7 @@ def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _whole(fields: Sequence[pa.Array]) -> pa.Array | None:
-    """Return a mask of the rows that have all five columns; None when every row does."""
+    """Return a mask of the rows that have all five columns, or None when every row does."""
     if not any(column.null_count for column in fields):
         return None
     return functools.reduce(pc.and_, [column.is_valid() for column in fields])

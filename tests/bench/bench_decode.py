@@ -87,7 +87,7 @@ def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
 
     def whole() -> list[Any]:
         decoder = Decoder(schema, {1: schema}.get, Filing(1, START_MS + (1 << 40)))
-        return list(decoder.decode(cut, [FetchedBatches(batches)], RangeStats.of(cut)))
+        return list(decoder.decode(cut, [FetchedBatches(batches)], RangeStats.for_cut(cut)))
 
     def parquet() -> None:
         """As a task of a load, from batches in memory."""

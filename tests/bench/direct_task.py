@@ -126,7 +126,7 @@ class _Steps:
             files.close()
 
     def _stats(self) -> RangeStats:
-        return RangeStats.of(self._task.cut)
+        return RangeStats.for_cut(self._task.cut)
 
     def _decoder(self) -> Decoder:
         return Decoder(self._task.source.table_schema, self._task.source.lookup, self._task.filing)
@@ -158,7 +158,9 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         target.mkdir()
         storage = open_storage(str(target))
         record = pin_first(Topic(storage, TOPIC), SCHEMA_ID, PAGE_VIEW)
-        source = Pinned.of(record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get).source
+        source = Pinned.from_schema(
+            record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get
+        ).source
         cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
         filing = Filing(load=1, file_by_ms=int(time.time() * 1000))
         yield CutTask(

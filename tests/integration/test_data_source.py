@@ -128,7 +128,7 @@ def test_cuts_of_every_size_give_each_record_of_a_real_topic_exactly_once(world:
             range_ = Range("cuts", partition, 0, ends[partition], 0, topic_id)
             values, parts = [], []
             for cut in cut_ranges([range_], cut_bytes):
-                stats = RangeStats.of(cut)
+                stats = RangeStats.for_cut(cut)
                 fetched = read_cut(client, cut, stats, fetch_bytes=fetch_bytes, timeout_s=10)
                 for frames, rejected in frames_of(cut, fetched, stats):
                     assert rejected == []

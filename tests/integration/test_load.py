@@ -184,7 +184,9 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
         raise MillraceError("no broker of dc1 answers: start one")
 
     storage, schema = open_storage(str(tmp_path)), {"type": "record", "name": "R", "fields": []}
-    source = Pinned.of(pin_first(Topic(storage, "Unread"), 1, schema), connect, {1: schema}.get).source
+    source = Pinned.from_schema(
+        pin_first(Topic(storage, "Unread"), 1, schema), connect, {1: schema}.get
+    ).source
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
     tasks = [
         CutTask(

@@ -60,7 +60,7 @@ class MillraceJobOperator(BaseOperator):
         self._is_stopped = False
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        """Return the command's options from the parameters; ConfigError for a mistake in one."""
+        """Return the command's options from the parameters. Raise ConfigError for a mistake in one."""
         return {}
 
     def named_topics(self) -> Sequence[str]:
@@ -79,7 +79,7 @@ class MillraceJobOperator(BaseOperator):
         return result
 
     def is_final(self, printed: Any) -> bool:
-        """True if a command that failed with this output would fail again, however often it is run."""
+        """Return True if a command that failed with this output would fail again, however often it is run."""
         return False
 
     def execute(self, context: Context) -> Any:
@@ -104,7 +104,9 @@ class MillraceJobOperator(BaseOperator):
         return self._complete(job, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Continue after the trigger: repeat the job's log here, then return its result or raise an error."""
+        """Continue after the trigger: repeat the job's log here, then return its result or raise
+        an error.
+        """
         job = Job(Path(event["directory"]))
         if event.get("lost"):
             raise AirflowFailException(f"the triggerer cannot see {_given_up(job)}")

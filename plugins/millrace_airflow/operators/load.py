@@ -94,7 +94,9 @@ class LoadTopicOperator(SparkJobOperator):
         return word == "true"
 
     def is_final(self, printed: Any) -> bool:
-        """True when records set aside are the only failure: their load exists, and a retry would find it."""
+        """Return True when records set aside are the only failure: their load exists, and a retry would find
+        it.
+        """
         if self._accepts_rejected() or not isinstance(printed, list):
             return False
         return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)

@@ -107,7 +107,7 @@ class PublishOperator(MillraceJobOperator):
 
 
 def _hours(answer: Mapping[str, Any]) -> list[str]:
-    """The hours that a publication changed, without the one of rows that have no time."""
+    """Return the hours that a publication changed, without the one of rows that have no time."""
     hours = {change["hour"] for change in answer["changes"]} - {UNFILED}
     for run in (change for change in answer["changes"] if change["last"]):  # of empty hours
         first, last = (datetime.fromisoformat(run[end]) for end in ("hour", "last"))

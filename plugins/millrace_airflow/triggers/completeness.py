@@ -121,7 +121,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """Return the audit's line on a proved hour; empty if the hour is unproved or no auditor answers."""
+        """Return the audit's line on a proved hour, or empty if the hour is unproved or no auditor answers."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         decision = await _asked(auditor, self.topic, start, start + HOUR, never, None)

@@ -32,8 +32,8 @@ def topics_to_load(
 ) -> tuple[list[str], list[str]]:
     """Return the named and the matching topics, and the matching ones without a registered schema.
 
-    MillraceError when there is nothing to load. A named topic that does not exist is left to the job, unless
-    it is the only one: others may be loaded.
+    Raise MillraceError when there is nothing to load. A named topic that does not exist is left to the job,
+    unless it is the only one: others may be loaded.
     """
     matched = _matched(bootstrap, named, matching)
     from millrace.client.cluster_client import ClusterClient
@@ -70,7 +70,7 @@ def topics_to_load(
 
 
 def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
-    """Return matching topics that are not named; MillraceError if no matching or named topic exists."""
+    """Return matching topics that are not named. Raise MillraceError if no matching or named topic exists."""
     from millrace.client.cluster_client import ClusterClient
 
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
@@ -93,7 +93,7 @@ def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
 
 
 def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
-    """True if none of the topics has a table in a local warehouse."""
+    """Return True if none of the topics has a table in a local warehouse."""
     return warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics)
 
 

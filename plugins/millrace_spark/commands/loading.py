@@ -60,7 +60,7 @@ def _check_limits(request: Load) -> None:
     from millrace_warehouse.load.rejections import RejectedLimits  # imports pyarrow: not for --help
 
     for topic in request.topics:
-        if limit := request.of(topic).max_rejected:
+        if limit := request.for_topic(topic).max_rejected:
             RejectedLimits.parse(limit)
 
 
@@ -87,7 +87,7 @@ def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
     set_aside = [
         f"{_by_kind(result)} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
         for result in answer
-        if result.get("rejected") and not request.of(result["topic"]).accept_rejected
+        if result.get("rejected") and not request.for_topic(result["topic"]).accept_rejected
     ]
     if set_aside:
         reasons.append(

@@ -86,7 +86,9 @@ class SentJob:
 def submit(
     job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, conf: Mapping[str, str]
 ) -> Any:
-    """Like `submit.submit`, with the driver on the cluster; wait for the run's driver if there is one."""
+    """Run like `submit.submit`, with the driver on the cluster; wait for the run's driver if there is
+    one.
+    """
     if not master.startswith("spark://"):
         raise ConfigError(
             f"{DEPLOY_MODE}=cluster is for --master spark://HOST:PORT, not for {master}: leave it out,"
@@ -124,7 +126,7 @@ class _DriverRun:
         return None
 
     def begin(self, conf: Mapping[str, str]) -> Driver:
-        """Submit a driver and record it; MillraceError if another command of this run was first."""
+        """Submit a driver and record it. Raise MillraceError if another command of this run was first."""
         _sweep(self._storage)
         attempt = uuid.uuid4().hex[:12]
         sent = SentJob(settings=self._settings, conf=conf, answer=f"{self._folder}/{attempt}.json")

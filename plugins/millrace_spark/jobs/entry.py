@@ -129,7 +129,7 @@ def said(error: Exception) -> str:
 
 
 def jvm_has_ended() -> bool:
-    """True when the driver's JVM no longer listens for its Python process: then every call fails."""
+    """Return True when the driver's JVM no longer listens for its Python process: then every call fails."""
     if (gateway := SparkContext._gateway) is None:
         return False
     parameters = gateway.gateway_parameters

@@ -76,7 +76,7 @@ class ExecutorWatch:
                 )
 
     def _look(self) -> tuple[bool, bool]:
-        """True if the context or tasks wait for executors; and True if there are executors."""
+        """Return True if the context or tasks wait for executors; and True if there are executors."""
         if (context := self.context) is None:
             return True, False
         try:

@@ -67,7 +67,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
         if len(request.topics) > 1:
             spark.setLocalProperty("spark.scheduler.pool", topic)
         folder = Topic(storage, topic)
-        result = _load(spark, request.of(topic), folder)
+        result = _load(spark, request.for_topic(topic), folder)
         notes = [*result.notes, *_other_subjects(folder, request, result), *_unpublished(folder, result)]
         return dataclasses.replace(result, notes=notes)
     except MillraceError as error:
@@ -95,7 +95,7 @@ def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
 def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
     """Return a note when the auditor does not answer: loads do not wait for it.
 
-    Raises MillraceError when the auditor has counted a load that the topic's folder does not have.
+    Raise MillraceError when the auditor has counted a load that the topic's folder does not have.
     """
     try:
         counted = newest_counted(url, topic.name) if url else None
@@ -141,7 +141,7 @@ def _unpublished(topic: Topic, result: LoadResult) -> list[str]:
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
-    """Re-load the loads of some hours, or the named loads; MillraceError when there is no such load."""
+    """Re-load the loads of some hours, or the named loads. Raise MillraceError when there is no such load."""
     topic = Topic(open_storage(request.warehouse), request.topic)
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
@@ -194,4 +194,4 @@ def _pin(
                 f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
             ) from None
         table_schema = pin_first(topic, latest.schema_id, latest.schema)
-    return Pinned.of(table_schema, connect, registry.find_schema)
+    return Pinned.from_schema(table_schema, connect, registry.find_schema)

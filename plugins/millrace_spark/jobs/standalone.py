@@ -80,7 +80,7 @@ class Master:
         return str(answer["submissionId"])
 
     def state(self, driver: str) -> DriverState:
-        """Return a driver's state. MillraceError when no active master answers."""
+        """Return a driver's state. Raise MillraceError when no active master answers."""
         answer = self._ask("GET", f"status/{driver}")
         return DriverState(answer.get("driverState") or "UNKNOWN", answer.get("workerHostPort") or "")
 

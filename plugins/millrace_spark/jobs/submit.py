@@ -154,12 +154,12 @@ def _property(key: str, value: str) -> str:
 
 
 def _on_this_machine(master: str) -> bool:
-    """True for a local master and for a cluster that listens on the loopback address."""
+    """Return True for a local master and for a cluster that listens on the loopback address."""
     return master.startswith("local") or urllib.parse.urlparse(master).hostname in ("127.0.0.1", "localhost")
 
 
 def _split(archive: str) -> tuple[str, str]:
-    """Split FILE#NAME into file and name; ConfigError when it is not of that form."""
+    """Split FILE#NAME into file and name. Raise ConfigError when it is not of that form."""
     path, _, name = archive.partition("#")
     if not path or not name or "/" in name or "," in archive:
         raise ConfigError(
@@ -169,7 +169,10 @@ def _split(archive: str) -> tuple[str, str]:
 
 
 def _absolute(path: str) -> str:
-    """Return a local file's absolute path, other URIs unchanged; ConfigError when there is no such file."""
+    """Return a local file's absolute path, other URIs unchanged.
+
+    Raise ConfigError when there is no such file.
+    """
     if urllib.parse.urlparse(path).scheme:
         return path
     if not Path(path).is_file():

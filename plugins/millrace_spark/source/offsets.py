@@ -28,7 +28,7 @@ def subscribed(
 ) -> dict[str, TopicMetadata]:
     """Return the subscribed topics as they are now, each with the partitions to read.
 
-    MillraceError for a missing topic, unless it may be left out.
+    Raise MillraceError for a missing topic, unless it may be left out.
     """
     topics: dict[str, TopicMetadata] = {}
     if subscription.pattern is not None:
@@ -58,7 +58,7 @@ def _assigned(topic: TopicMetadata, partitions: Iterable[int]) -> TopicMetadata:
 
 
 def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
-    """Return a batch's ranges as numbers that will not change; MillraceError if that is impossible."""
+    """Return a batch's ranges as numbers that will not change. Raise MillraceError if that is impossible."""
     starting, ending = options.starting or Position(EARLIEST), options.ending or Position(LATEST)
     byte_positions = has_byte_positions(client)
     ranges: list[Range] = []
@@ -96,7 +96,9 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
 def resolve(
     client: ClusterClient, position: Position, topic: str, partitions: Iterable[int], *, strict: bool
 ) -> dict[int, int]:
-    """Partition -> the offset of a position; with `strict`, a time after every record is an error."""
+    """Map each partition to the offset of a position; with `strict`, a time after every record is
+    an error.
+    """
     wanted = position.of_topic(topic, tuple(partitions))
     offsets: dict[int, int] = {}
     for value in sorted(set(wanted.values())):

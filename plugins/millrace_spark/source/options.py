@@ -85,7 +85,10 @@ class Position:
         return {offset for offsets in self.value.values() for offset in offsets.values()}
 
     def of_topic(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
-        """Partition -> its value; MillraceError unless exactly these partitions are named."""
+        """Map each partition to its value.
+
+        Raise MillraceError unless exactly these partitions are named.
+        """
         if isinstance(self.value, int):
             return dict.fromkeys(partitions, self.value)
         values = self.value.get(topic, {})

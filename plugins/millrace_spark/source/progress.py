@@ -47,7 +47,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
-        """Read the values that `to_json` returned, or nothing; MillraceError for other values."""
+        """Read the values that `to_json` returned, or nothing. Raise MillraceError for other values."""
         if not values:
             return cls()
         try:
@@ -64,12 +64,14 @@ class Progress:
             ) from None
 
     def has_read(self, partition: TopicPartition, topic_ids: Mapping[str, UUID]) -> bool:
-        """True if the partition was read; False if its topic was recreated and so has another id now."""
+        """Return True if the partition was read; False if its topic was recreated and so has
+        another id now.
+        """
         topic = partition[0]
         return partition in self.offsets and self.topic_ids.get(topic) == topic_ids.get(topic)
 
     def start_of(self, partition: TopicPartition, before: Progress) -> int:
-        """Offset where the micro-batch that ends here began to read a partition."""
+        """Return the offset where the micro-batch that ends here began to read a partition."""
         if before.has_read(partition, self.topic_ids):
             return before.offsets[partition]
         if partition not in self.begun_at:

@@ -88,7 +88,7 @@ class RowReader:
         return pa.schema([*schema, *CORRUPT_FIELDS])
 
     def read(self, cut: Cut) -> Iterator[pa.RecordBatch]:
-        stats, lost_ok = RangeStats.of(cut), not self.options.fail_on_data_loss
+        stats, lost_ok = RangeStats.for_cut(cut), not self.options.fail_on_data_loss
         with ClusterClient(self.options.bootstrap, security=self.options.security) as client:
             for batch in self._batches(cut, read_cut(client, cut, stats, lost_ok=lost_ok), stats):
                 self._check_loss(cut, stats)

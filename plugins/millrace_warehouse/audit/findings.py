@@ -62,7 +62,10 @@ def write(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem])
 
 
 def read(topic: layout.Topic) -> Findings | None:
-    """Return the findings kept; None before the first problem. MillraceError when they were cut or edited."""
+    """Return the findings kept, or None before the first problem.
+
+    Raise MillraceError when they were cut or edited.
+    """
     return layout.find(topic.storage, Findings, layout.verified_path(topic.name))
 
 

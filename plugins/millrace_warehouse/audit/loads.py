@@ -61,7 +61,7 @@ class Loads:
     def news(self) -> Iterator[LoadManifest]:
         """Yield what must be reported, in order; ask for the next manifest once one is reported.
 
-        Raises MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
+        Raise MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
         self._forget_lost()
         yield from self._to_complete()
@@ -77,7 +77,9 @@ class Loads:
         self._editions = {load: editions[-1] for load, editions in reported_editions.items()}
 
     def _to_complete(self) -> Iterator[LoadManifest]:
-        """Yield, once, all editions that an earlier version reported without rows and rejected messages."""
+        """Yield, once, all editions that an earlier version reported without rows and rejected
+        messages.
+        """
         path = layout.audited_rows_path(self._topic.name)
         if not self._is_whole:
             for load, edition in sorted(self._reported):
@@ -102,7 +104,7 @@ class Loads:
         self._listed = numbers[-1] if numbers else 0
 
     def _is_present(self, numbers: Sequence[int]) -> bool:
-        """True if the newest reported load is in the folder, given the numbers from it on."""
+        """Return True if the newest reported load is in the folder, given the numbers from it on."""
         load = self._newest
         if load not in numbers:
             return False
@@ -129,7 +131,9 @@ class Loads:
         return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
-        """Hours in which a table lacks reported rows; None while the table has rows not reported yet."""
+        """Return the hours in which a table lacks reported rows; None while the table has rows not reported
+        yet.
+        """
         editions = {int(load): edition for load, edition in published.editions.items()}
         if published.load > self._newest or not {*editions.items()} <= self._reported:
             return None
@@ -156,7 +160,7 @@ class Loads:
         return counts
 
     def erased_by_hour(self) -> dict[str, SequenceCounts]:
-        """Erased sequences of the reported loads, by hour: a published table need not have them.
+        """Return the erased sequences of the reported loads, by hour: a published table need not have them.
 
         Reads each manifest once, and none while nothing was ever erased.
         """

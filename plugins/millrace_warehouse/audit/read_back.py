@@ -46,7 +46,10 @@ class ReadBack:
 
 
 def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
-    """Count the files of a load; MillraceError when the storage does not answer, or they go meanwhile."""
+    """Count the files of a load.
+
+    Raise MillraceError when the storage does not answer, or they go meanwhile.
+    """
     topic, bad = Topic(storage, manifest.topic), list[str]()
     folder = rows_folder(topic.name, manifest.load, manifest.attempt)
     there = {f"{folder}/{found.path}" for found in storage.files(folder)}

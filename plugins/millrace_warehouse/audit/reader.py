@@ -80,7 +80,7 @@ class WarehouseNumbers(TierNumbers):
 
 
 class WarehouseReader(TierReader):
-    """Counts one warehouse until `stop` is set. Raises MillraceError when it cannot start."""
+    """Counts one warehouse until `stop` is set. Raise MillraceError when it cannot start."""
 
     _numbers: WarehouseNumbers
 

@@ -64,7 +64,7 @@ class PublishedTable:
     def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
         """Yield the hours to report, ascending; ask for the next hour once one is reported.
 
-        MillraceError when the table is not that of its publication, or cannot be read.
+        Raise MillraceError when the table is not that of its publication, or cannot be read.
         """
         table = find_table(catalog, self._topic.name)
         snapshot = table.current_snapshot() if table is not None else None
@@ -172,7 +172,7 @@ def _tasks_by_hour(table: Table) -> dict[str, list[FileScanTask]]:
 
 
 def _digest(tasks: list[FileScanTask], erased: SequenceCounts | None) -> str:
-    """Digest of an hour's files, of its delete files, and of its number of erased sequences."""
+    """Return the digest of an hour's files, of its delete files, and of its number of erased sequences."""
     files = [(t.file.file_path, t.file.file_size_in_bytes, t.file.record_count) for t in tasks]
     deletes = {(d.file_path, d.file_size_in_bytes, d.record_count) for t in tasks for d in t.delete_files}
     named = json.dumps([sorted(files), sorted(deletes), *([erased.total] if erased else [])]).encode()

@@ -48,7 +48,7 @@ class HttpAuditor:
 def newest_counted(url: str, topic: str) -> NewestLoad | None:
     """Return the newest load of a topic that the auditor at a URL has counted.
 
-    MillraceError when no auditor answers there.
+    Raise MillraceError when no auditor answers there.
     """
     now = datetime.now(UTC)
     return completeness(url, topic, now - timedelta(hours=1), now).newest_load
@@ -72,7 +72,7 @@ def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
-    """Return the reason why the answer proves nothing about the present rows; None without such a reason."""
+    """Return the reason why the answer proves nothing about the present rows, or None without such a reason."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"
     if answer.applied_at is None or now - answer.applied_at > STALE_AFTER:

@@ -11,7 +11,10 @@ from millrace_warehouse.history.hours import UNFILED
 
 
 def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
-    """Return the hours that --hour, or --from and --to, name; ConfigError when neither or both are given."""
+    """Return the hours that --hour, or --from and --to, name.
+
+    Raise ConfigError when neither or both are given.
+    """
     if (hours and (start or end)) or (not hours and not (start and end)):
         raise ConfigError("give either --hour, as often as needed, or --from and --to")
     if start and end:

@@ -37,7 +37,7 @@ def publish(request: Publish, output: Output) -> None:
         )
     if request.unasked and (request.proven or request.unproven_after_s is not None):
         raise ConfigError("--proven and --unproven-after go by the auditor's verdict: leave out --unasked")
-    from millrace_warehouse.commands.run import publish_one
+    from millrace_warehouse.commands.execute import publish_one
 
     _each_topic(request, output, "publish", partial(publish_one, request), _show_publications)
 
@@ -51,7 +51,7 @@ def compact(request: Compact, output: Output) -> None:
 
     Example: millrace compact PageView --warehouse /data/warehouse
     """
-    from millrace_warehouse.commands.run import compact_one
+    from millrace_warehouse.commands.execute import compact_one
 
     _each_topic(request, output, "compact", partial(compact_one, request), _show_compacted)
 
@@ -62,7 +62,7 @@ def tables(request: Tables, output: Output) -> None:
 
     Example: millrace tables PageView --warehouse /data/warehouse
     """
-    from millrace_warehouse.commands.run import describe_one
+    from millrace_warehouse.commands.execute import describe_one
 
     _each_topic(request, output, "tables", partial(describe_one, request), _show_tables)
 

@@ -49,7 +49,7 @@ SUCCESS = "millrace_job_success_seconds"
 
 
 def write_metrics(folder: Path, command: str, answer: Mapping[str, Any], now: float) -> None:
-    """Replace the file of a command and a topic; MillraceError when the folder cannot be written."""
+    """Replace the file of a command and a topic. Raise MillraceError when the folder cannot be written."""
     registry = EscapingRegistry()
     topic = answer["topic"]
     Gauge(

@@ -23,10 +23,10 @@ def expire(request: Expire, output: Output) -> None:
 
     Example: millrace expire PageView --warehouse /data/warehouse --older-than 30d
     """
-    from millrace_warehouse.commands import run
+    from millrace_warehouse.commands import execute
 
     with steps("expire", lambda _: None) as progress:
-        answer = asdict(run.expire(request, progress))
+        answer = asdict(execute.expire(request, progress))
     output.print(answer, partial(_show_expired, "would delete" if request.dry_run else "deleted"))
 
 
@@ -49,12 +49,12 @@ def promote(request: Promote, output: Output) -> None:
     """
     if not request.history and not (request.registry and request.reason):
         raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
-    from millrace_warehouse.commands import run
+    from millrace_warehouse.commands import execute
 
     if request.history:
-        output.print([asdict(record) for record in run.schema_history(request)], _show_history)
+        output.print([asdict(record) for record in execute.schema_history(request)], _show_history)
     else:
-        output.print(asdict(run.promote(request)), _show_promotion)
+        output.print(asdict(execute.promote(request)), _show_promotion)
 
 
 def _show_promotion(result: Mapping[str, Any]) -> None:
@@ -88,10 +88,10 @@ def verify(request: Verify, output: Output) -> None:
 
     Example: millrace verify /data/warehouse --topic PageView
     """
-    from millrace_warehouse.commands import run
+    from millrace_warehouse.commands import execute
 
     with steps("verify", lambda _: None) as progress:
-        topics = [asdict(report) for report in run.verify(request, progress)]
+        topics = [asdict(report) for report in execute.verify(request, progress)]
     problems = [problem for topic in topics for problem in topic["problems"]]
     output.print({"ok": not problems, "topics": topics}, _show_topics)
     if problems:
@@ -118,10 +118,10 @@ def erase(request: Erase, output: Output) -> None:
     """
     if not (request.where or request.id):
         raise ConfigError("give --where and --reason, or the --id of an erasure to go on with")
-    from millrace_warehouse.commands import run
+    from millrace_warehouse.commands import execute
 
     with steps("erase", lambda _: None) as progress:
-        answer = run.erase(request, progress)
+        answer = execute.erase(request, progress)
     output.print(answer, _show_erased)
 
 

@@ -126,7 +126,9 @@ class _Matches:
 def erase_topic(
     context: Context, request: Erase, auditor: Auditor, in_force_until: Callable[[], str | None]
 ) -> EraseResult:
-    """Take out every row of a topic that the condition matches; MillraceError when that cannot be done.
+    """Take out every row of a topic that the condition matches.
+
+    Raise MillraceError when that cannot be done.
 
     `in_force_until` is called once, when the erasure is recorded.
     """

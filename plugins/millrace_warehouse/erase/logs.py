@@ -37,7 +37,7 @@ class LogHolds:
 
 
 def ask_logs(topic: layout.Topic, addresses: Sequence[str]) -> list[LogHolds]:
-    """Ask each cluster what its log holds; MillraceError when a cluster does not answer."""
+    """Ask each cluster what its log holds. Raise MillraceError when a cluster does not answer."""
     return [_ask(topic, address) for address in addresses]
 
 
@@ -84,7 +84,8 @@ def _is_there(load: LoadManifest, first: dict[int, int]) -> bool:
 
 
 def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str | None:
-    """Time from which no log holds its present records; None if a log keeps them for ever, or none was asked.
+    """Return the time from which no log holds its present records; None if a log keeps them for ever, or none
+    was asked.
 
     A mirror may copy a record just before it expires, so the times of all clusters add up.
     """
@@ -100,7 +101,7 @@ def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str
 
 
 def origins(topic: layout.Topic) -> Iterator[str]:
-    """The clusters that the newest load's partitions are mirrored from."""
+    """Yield the clusters that the newest load's partitions are mirrored from."""
     newest = layout.newest_load(topic)
     if newest is not None:
         yield from sorted({part.origin.cluster for part in newest.partitions if part.origin is not None})

@@ -82,7 +82,7 @@ def _may_go(path: str) -> bool:
 
 
 def _files(topic: layout.Topic) -> Iterator[tuple[str, Listed]]:
-    """Every file that may hold values, by its path from the topic's folder."""
+    """Yield every file that may hold values, by its path from the topic's folder."""
     for folder in ("rows", "compacted", "table/metadata"):
         yield from topic.files(folder).items()
 
@@ -100,7 +100,9 @@ def _replaced(topic: layout.Topic) -> Iterator[str]:
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
-    """Files that a snapshot names, or named in a version of the table's metadata that is still kept."""
+    """Return the files that a snapshot names, or named in a version of the table's metadata that is still
+    kept.
+    """
     named = contents.named_files(table, topic)
     for entry in table.metadata.metadata_log:
         try:
@@ -174,7 +176,9 @@ def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> 
 
 
 def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
-    """Files of lost attempts that may still run, and snapshots that other branches and tags keep."""
+    """Yield the files of lost attempts that may still run, and snapshots that other branches and
+    tags keep.
+    """
     known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(topic):
@@ -193,7 +197,7 @@ def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
 
 
 def _known_rows(topic: layout.Topic) -> set[str]:
-    """The files of the newest edition of every load."""
+    """Return the files of the newest edition of every load."""
     known: set[str] = set()
     for manifest in _newest_manifests(topic):
         beside = [manifest.entries] if manifest.entries is not None else []
@@ -209,7 +213,7 @@ def _newest_manifests(topic: layout.Topic) -> Iterator[LoadManifest]:
 
 
 def rejected_left(topic: layout.Topic) -> Iterator[Left]:
-    """Messages without rows whose bytes and keys are there: it is not known whether they match."""
+    """Yield the messages without rows whose bytes and keys are there: it is not known whether they match."""
     takers = taking_bytes(topic)
     whole = [each for each in _newest_manifests(topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}

@@ -46,7 +46,7 @@ class Rows:
 
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
-        """The table and its newest publication; MillraceError when the table was changed since."""
+        """The table and its newest publication. Raise MillraceError when the table was changed since."""
         return published_table(self._context.catalog, self._topic)
 
     @cached_property
@@ -55,7 +55,7 @@ class Rows:
         return head_files(table) if table is not None else {}
 
     def are_own(self, manifest: LoadManifest, hour: str) -> bool:
-        """True when all of the load's own files of that hour exist."""
+        """Return True when all of the load's own files of that hour exist."""
         if self._are_listed(manifest, hour):
             return True
         _, publication = self.published
@@ -68,7 +68,7 @@ class Rows:
         return all(self._sizes.get(f.path) == f.bytes for f in manifest.files if f.hour == hour)
 
     def schema(self, manifest: LoadManifest) -> int:
-        """The number of the schema record that fits all of a load's rows, wherever they are."""
+        """Return the number of the schema record that fits all of a load's rows, wherever they are."""
         _, publication = self.published
         if publication is None or all(self.are_own(manifest, hour) for hour in manifest.rows_by_hour()):
             return manifest.schema
@@ -79,7 +79,7 @@ class Rows:
     ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
         """Yield every row of a load in an hour, with the schema of its file; all columns, or those named.
 
-        MillraceError when a file is missing or was changed, or when the number of rows differs from the
+        Raise MillraceError when a file is missing or was changed, or when the number of rows differs from the
         load's.
         """
         rows = 0

@@ -86,7 +86,10 @@ class Condition:
         return [(leaf.term.name.split("."), leaf) for leaf in _predicates(self._expression)]
 
     def check(self, schemas: Sequence[Schema]) -> list[str]:
-        """Columns that some schemas lack; ConfigError if all lack one, or a value does not fit its type."""
+        """Return the columns that some schemas lack.
+
+        Raise ConfigError if all lack one, or a value does not fit its type.
+        """
         missing: list[str] = []
         for path, leaf in self._leaves:
             name = ".".join(path)
@@ -101,7 +104,7 @@ class Condition:
         return list(dict.fromkeys(missing))
 
     def mask(self, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-        """True for each row that matches. `rows` must have each of `columns` that the schema has."""
+        """Return True for each row that matches. `rows` must have each of `columns` that the schema has."""
         return _evaluated(self._expression, rows, schema).fill_null(False)
 
 
@@ -118,7 +121,9 @@ def _predicates(expression: Any) -> Iterator[Any]:
 
 
 def _type_at(schema: Schema, path: Sequence[str]) -> Any:
-    """The type of a column, or of a field inside one; None when the schema has no column of that name."""
+    """Return the type of a column, or of a field inside one; None when the schema has no column of
+    that name.
+    """
     type_: Any = schema.as_struct()
     for name in path:
         if not isinstance(type_, iceberg.StructType):
@@ -148,7 +153,10 @@ def _literals(leaf: Any) -> Sequence[Any]:
 
 
 def _value(literal: Literal[Any], type_: Any, name: str) -> Any:
-    """Return the literal in the column's type, `inf` or `-inf` beyond it; ConfigError if it does not fit."""
+    """Return the literal in the column's type, `inf` or `-inf` beyond it.
+
+    Raise ConfigError if it does not fit.
+    """
     number = isinstance(literal, LongLiteral | DecimalLiteral)
     fits = (
         (number and isinstance(type_, (*_WHOLE, *_REAL)))

@@ -30,7 +30,7 @@ _SNAPSHOT = 1
 
 
 def partition_spec(schema: Schema) -> PartitionSpec:
-    """The partitions of every table: the hour of `_time`, null for UNFILED rows."""
+    """Return the partitions of every table: the hour of `_time`, null for UNFILED rows."""
     source = schema.find_field(TIME.name).field_id
     return PartitionSpec(
         PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)

@@ -42,7 +42,7 @@ class Erasure:
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
-        """True while a load may still read rows that were erased."""
+        """Return True while a load may still read rows that were erased."""
         return self.in_force_until is None or at < self.in_force_until
 
 
@@ -80,7 +80,7 @@ class Erasing:
 
 
 def _path(topic: str, id_: str, ending: str) -> str:
-    return f"{Folder.ERASURES.of(topic)}/{id_}{ending}"
+    return f"{Folder.ERASURES.path(topic)}/{id_}{ending}"
 
 
 def condition_path(topic: str, id_: str) -> str:
@@ -93,7 +93,7 @@ def _ids(topic: Topic) -> list[str]:
 
 
 def recorded(topic: Topic) -> list[Erasure]:
-    """Return every erasure of a topic, the oldest first; MillraceError for one that was edited."""
+    """Return every erasure of a topic, the oldest first. Raise MillraceError for one that was edited."""
     found = [read_erasure(topic, id_) for id_ in _ids(topic)]
     return sorted(
         (erasure for erasure in found if erasure is not None), key=lambda one: (one.created, one.id)
@@ -110,7 +110,7 @@ def read_done(topic: Topic, id_: str) -> Done | None:
 
 
 def condition_of(topic: Topic, id_: str) -> str | None:
-    """An erasure's condition; None when it was deleted or never written."""
+    """Return an erasure's condition; None when it was deleted or never written."""
     try:
         return topic.storage.read(condition_path(topic.name, id_)).decode()
     except FileNotFoundError:
@@ -118,7 +118,10 @@ def condition_of(topic: Topic, id_: str) -> str | None:
 
 
 def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
-    """Create an erasure, or return the existing erasure with its id. MillraceError if the two differ."""
+    """Create an erasure, or return the existing erasure with its id.
+
+    Raise MillraceError if the two differ.
+    """
     id_, another_id = erasure.id, "choose another --id"
     # In this order: a reader that finds the record finds the condition.
     made = topic.storage.create(condition_path(topic.name, id_), where.encode())
@@ -140,8 +143,8 @@ def write_done(storage: Storage, done: Done) -> None:
 def to_apply(topic: Topic, at: str, *, again: bool = False) -> Sequence[Erasing]:
     """Return the erasures that a load must apply: those in force; with `again` (a re-load) all others, too.
 
-    MillraceError when the condition of an erasure in force is missing: a load without it would bring rows
-    back.
+    Raise MillraceError when the condition of an erasure in force is missing: a load without it would bring
+    rows back.
     """
     erasing = []
     for erasure in recorded(topic):
@@ -157,7 +160,7 @@ def to_apply(topic: Topic, at: str, *, again: bool = False) -> Sequence[Erasing]
 
 
 def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | None:
-    """Return the newest erasure with this condition that is in force or not done; None when there is none.
+    """Return the newest erasure with this condition that is in force or not done, or None when there is none.
 
     With `rejected` the erasure must also take the bytes of rejected records.
     """
@@ -170,7 +173,9 @@ def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | N
 
 
 def taking_bytes(topic: Topic) -> set[str]:
-    """Erasures that take the bytes of rejected records: an edition that lists one of them has none left."""
+    """Return the erasures that take the bytes of rejected records: an edition that lists one of them has none
+    left.
+    """
     return {erasure.id for erasure in recorded(topic) if erasure.rejected}
 
 
@@ -207,7 +212,7 @@ def _is_over(topic: Topic, id_: str) -> bool:
 
 
 def stale_reason(topic: Topic, manifest: LoadManifest) -> str | None:
-    """Return the reason why an edition must not be published; None when it may."""
+    """Return the reason why an edition must not be published, or None when it may."""
     id_ = missed_erasure(topic, manifest)
     return id_ and (
         f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure {id_} and"

@@ -63,7 +63,7 @@ def note_named_again(
 
 
 def expired_entries(topic: Topic) -> Iterator[Expired]:
-    """Yield every entry, by number. Raises MillraceError for an entry that was cut or edited."""
-    for number in numbers_in(topic.storage, Folder.EXPIRED.of(topic.name)):
+    """Yield every entry, by number. Raise MillraceError for an entry that was cut or edited."""
+    for number in numbers_in(topic.storage, Folder.EXPIRED.path(topic.name)):
         path = expired_path(topic.name, number)
         yield decode(Expired, topic.storage.read(path), path)

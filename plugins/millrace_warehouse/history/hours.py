@@ -32,17 +32,17 @@ def start_ms(hour: str) -> int:
 
 
 def number_of(hour: str) -> int:
-    """Number of any hour but UNFILED, counted from 1970."""
+    """Return the number of any hour but UNFILED, counted from 1970."""
     return int(start_of(hour).timestamp()) // 3600
 
 
 def partition_of(hour: str) -> int | None:
-    """The value of the table's partition: the hour's number; None for UNFILED."""
+    """Return the value of the table's partition: the hour's number; None for UNFILED."""
     return None if hour == UNFILED else number_of(hour)
 
 
 def hours_in(ranges: Iterable[Sequence[str]]) -> set[int]:
-    """The numbers of the hours in [first, last] ranges."""
+    """Return the numbers of the hours in [first, last] ranges."""
     return {number for first, last in ranges for number in range(number_of(first), number_of(last) + 1)}
 
 

@@ -72,7 +72,7 @@ def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
 
 
 def ids_by_name(type_: Schema | iceberg.IcebergType, path: str = "") -> dict[str, int]:
-    """The id of each column at any depth, by its whole name, as in `prices.value.currency`.
+    """Return the id of each column at any depth, by its whole name, as in `prices.value.currency`.
 
     pyiceberg's own index also has names without `.value` and `.element`, which may be names of other columns.
     """
@@ -161,7 +161,7 @@ def _with_ids(type_: iceberg.IcebergType, path: str, id_of: Callable[[str], int]
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """The schema of a Parquet file of the table, with the ids of its columns at any depth."""
+    """Return the schema of a Parquet file of the table, with the ids of its columns at any depth."""
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 

@@ -81,7 +81,7 @@ class Folder(StrEnum):
     TABLE = "table"
     HOURS = "hours"
 
-    def of(self, topic: str) -> str:
+    def path(self, topic: str) -> str:
         return f"{topic}/{self}"
 
 
@@ -96,15 +96,17 @@ class Topic:
         return self.name
 
     def names(self, folder: Folder) -> list[str]:
-        """Names in one of the topic's folders, ascending."""
-        return self.storage.names(folder.of(self.name))
+        """Return the names in one of the topic's folders, ascending."""
+        return self.storage.names(folder.path(self.name))
 
     def recorded(self, folder: Folder, after: str = "") -> list[str]:
-        """Names of a folder's manifests that the ledger lists, ascending; only those behind `after`."""
-        return self.storage.names(ledger_path(folder.of(self.name)), after=after)
+        """Return the names of a folder's manifests that the ledger lists, ascending; only those behind
+        `after`.
+        """
+        return self.storage.names(ledger_path(folder.path(self.name)), after=after)
 
     def files(self, folder: str) -> dict[str, Listed]:
-        """Existing files below a folder, by their paths from the topic's folder."""
+        """Return the existing files below a folder, by their paths from the topic's folder."""
         return {f"{folder}/{file.path}": file for file in self.storage.files(f"{self}/{folder}")}
 
 
@@ -123,13 +125,13 @@ def check_topic(topic: Topic) -> None:
 
 
 def load_path(topic: str, load: int) -> str:
-    return f"{Folder.LOADS.of(topic)}/{load:010d}.json"
+    return f"{Folder.LOADS.path(topic)}/{load:010d}.json"
 
 
 def edition_path(topic: str, load: int, edition: int) -> str:
     if edition == 1:
         return load_path(topic, load)
-    return f"{Folder.EDITIONS.of(topic)}/{load:010d}.{edition:04d}.json"
+    return f"{Folder.EDITIONS.path(topic)}/{load:010d}.{edition:04d}.json"
 
 
 def manifest_path(manifest: LoadManifest) -> str:
@@ -137,8 +139,10 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
-    """The folder that one attempt to make a load or an edition writes into; `attempted` reads its name."""
-    return f"{Folder.ROWS.of(topic)}/{load:010d}-{attempt}"
+    """Return the folder that one attempt to make a load or an edition writes into; `attempted` reads its
+    name.
+    """
+    return f"{Folder.ROWS.path(topic)}/{load:010d}-{attempt}"
 
 
 def attempted(name: str) -> tuple[int, int] | None:
@@ -148,41 +152,43 @@ def attempted(name: str) -> tuple[int, int] | None:
 
 
 def schema_path(topic: str, number: int) -> str:
-    return f"{Folder.SCHEMA.of(topic)}/{number:04d}.json"
+    return f"{Folder.SCHEMA.path(topic)}/{number:04d}.json"
 
 
 def publication_path(topic: str, number: int, attempt: str) -> str:
-    return f"{Folder.PUBLICATIONS.of(topic)}/{number:010d}-{attempt}.json"
+    return f"{Folder.PUBLICATIONS.path(topic)}/{number:010d}-{attempt}.json"
 
 
 def ledger_path(path: str) -> str:
-    """The path of a manifest's or record's ledger entry: `t/ledger/loads/0000000001.json` for `t/loads/…`."""
+    """Return the path of a manifest's or record's ledger entry: `t/ledger/loads/0000000001.json` for
+    `t/loads/…`.
+    """
     topic, _, inside = path.partition("/")
     return f"{topic}/ledger/{inside}"
 
 
 def audited_path(topic: str, load: int, edition: int) -> str:
-    return f"{Folder.AUDITED.of(topic)}/{load:010d}.{edition:04d}.json.gz"
+    return f"{Folder.AUDITED.path(topic)}/{load:010d}.{edition:04d}.json.gz"
 
 
 def audited_table_path(topic: str) -> str:
-    return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
+    return f"{Folder.AUDITED.path(topic)}/{AUDITED_TABLE}"
 
 
 def audited_rows_path(topic: str) -> str:
-    return f"{Folder.AUDITED.of(topic)}/{AUDITED_ROWS}"
+    return f"{Folder.AUDITED.path(topic)}/{AUDITED_ROWS}"
 
 
 def verified_path(topic: str) -> str:
-    return f"{Folder.AUDITED.of(topic)}/{VERIFIED}"
+    return f"{Folder.AUDITED.path(topic)}/{VERIFIED}"
 
 
 def expired_path(topic: str, number: int) -> str:
-    return f"{Folder.EXPIRED.of(topic)}/{number:010d}.json"
+    return f"{Folder.EXPIRED.path(topic)}/{number:010d}.json"
 
 
 def find(storage: Storage, cls: type[T], path: str) -> T | None:
-    """Return the dataclass that `encode` wrote at a path; None when nothing is there."""
+    """Return the dataclass that `encode` wrote at a path, or None when nothing is there."""
     try:
         return decode(cls, storage.read(path), path)
     except FileNotFoundError:
@@ -190,7 +196,7 @@ def find(storage: Storage, cls: type[T], path: str) -> T | None:
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:
-    """Return the manifest or record at a path; MillraceError when it is missing, broken or edited."""
+    """Return the manifest or record at a path. Raise MillraceError when it is missing, broken or edited."""
     try:
         content = storage.read(path)
     except FileNotFoundError:
@@ -202,15 +208,15 @@ def read_checked(storage: Storage, cls: type[M], path: str) -> M:
 
 
 def read_load(topic: Topic, load: int) -> LoadManifest:
-    """Return the first edition of a load; MillraceError when it is missing, broken or edited."""
+    """Return the first edition of a load. Raise MillraceError when it is missing, broken or edited."""
     return read_checked(topic.storage, LoadManifest, load_path(topic.name, load))
 
 
 def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
     """Return an edition of a load, after a check that it replaces the previous edition as that is stored now.
 
-    MillraceError when it replaces another manifest, because the load was recreated, or when one of them is
-    missing or edited.
+    Raise MillraceError when it replaces another manifest, because the load was recreated, or when one of them
+    is missing or edited.
     """
     path = edition_path(topic.name, load, edition)
     manifest = read_checked(topic.storage, LoadManifest, path)
@@ -223,19 +229,23 @@ def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
 
 
 def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) -> list[int]:
-    """Numbers above `after` that name files of a folder, ascending; gaps are not noticed."""
+    """Return the numbers above `after` that name files of a folder, ascending; gaps are not noticed."""
     names = storage.names(folder, after=f"{after:0{digits}d}.json" if after else "")
     numbered = map(re.compile(rf"(\d{{{digits},}})\.json").fullmatch, names)
     return sorted(int(match[1]) for match in numbered if match)
 
 
 def load_numbers(topic: Topic, after: int = 0) -> list[int]:
-    """Numbers of the loads above `after` that exist, ascending, by one listing; gaps are not noticed."""
-    return numbers_in(topic.storage, Folder.LOADS.of(topic.name), after)
+    """Return the numbers of the loads above `after` that exist, ascending, by one listing; gaps are not
+    noticed.
+    """
+    return numbers_in(topic.storage, Folder.LOADS.path(topic.name), after)
 
 
 def newest_load(topic: Topic) -> LoadManifest | None:
-    """Return the newest load, None before the first; MillraceError when a load since `_head` is missing.
+    """Return the newest load, None before the first.
+
+    Raise MillraceError when a load since `_head` is missing.
 
     Reading on from an earlier load would load the same offsets twice, or skip some for ever. Costs two
     listings from `_head` on, so it does not grow with history; `verify` finds older loads that are missing.
@@ -257,11 +267,14 @@ def remember_newest(storage: Storage, load: LoadManifest) -> None:
     """
     if load.load % HEAD_EVERY == 0:
         with suppress(MillraceError):
-            storage.put(f"{Folder.LOADS.of(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
+            storage.put(f"{Folder.LOADS.path(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
 
 
 def require_load(topic: Topic) -> LoadManifest:
-    """Return the newest load; MillraceError when there is none, or when a load since `_head` is missing."""
+    """Return the newest load.
+
+    Raise MillraceError when there is none, or when a load since `_head` is missing.
+    """
     newest = newest_load(topic)
     if newest is None:
         raise MillraceError(
@@ -274,7 +287,7 @@ def require_load(topic: Topic) -> LoadManifest:
 def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
     """Return the first editions of the loads above `after`, ascending, each checked against its predecessor.
 
-    MillraceError for the first that is missing, broken or edited, or does not continue its predecessor.
+    Raise MillraceError for the first that is missing, broken or edited, or does not continue its predecessor.
     """
     before = read_load(topic, after) if after else None
     recorded = _recorded_loads(topic, after)  # before the loads, as in `newest_load`
@@ -291,7 +304,8 @@ def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
 
 
 def unpublished_since(topic: Topic) -> LoadManifest | None:
-    """Return the first load that the newest publication has not considered; None when there is no such load.
+    """Return the first load that the newest publication has not considered, or None when there is no such
+    load.
 
     A publication that the table has lost since then counts: only the catalog knows, and a load does not ask
     it.
@@ -299,7 +313,7 @@ def unpublished_since(topic: Topic) -> LoadManifest | None:
     recorded = topic.recorded(Folder.PUBLICATIONS)
     through = 0
     if recorded:
-        path = f"{Folder.PUBLICATIONS.of(topic.name)}/{recorded[-1]}"
+        path = f"{Folder.PUBLICATIONS.path(topic.name)}/{recorded[-1]}"
         through = read_checked(topic.storage, Publication, path).loads.load
     newest = newest_load(topic)
     return read_load(topic, through + 1) if newest and newest.load > through else None
@@ -316,7 +330,8 @@ def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Public
 def editions_of(topic: Topic) -> dict[int, list[int]]:
     """Map each load to its editions after the first, ascending, by one listing; without loads that have none.
 
-    MillraceError when one is missing: going on without it would bring back the rows of the edition before.
+    Raise MillraceError when one is missing: going on without it would bring back the rows of the edition
+    before.
     """
     # In this order: an edition exists before its entry in the ledger.
     recorded = _edition_numbers(topic.recorded(Folder.EDITIONS))
@@ -331,7 +346,7 @@ def editions_of(topic: Topic) -> dict[int, list[int]]:
 
 
 def newest_editions(topic: Topic) -> dict[int, int]:
-    """Map each re-loaded load to its newest edition; MillraceError when an edition is missing."""
+    """Map each re-loaded load to its newest edition. Raise MillraceError when an edition is missing."""
     return {load: numbers[-1] for load, numbers in editions_of(topic).items()}
 
 
@@ -346,7 +361,7 @@ def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
 def _head(topic: Topic) -> int:
     """Return the number in `_head` if that load exists, else 0: a listing from it misses no newer load."""
     try:
-        text = topic.storage.read(f"{Folder.LOADS.of(topic.name)}/{HEAD}")
+        text = topic.storage.read(f"{Folder.LOADS.path(topic.name)}/{HEAD}")
         load = int(text) if text.isdigit() else 0
         topic.storage.read(load_path(topic.name, load), 0, 1)
     except FileNotFoundError:
@@ -355,7 +370,7 @@ def _head(topic: Topic) -> int:
 
 
 def _recorded_loads(topic: Topic, after: int) -> list[int]:
-    return numbers_in(topic.storage, ledger_path(Folder.LOADS.of(topic.name)), after)
+    return numbers_in(topic.storage, ledger_path(Folder.LOADS.path(topic.name)), after)
 
 
 def _gone(topic: str, load: int) -> MillraceError:

@@ -32,7 +32,10 @@ class LedgerEntry:
 
 
 def add_to_ledger(storage: Storage, path: str, manifest: Manifest) -> None:
-    """Write the entry of the manifest at a path, unless it exists; MillraceError if its hash differs."""
+    """Write the entry of the manifest at a path, unless it exists.
+
+    Raise MillraceError if its hash differs.
+    """
     entry = LedgerEntry(
         path=path,
         sha256=manifest.sha256,

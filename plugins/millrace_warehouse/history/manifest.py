@@ -260,14 +260,14 @@ class LoadManifest:
         return {partition.partition: partition.end for partition in self.partitions}
 
     def rows_by_hour(self) -> dict[str, int]:
-        """Rows by hour, `2015-05-17T10` -> rows; those without an hour under UNFILED."""
+        """Return the rows by hour, `2015-05-17T10` -> rows; those without an hour under UNFILED."""
         rows: dict[str, int] = {}
         for file in self.files:
             rows[file.hour] = rows.get(file.hour, 0) + file.rows
         return rows
 
     def covers(self, topic_id: str, ends: Mapping[int, int]) -> bool:
-        """True if every partition of that topic was read at least to its end in `ends`.
+        """Return True if every partition of that topic was read at least to its end in `ends`.
 
         Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
         with two offsets: an end may be either.
@@ -415,12 +415,14 @@ M = TypeVar("M", LoadManifest, Publication)
 
 
 def now() -> str:
-    """The time as manifests state it: UTC, ISO 8601, in ms."""
+    """Return the time as manifests state it: UTC, ISO 8601, in ms."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def content_hash(manifest: Manifest) -> str:
-    """SHA-256 of everything the manifest says but its own `sha256` and empty keys of later versions."""
+    """Return the SHA-256 of everything the manifest says but its own `sha256` and empty keys of later
+    versions.
+    """
     values = dataclasses.asdict(manifest)
     del values["sha256"]
     for name in _NOT_IN_THE_FIRST_FORM:  # a manifest from before these keys keeps its hash
@@ -438,17 +440,19 @@ def content_hash(manifest: Manifest) -> str:
 
 
 def sealed(manifest: M) -> M:
-    """The manifest with its own hash filled in: the last step before it is written."""
+    """Return the manifest with its own hash filled in: the last step before it is written."""
     return dataclasses.replace(manifest, sha256=content_hash(manifest))
 
 
 def encode(value: Any) -> bytes:
-    """Any dataclass of this file as JSON for people and programs."""
+    """Return any dataclass of this file as JSON for people and programs."""
     return (json.dumps(dataclasses.asdict(value), sort_keys=True, indent=1) + "\n").encode()
 
 
 def decode(cls: type[T], content: bytes, where: str) -> T:
-    """The dataclass that `encode` wrote, its hash unchecked; ManifestError names `where` and the key."""
+    """Return the dataclass that `encode` wrote, its hash unchecked; ManifestError names `where` and
+    the key.
+    """
     try:
         values = json.loads(content)
     except ValueError as error:

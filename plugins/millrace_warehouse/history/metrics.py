@@ -17,7 +17,8 @@ _INTEGERS = {"int": 4, "date": 4, "long": 8, "time": 8, "timestamp": 8, "timesta
 
 
 def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
-    """Metrics of a file's columns as JSON, some 100 bytes for each column: small enough for a task's result.
+    """Return the metrics of a file's columns as JSON, some 100 bytes for each column: small enough for a
+    task's result.
 
     `iceberg` is the schema that the file was written with, as a schema record has it. Every column has its
     size. Whole numbers, times, booleans and decimals outside other columns have counts and bounds, too.
@@ -72,7 +73,7 @@ def _ordered(raw: int | bool | bytes) -> int:
 
 
 def _bound(type_: str, value: int | None) -> str | None:
-    """The bound in Iceberg's single-value serialization, as hex."""
+    """Return the bound in Iceberg's single-value serialization, as hex."""
     if value is None:
         return None
     if type_ == "boolean":
@@ -83,7 +84,7 @@ def _bound(type_: str, value: int | None) -> str | None:
 
 
 def _leaves(fields: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, int]]:
-    """Path in Parquet and field id of every column that a file stores."""
+    """Yield the path in Parquet and field id of every column that a file stores."""
     for field in fields:
         yield from _leaf(f"{prefix}{field['name']}", field["id"], field["type"])
 

@@ -53,12 +53,14 @@ class Plan:
 
 
 def plan_path(topic: str, run_id: str) -> str:
-    """The path of a run's plan."""
-    return f"{Folder.PLANS.of(topic)}/{name_of_run(run_id)}.json"
+    """Return the path of a run's plan."""
+    return f"{Folder.PLANS.path(topic)}/{name_of_run(run_id)}.json"
 
 
 def name_of_run(run_id: str) -> str:
-    """A run's name in paths; a run id may hold any character (Airflow's hold colons and plus signs)."""
+    """Return a run's name in paths; a run id may hold any character (Airflow's hold colons and plus
+    signs).
+    """
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
         name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"

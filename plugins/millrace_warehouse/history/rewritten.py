@@ -32,7 +32,7 @@ class Rewritten:
 
 def rewritten_folder(topic: str, attempt: str) -> str:
     """Return the folder for the files that one attempt writes."""
-    return f"{Folder.COMPACTED.of(topic)}/{attempt}"
+    return f"{Folder.COMPACTED.path(topic)}/{attempt}"
 
 
 def write_list(topic: Topic, rewritten: Rewritten) -> None:
@@ -43,7 +43,7 @@ def write_list(topic: Topic, rewritten: Rewritten) -> None:
 
 
 def read_list(storage: Storage, folder: str) -> Rewritten | None:
-    """Return the list in an attempt's folder; None for another program's folder."""
+    """Return the list in an attempt's folder, or None for another program's folder."""
     return find(storage, Rewritten, f"{folder}/{LIST}")
 
 
@@ -55,9 +55,9 @@ class KnownFiles:
         self._folders: dict[str, dict[str, StoredFile]] = {}
 
     def stored(self, path: str) -> StoredFile | None:
-        """Return the proven size and hash of a file; None if no load, compaction or re-load wrote it.
+        """Return the proven size and hash of a file, or None if no load, compaction or re-load wrote it.
 
-        MillraceError when the manifest or list that proves it is missing or was edited.
+        Raise MillraceError when the manifest or list that proves it is missing or was edited.
         """
         folder = path.rpartition("/")[0]
         if folder not in self._folders:

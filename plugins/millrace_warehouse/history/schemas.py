@@ -77,7 +77,7 @@ class PromoteResult:
 
 
 def read_schema(topic: layout.Topic, number: int) -> TableSchema:
-    """Return one record; MillraceError when it is missing or cannot be read."""
+    """Return one record. Raise MillraceError when it is missing or cannot be read."""
     path = layout.schema_path(topic.name, number)
     try:
         table_schema = decode(TableSchema, topic.storage.read(path), path)
@@ -117,19 +117,23 @@ def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list
 
 
 def schema_numbers(topic: layout.Topic) -> list[int]:
-    return layout.numbers_in(topic.storage, layout.Folder.SCHEMA.of(topic.name), digits=4)
+    return layout.numbers_in(topic.storage, layout.Folder.SCHEMA.path(topic.name), digits=4)
 
 
 def all_schemas(topic: layout.Topic) -> list[TableSchema]:
-    """Every schema that the table has had, in order; MillraceError when one is missing or unreadable."""
+    """Return every schema that the table has had, in order.
+
+    Raise MillraceError when one is missing or unreadable.
+    """
     numbers = schema_numbers(topic)
     return [read_schema(topic, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
 def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
-    """Return the newest record, which the next load decodes with; None before the first one.
+    """Return the newest record, which the next load decodes with, or None before the first one.
 
-    MillraceError when record `used`, which a load names, is missing: no load falls back to an older schema.
+    Raise MillraceError when record `used`, which a load names, is missing: no load falls back to an older
+    schema.
     """
     newest = max([used, *schema_numbers(topic)])
     return read_schema(topic, newest) if newest else None
@@ -138,7 +142,7 @@ def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
 def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> TableSchema:
     """Pin the table's first schema: `schema`, or the schema that another run has pinned at the same moment.
 
-    MillraceError unless a new table may have the schema.
+    Raise MillraceError unless a new table may have the schema.
     """
     columns = iceberg_types.iceberg_schema(check_pinned(topic.name, schema_id, schema))
     table_schema = _create(topic, None, schema_id, columns, FIRST_REASON)
@@ -165,7 +169,7 @@ def _create(
 
 
 def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
-    """Return the registry's schema of a record; MillraceError when its columns are not the record's.
+    """Return the registry's schema of a record. Raise MillraceError when its columns are not the record's.
 
     Another registry may know another schema by the same id: its rows would not be the table's.
     """
@@ -208,7 +212,7 @@ def promote_registered(
 def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
     """Record that loads from now on decode with this schema, unless it is the table's schema already.
 
-    MillraceError when old messages or files could not be read with it, or when another promotion was
+    Raise MillraceError when old messages or files could not be read with it, or when another promotion was
     recorded at the same moment.
     """
     newest = layout.require_load(topic)
@@ -274,7 +278,10 @@ def history(topic: layout.Topic) -> list[HistoryEntry]:
 def check_promotion(
     topic: str, old: tuple[int, Mapping[str, Any]], new: tuple[int, Mapping[str, Any]]
 ) -> Record:
-    """Return the new table; MillraceError unless a table of schema `old` (id, schema) can become `new`."""
+    """Return the new table.
+
+    Raise MillraceError unless a table of schema `old` (id, schema) can become `new`.
+    """
     where = f"{topic} cannot be promoted from schema {old[0]} to {new[0]}"
     before = check_table_schema(old[1])
     try:
@@ -301,7 +308,7 @@ def check_promotion(
 
 
 def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
-    """Return the column whose change of type Iceberg refuses, with both types; empty when all are allowed."""
+    """Return the column whose change of type Iceberg refuses, with both types, or empty when all are allowed."""
     if old == new or _is_wider(old, new):
         return ""
     if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
@@ -320,14 +327,17 @@ def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str)
 
 
 def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
-    """True for a promotion that Iceberg's format allows; pyiceberg's `promote` also takes text for bytes."""
+    """Return True for a promotion that Iceberg's format allows; pyiceberg's `promote` also takes text for
+    bytes.
+    """
     if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
     return (type(old), type(new)) in _WIDER
 
 
 def _lost(old: Node, new: Node, path: str) -> str:
-    """Return the first change by which existing rows would lose a value, with advice; empty if there is none.
+    """Return the first change by which existing rows would lose a value, with advice, or empty if there is
+    none.
 
     A column is found by its name. So a renamed field is a different column, and so is a member of a union
     whose position changed. Expects types that `_not_promoted` accepts.
@@ -368,12 +378,14 @@ def _lost(old: Node, new: Node, path: str) -> str:
 
 
 def _names(node: Node) -> Sequence[str]:
-    """Names by which an earlier schema may know a type, its own first; an empty one if it has none."""
+    """Return the names by which an earlier schema may know a type, its own first; an empty one if it has
+    none.
+    """
     return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
 
 
 def _only(node: Node) -> Node:
-    """The type inside an optional type; any other type itself."""
+    """Return the type inside an optional type; any other type itself."""
     return node.members[0] if isinstance(node, Union) and node.is_optional and node.members else node
 
 
@@ -391,7 +403,9 @@ def _changes(old: Schema, new: Schema) -> list[str]:
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
-    """Fields that messages have and the table lacks, each with the newest writer schema that has it."""
+    """Return the fields that messages have and the table lacks, each with the newest writer schema that has
+    it.
+    """
     columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
     dropped: dict[str, int] = {}
     for schema_id in sorted(writer_ids):

@@ -33,7 +33,7 @@ def store(storage: Storage, path: str, content: BinaryIO) -> StoredFile:
 
 
 def read_stored(topic: Topic, file: StoredFile) -> bytes:
-    """Return a stored file's bytes; MillraceError when the file is missing or was changed."""
+    """Return a stored file's bytes. Raise MillraceError when the file is missing or was changed."""
     path = f"{topic}/{file.path}"
     try:
         content = topic.storage.read(path)
@@ -59,9 +59,10 @@ def store_sequences(
 
 
 def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    """Sequence numbers of each producer in a load, from its manifest or from the file that it names.
+    """Return the sequence numbers of each producer in a load, from its manifest or from the file that it
+    names.
 
-    MillraceError when that file is missing or was changed.
+    Raise MillraceError when that file is missing or was changed.
     """
     return _counts(storage, manifest, manifest.sequences, manifest.sequences_file)
 

@@ -32,7 +32,8 @@ def new_attempt(edition: int) -> str:
 def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress) -> LoadManifest | None:
     """Write a load's edition and create its manifest; None when another attempt has taken that number.
 
-    MillraceError when it cannot be written, or when the storage does not answer whether the manifest exists.
+    Raise MillraceError when it cannot be written, or when the storage does not answer whether the manifest
+    exists.
     """
     attempt = new_attempt(edition)
     try:

@@ -43,7 +43,7 @@ class HourFile:
 
 
 def hours_of(times: pa.Array) -> Hours:
-    """The hour of each `_time`, counted from 1970; -1 for null."""
+    """Return the hour of each `_time`, counted from 1970; -1 for null."""
     micros = times.view(pa.int64())
     return np.asarray((micros.fill_null(-1) if micros.null_count else micros).to_numpy()) // HOUR_US
 

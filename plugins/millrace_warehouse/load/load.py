@@ -1,9 +1,9 @@
 """One load: new messages of a topic, read once, accounted for, and committed by one exclusive create.
 
 A run first completes what a crash left undone, and freezes its end. Each attempt starts at the end of the
-newest load, writes and accounts for the rows (`range_writer`), and creates the manifest (`attempt`). When
-another driver was first, the run starts over from that driver's load. The module does not import Spark: the job
-passes a function that runs the tasks. A load asks no catalog, so loads continue while the catalog is down.
+newest load, writes and accounts for the rows (`range_writer`), and creates the manifest (`attempt`).
+If another driver was first, the run starts over from that driver's load. The module does not import Spark: the
+job passes a function that runs the tasks. A load asks no catalog, so loads continue while the catalog is down.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class LoadResult:
 
 
 def load_topic(run: LoadRun, name: str) -> LoadResult:
-    """Load up to the end in the run's plan, unless that is done already; MillraceError when it fails."""
+    """Load up to the end in the run's plan, unless that is done already.
+
+    Raise MillraceError when it fails.
+    """
     topic, client = layout.Topic(run.context.storage, name), run.context.client
     layout.check_topic(topic)
     metadata = _metadata(client, name)
@@ -157,7 +160,9 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
 
 
 def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
-    """Each partition's part in the newest load; nothing when the loads are of an earlier topic's log."""
+    """Return each partition's part in the newest load; nothing when the loads are of an earlier
+    topic's log.
+    """
     if newest is None or newest.topic_id != topic_id:
         return {}
     return {part.partition: part for part in newest.partitions}
@@ -238,7 +243,7 @@ def _reasons(storage: Storage, manifest: LoadManifest) -> list[str]:
 
 
 def _bytes_per_offset(newest: LoadManifest | None) -> float:
-    """Bytes per offset of an Apache Kafka topic, estimated from the newest load."""
+    """Return the bytes per offset of an Apache Kafka topic, estimated from the newest load."""
     read = [part for part in newest.partitions if part.bytes] if newest is not None else []
     offsets = sum(part.end - part.start for part in read)
     return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES

@@ -73,8 +73,13 @@ class Pinned:
     source: Source
 
     @classmethod
-    def of(cls, table_schema: TableSchema, connect: Callable[[], ClusterClient], lookup: Lookup) -> Pinned:
-        """Pin a schema record, for rows with its columns; MillraceError if the registry's schema differs."""
+    def from_schema(
+        cls, table_schema: TableSchema, connect: Callable[[], ClusterClient], lookup: Lookup
+    ) -> Pinned:
+        """Pin a schema record, for rows with its columns.
+
+        Raise MillraceError if the registry's schema differs.
+        """
         schema = avro_schema(table_schema, lookup)
         return cls(
             table_schema, Source(connect, lookup, schema, table_schema.arrow_schema, table_schema.iceberg)
@@ -167,12 +172,14 @@ def parts_to_load(
 def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
-    """Offsets [start, end) of a partition, whose first batch must begin at the byte position `base`."""
+    """Return the offsets [start, end) of a partition, whose first batch must begin at the byte position
+    `base`.
+    """
     return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 
 def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
-    """True if no record was in [start, first) of a log that now begins at `first`, by its first batch.
+    """Return True if no record was in [start, first) of a log that now begins at `first`, by its first batch.
 
     A mirrored partition closes every append with a control batch, which no reader sees until more data
     follows. Without this check a quiet partition would seem to have lost messages whenever it expires.
@@ -208,7 +215,8 @@ def write_ranges(
 ) -> LoadManifest:
     """Write the rows of the parts into the attempt's folder; return the completed draft, not sealed yet.
 
-    MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be missing.
+    Raise MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be
+    missing.
     """
     topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     # After the newest edition was looked up: an erasure that is recorded later takes this number away.
@@ -317,7 +325,7 @@ def _write(
 
 
 def check_stored(topic: Topic, folder: str, files: Sequence[StoredFile]) -> None:
-    """MillraceError unless the storage lists every file with the size that its task has stored.
+    """Raise MillraceError unless the storage lists every file with the size that its task has stored.
 
     Other files in the folder come from tasks that ran twice; they are never read. Tasks hash the bytes on
     their way in, and `verify` hashes them later: the driver does not read them.
@@ -362,13 +370,13 @@ def _account(context: LoadContext, part: LoadedPart, cuts: Sequence[RangeStats])
 
 
 def _epoch_at(stats: RangeStats) -> int | None:
-    """Return the epoch of the batch that ends where a range does; None without such a batch or epoch."""
+    """Return the epoch of the batch that ends where a range does, or None without such a batch or epoch."""
     cursor = stats.cursor
     return cursor.epoch if cursor and cursor.next_offset == stats.last and cursor.epoch >= 0 else None
 
 
 def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[PartitionRange]) -> None:
-    """MillraceError for offsets that have neither a batch nor a reason to be missing.
+    """Raise MillraceError for offsets that have neither a batch nor a reason to be missing.
 
     Retention is a reason; so is compaction, if the topic is a compacted one of an Apache Kafka cluster.
     """
@@ -394,7 +402,7 @@ def _check_rejected(
     over: dict[Kind, str] = {}
     for kind in Kind:
         rejected = sum(part.rejected_by_kind.get(kind, 0) for part in partitions)
-        limit = context.max_rejected.of(kind)
+        limit = context.max_rejected.limit_for(kind)
         if rejected <= limit.allowed(read):
             continue
         reasons, foreign = Reasons(), b""

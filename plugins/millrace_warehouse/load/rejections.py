@@ -76,7 +76,7 @@ class RejectedLimit:
 
     @classmethod
     def parse(cls, text: str) -> RejectedLimit:
-        """Parse `50` or `0.5%`; ConfigError for anything else."""
+        """Parse `50` or `0.5%`. Raise ConfigError for anything else."""
         match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)\s*%", text.strip())
         if match is None or float(match[2] or 0) > 100:
             raise ConfigError(f"--max-rejected {text!r} is neither a number of records like 50 nor 0.5%")
@@ -104,7 +104,7 @@ class RejectedLimits:
 
     @classmethod
     def parse(cls, text: str) -> RejectedLimits:
-        """Parse `50`, `0.5%`, or `50,unknown_schema=1%`; ConfigError for anything else."""
+        """Parse `50`, `0.5%`, or `50,unknown_schema=1%`. Raise ConfigError for anything else."""
         limits = dict[Kind | None, RejectedLimit]()
         for part in text.split(","):
             name, _, limit = part.strip().rpartition("=")
@@ -116,7 +116,7 @@ class RejectedLimits:
             limits[kind] = RejectedLimit.parse(limit)
         return cls(limits)
 
-    def of(self, kind: Kind) -> RejectedLimit:
+    def limit_for(self, kind: Kind) -> RejectedLimit:
         return self.limits.get(kind, self.limits.get(None, DEFAULT_LIMIT))
 
 
@@ -157,13 +157,15 @@ class AsideFile:
 
 
 def rejected_rows(rejected: Sequence[RejectedRecords]) -> pa.Table:
-    """The rows of a file of rejected records."""
+    """Return the rows of a file of rejected records."""
     rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in rejected]
     return pa.Table.from_pylist(rows, REJECTED_SCHEMA)
 
 
 def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows with one of the two schemas of such files, each without the bytes and the key of its record."""
+    """Return the rows with one of the two schemas of such files, each without the bytes and the key of its
+    record.
+    """
     there = set(rows.column_names) - BYTES
     columns = [
         rows.column(field.name) if field.name in there else pa.nulls(len(rows), field.type)

@@ -75,7 +75,7 @@ def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
 
 
 def _may_have(present: set[str], hours: Sequence[str]) -> bool:
-    """True if one of the hours lies between the first and last one present, or if none is present."""
+    """Return True if one of the hours lies between the first and last one present, or if none is present."""
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
@@ -110,7 +110,7 @@ def _heal(topic: layout.Topic) -> None:
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
-    """MillraceError when the topic is another one, or when offsets of a load are no longer in its log."""
+    """Raise MillraceError when the topic is another one, or when offsets of a load are no longer in its log."""
     if not manifests:
         return
     try:
@@ -138,13 +138,15 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
 
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
-    """Offset and byte position where a load began to read: after the offsets that had already expired."""
+    """Return the offset and byte position where a load began to read: after the offsets that had already
+    expired.
+    """
     gap = _expired(part)
     return (gap.end, None) if gap is not None else (part.start, part.start_base)
 
 
 def _expired(part: PartitionRange) -> Gap | None:
-    """The gap of offsets that had expired when a load began, with its reason; None when none had."""
+    """Return the gap of offsets that had expired when a load began, with its reason; None when none had."""
     first = part.gaps[0] if part.gaps else None
     if first is None or first.start != part.start or first.reason == "absent":
         return None
@@ -177,7 +179,7 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
 
 
 def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
-    """Erasures that were recorded since the rows of an edition were written."""
+    """Return the erasures that were recorded since the rows of an edition were written."""
     known = to_apply(topic, now(), again=True)
     return {each.id for each in known} - {*manifest.erasures}
 
@@ -209,7 +211,7 @@ def _limited(run: ReloadRun, replaced: LoadManifest) -> range_writer.LoadContext
     Other gaps than those are refused by `check_same_offsets`.
     """
     read, limits = sum(part.read for part in replaced.partitions), run.context.max_rejected
-    allowed = {kind: max(limits.of(kind).allowed(read), replaced.rejected) for kind in Kind}
+    allowed = {kind: max(limits.limit_for(kind).allowed(read), replaced.rejected) for kind in Kind}
     as_before = RejectedLimits({kind: RejectedLimit(records=records) for kind, records in allowed.items()})
     return dataclasses.replace(run.context, accept_gaps=True, max_rejected=as_before)
 
@@ -241,7 +243,7 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[range_writer.LoadedPa
 
 
 def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
-    """MillraceError unless both editions account for the same offsets and no offset is newly missing."""
+    """Raise MillraceError unless both editions account for the same offsets and no offset is newly missing."""
     new = {part.partition: part for part in manifest.partitions}
     for old in replaced.partitions:
         part = new[old.partition]

@@ -113,8 +113,10 @@ RunTasks = Callable[[Sequence[CutTask]], list[CutResult]]
 
 
 def write_cut(task: CutTask) -> CutResult:
-    """Read, decode and store one cut. May run twice for one cut: every run has its own file names."""
-    stats, counts, source = RangeStats.of(task.cut), SequenceCounts(), task.source
+    """Read, decode and store one cut. May run twice for one cut: every run has its own
+    file names.
+    """
+    stats, counts, source = RangeStats.for_cut(task.cut), SequenceCounts(), task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
@@ -175,7 +177,7 @@ class _Aside:
                 self.foreign = self.foreign or record.raw[:FIRST_BYTES]
 
     def _hours(self, times_ms: Longs) -> Longs:
-        """Hour number of each message: _NO_HOUR where a row with that time would be UNFILED."""
+        """Return the hour number of each message: _NO_HOUR where a row with that time would be UNFILED."""
         sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < self._task.filing.file_by_ms)
         return np.where(sound, times_ms // (HOUR_US // 1000), _NO_HOUR)
 
@@ -239,7 +241,9 @@ def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder in Spark's local directory, if there is one: Spark deletes it after a task was killed."""
+    """Return a folder in Spark's local directory, if there is one: Spark deletes it after a task
+    was killed.
+    """
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = spark if spark and Path(spark).is_dir() else None
     try:

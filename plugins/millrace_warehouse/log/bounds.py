@@ -37,7 +37,7 @@ NO_BOUNDS = Bounds()
 def bounded_ends(
     client: ClusterClient, topic: str, waiting: Mapping[int, tuple[int, int]], bounds: Bounds
 ) -> dict[int, int]:
-    """Partition -> end of the run in its waiting offsets (start, end), which must not be empty."""
+    """Map each partition to the run's end in its waiting offsets (start, end), which must not be empty."""
     logs = {p: _Waiting(client, topic, p, start, end) for p, (start, end) in waiting.items()}
     ends = {partition: log.end for partition, log in logs.items()}
     if bounds.until_ms is not None and logs:
@@ -74,7 +74,9 @@ class _Waiting:
     end: int
 
     def end_before(self, offset: int) -> int:
-        """The end that takes everything before the offset: the end of the batch around it, or the offset."""
+        """Return the end that takes everything before the offset: the end of the batch around it, or the
+        offset.
+        """
         if offset >= self.end:
             return self.end
         if offset <= self._first_data():
@@ -85,7 +87,8 @@ class _Waiting:
         return min(self.end, header.next_offset)
 
     def last_boundary(self, target: int, bytes_per_offset: float) -> int:
-        """The last start of a batch up to `target`, or the end of the first batch if it lies after `target`.
+        """Return the last start of a batch up to `target`, or the end of the first batch if it lies after
+        `target`.
 
         Searched for in ever larger pieces before the target: where offsets are byte positions, nearly every
         target lies between the starts of two batches, and a fetch from there shows only the next batch.
@@ -109,19 +112,21 @@ class _Waiting:
         return next((header.base_offset for header in batches if not header.is_control), self.start)
 
     def behind(self, end: int) -> int:
-        """The byte position after the last batch before an end."""
+        """Return the byte position after the last batch before an end."""
         header = next(self._batches(end - 1), None)
         return end if header is None or header.base_offset >= end else header.base_offset + header.size
 
     def bytes_per_offset(self) -> float:
-        """Bytes per offset where offsets count records, estimated from the first waiting batches."""
+        """Return the bytes per offset where offsets count records, estimated from the first waiting
+        batches.
+        """
         size, last = 0, self.start
         for header in self._batches(self.start, WINDOW_BYTES):
             size, last = size + header.size, header.next_offset
         return size / (last - self.start) if last > self.start else KAFKA_RECORD_BYTES
 
     def _batches(self, offset: int, max_bytes: int = 1) -> Iterator[BatchHeader]:
-        """The batch around an offset and those after it; nothing when they have expired meanwhile."""
+        """Yield the batch around an offset and those after it; nothing when they have expired meanwhile."""
         fetched = fetch_from(self.client, self.topic, self.partition, offset, max_bytes)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return

@@ -51,7 +51,9 @@ class _Undecodable:
 
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
-    """Return a decoder by columns where possible, else by rows; SchemaError when the schemas do not fit.
+    """Return a decoder by columns where possible, else by rows.
+
+    Raise SchemaError when the schemas do not fit.
 
     A record of another type does not fit, even if it has all fields of the table.
     """
@@ -130,7 +132,9 @@ class Decoder:
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
-        """Rows of a cut in batches of about 10,000, without records outside the range; fills in `stats`."""
+        """Yield the rows of a cut in batches of about 10,000, without records outside the range; fills in
+        `stats`.
+        """
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
@@ -199,7 +203,7 @@ class Decoder:
         columns: Sequence[pa.Array],
         stats: RangeStats,
     ) -> pa.RecordBatch:
-        """Rows of some messages, with our own columns after those of the schema."""
+        """Return the rows of some messages, with our own columns after those of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns)
         _note_times(times, stats)
@@ -322,7 +326,7 @@ def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[
 
 
 def timestamps(frames: Frames) -> pa.Array:
-    """The records' timestamps, null where the timestamp is no time between the years 1 and 9999."""
+    """Return the records' timestamps, null where the timestamp is no time between the years 1 and 9999."""
     scale = SCALES["timestamp-millis"]
     valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
     at = None if valid.all() else np.flatnonzero(valid)
@@ -335,7 +339,7 @@ def keys(frames: Frames) -> pa.Array:
 
 
 def nullable_bytes(frames: Frames, start: Longs, size: Longs) -> pa.Array:
-    """The key or the value of each record, null where its size is negative."""
+    """Return the key or the value of each record, null where its size is negative."""
     present = size >= 0
     if not present.any():
         return pa.nulls(len(frames), pa.binary())
@@ -355,7 +359,7 @@ def _note_times(times: pa.Array, stats: RangeStats) -> None:
 def _event_times(
     fields: Sequence[pa.Field], columns: Sequence[pa.Array], log_columns: Sequence[pa.Array]
 ) -> pa.Array:
-    """Event time of each row, in microseconds: `header.time`, null without a header.
+    """Return the event time of each row, in microseconds: `header.time`, null without a header.
 
     In a table without audit headers it is the record's own timestamp.
     """

@@ -4,7 +4,7 @@ A task reads the batches whose base offset lies in its cut, so every batch belon
 the range was cut. Knows no sockets, schemas or Spark; does not look up "latest": a range is frozen before it
 is read.
 
-    stats = RangeStats.of(cut)
+    stats = RangeStats.for_cut(cut)
     with ClusterClient(bootstrap) as client:
         for decoded in decoder.decode(cut, read_cut(client, cut, stats), stats):
             ...                                                # decoded.rows, decoded.rejected
@@ -67,7 +67,7 @@ class Cut:
 
 
 def size_of(range_: Range) -> int:
-    """Bytes of log in a range; an estimate on Apache Kafka, whose offsets only count records."""
+    """Return the bytes of log in a range; an estimate on Apache Kafka, whose offsets only count records."""
     span = range_.end - range_.start
     return span if range_.byte_positions else span * KAFKA_RECORD_BYTES
 
@@ -125,7 +125,7 @@ class RangeStats:
     """Accepted rows per writer schema id."""
 
     @classmethod
-    def of(cls, cut: Cut) -> RangeStats:
+    def for_cut(cls, cut: Cut) -> RangeStats:
         return cls(cut.range.topic, cut.range.partition, cut.first, cut.last)
 
     @property
@@ -141,8 +141,8 @@ class RangeStats:
 def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
     """Return a range's account from those of its cuts, with the gaps before, between and after them.
 
-    A single task cannot know whether its first batch follows the last batch of the task before it.
-    Raises MillraceError when the cuts do not cover the range exactly once.
+    A single task cannot know whether its first batch follows the last batch of the task before it. Raise
+    MillraceError when the cuts do not cover the range exactly once.
     """
     joined = RangeStats(range_.topic, range_.partition, range_.start, range_.end)
     cursor = Cursor(range_.start, range_.start_base)
@@ -183,7 +183,9 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
 
 
 def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[Gap]:
-    """The gap between the end of the earlier tasks and a part's first batch, then the part's own gaps."""
+    """Yield the gap between the end of the earlier tasks and a part's first batch, then the part's
+    own gaps.
+    """
     if not _reaches(cursor, first_base):
         expired = part.gaps and part.gaps[0] == Gap(first_base, part.gaps[0].end, "expired")
         yield Gap(cursor.next_offset, first_base, "expired" if expired else "absent")
@@ -195,12 +197,14 @@ def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[G
 
 
 def _reaches(cursor: Cursor, base: int) -> bool:
-    """True if no record can lie between the cursor and a batch with that base, as in `Cursor.follows`."""
+    """Return True if no record can lie between the cursor and a batch with that base, as in
+    `Cursor.follows`.
+    """
     return base <= cursor.next_offset or base == cursor.next_base
 
 
 def _merged(gaps: Sequence[Gap]) -> list[Gap]:
-    """Gaps in order; adjacent gaps with the same reason become one."""
+    """Return the gaps in order; adjacent gaps with the same reason become one."""
     merged: list[Gap] = []
     for gap in gaps:
         if merged and merged[-1].end >= gap.start and merged[-1].reason == gap.reason:

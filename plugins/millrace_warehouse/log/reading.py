@@ -35,7 +35,9 @@ class FetchedBatches:
 
 
 def has_byte_positions(client: ClusterClient) -> bool:
-    """True for Millrace, where an offset is a byte position; False for Apache Kafka, where it is a number."""
+    """Return True for Millrace, where an offset is a byte position; False for Apache Kafka, where it is a
+    number.
+    """
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 

@@ -45,7 +45,7 @@ class TableFileGone(MillraceError):
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
-    """Namespace and name of a topic's table: `.` and `-` become `_`."""
+    """Return the namespace and name of a topic's table: `.` and `-` become `_`."""
     return NAMESPACE, topic.replace(".", "_").replace("-", "_")
 
 
@@ -53,8 +53,8 @@ def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog
     """Open the catalog of that name, with its files in the storage; close it after use.
 
     Without a name it is `catalog.db` in a local warehouse. `create` creates a missing file; else the catalog
-    has no tables. MillraceError when there is no catalog, or when SQLite's file would lie on a network file
-    system.
+    has no tables. Raise MillraceError when there is no catalog, or when SQLite's file would lie on a network
+    file system.
     """
     if name:
         return _configured(name)
@@ -124,7 +124,7 @@ def _unescaped(mount: str) -> str:
 
 
 def asked(what: str, question: Callable[[], T]) -> T:
-    """Return a catalog's answer; CatalogError when it refuses, or has failed TRIES times."""
+    """Return a catalog's answer. Raise CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
             return question()
@@ -157,7 +157,10 @@ def first_line(error: Exception) -> str:
 
 
 def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
-    """Return a table as the catalog has it now, or None; CatalogError when the catalog does not answer."""
+    """Return a table as the catalog has it now, or None.
+
+    Raise CatalogError when the catalog does not answer.
+    """
     try:
         return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
@@ -172,7 +175,9 @@ def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
 
 @contextmanager
 def being_read(table: Table) -> Iterator[None]:
-    """Guard a reading of the table's manifests; TableFileGone when one disappears, as in an erasure."""
+    """Guard a reading of the table's manifests; TableFileGone when one disappears, as in an
+    erasure.
+    """
     try:
         yield
     except FileNotFoundError as error:

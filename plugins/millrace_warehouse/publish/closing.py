@@ -33,7 +33,7 @@ _HOUR_MS = HOUR_US // 1000
 def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
     """Map each hour whose rows differ from these loads' counts to the reasons.
 
-    MillraceError when a manifest is missing or edited.
+    Raise MillraceError when a manifest is missing or edited.
     """
     problems: dict[str, list[str]] = {}
     by_edition: dict[tuple[int, int], list[str]] = {}
@@ -52,7 +52,7 @@ def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str,
 def unclosed_in_table(
     topic: Topic, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
-    """Return the reasons why a table's rows of an hour differ from these loads' counts; [] if they agree.
+    """Return the reasons why a table's rows of an hour differ from these loads' counts, or [] if they agree.
 
     Rows of the loads `without`, which a publication removes, do not count.
     """
@@ -82,7 +82,7 @@ def unclosed_in_table(
 
 
 def _rows_of(table: Table, uri: str) -> Iterator[pa.RecordBatch]:
-    """The columns `_load` and the audit header, if any, of a file of the table."""
+    """Yield the columns `_load` and the audit header, if any, of a file of the table."""
     with table.io.new_input(uri).open() as content, pq.ParquetFile(content) as file:
         yield from file.iter_batches(columns=[LOAD.name, *HEADER_COLUMNS])
 

@@ -94,10 +94,12 @@ class TableChange:
 
 
 def commit(table: Table, change: TableChange) -> Table:
-    """Make the change and return the new table. Conflict when another commit has moved branch `main`.
+    """Make the change and return the new table.
 
-    MillraceError when the storage refuses a file, or the catalog refuses every attempt; CatalogError when the
-    catalog does not answer whether the change was made.
+    Raise Conflict when another commit has moved branch `main`.
+
+    Raise MillraceError when the storage refuses a file, or the catalog refuses every attempt. Raise
+    CatalogError when the catalog does not answer whether the change was made.
     """
     return _Commit(table, change).make()
 
@@ -135,7 +137,7 @@ class _Commit:
     def _try(self) -> Table | None:
         """Commit once. Return None if another commit has moved branch `main`.
 
-        Raises Conflict if the commit failed and `main` has not moved; the caller then retries.
+        Raise Conflict if the commit failed and `main` has not moved; the caller then retries.
         """
         if self._failure:
             now = self._now()
@@ -332,7 +334,9 @@ def _head(table: Table) -> int | None:
 
 
 def _basis(table: Table) -> tuple[object, ...]:
-    """State on which a commit's work is based. While it holds, only the manifest list is written again."""
+    """Return the state on which a commit's work is based. While it holds, only the manifest list is written
+    again.
+    """
     metadata = table.metadata
     columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
     return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
@@ -360,7 +364,7 @@ def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
 
 
 def _partition(file: DataFile) -> int | None:
-    """Return the hour of a file as its partition's number; None for a file without an hour or partition."""
+    """Return the hour of a file as its partition's number, or None for a file without an hour or partition."""
     hour = file.partition[0] if len(file.partition) else None
     return None if hour is None else int(hour)
 

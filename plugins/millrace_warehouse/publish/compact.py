@@ -71,7 +71,7 @@ class _SmallFiles:
 
 
 def compact_topic(context: Context, request: Compact, name: str) -> CompactResult:
-    """Put the small files of quiet hours together; MillraceError when the table is not as published."""
+    """Put the small files of quiet hours together. Raise MillraceError when the table is not as published."""
     topic = Topic(context.storage, name)
     table = _table(context, topic)
     done: list[_SmallFiles] = []
@@ -112,7 +112,10 @@ def _hours(context: Context, request: Compact, table: Table, kept: dict[str, str
 
 
 def _table(context: Context, topic: Topic) -> Table:
-    """Return the topic's table as it is now; MillraceError when it differs from its newest publication."""
+    """Return the topic's table as it is now.
+
+    Raise MillraceError when it differs from its newest publication.
+    """
     table, _ = published_table(context.catalog, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")

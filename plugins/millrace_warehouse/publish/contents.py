@@ -29,7 +29,7 @@ RowsByLoad = Counter[int | None]
 
 
 def path_in_topic(uri: str, topic: str) -> str | None:
-    """Return a file's path from the topic's folder; None for a file outside a folder of that name.
+    """Return a file's path from the topic's folder, or None for a file outside a folder of that name.
 
     The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for `file:///` and
     `s3://`, and a file that the table names must never seem unnamed.
@@ -40,15 +40,15 @@ def path_in_topic(uri: str, topic: str) -> str | None:
 
 
 def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
-    """Return load and edition that wrote a file, by its path; None for a file that no load wrote."""
+    """Return load and edition that wrote a file, by its path, or None for a file that no load wrote."""
     kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
 
 
 def read_proven(files: FileIO, uri: str, topic: str, known: KnownFiles) -> bytes:
-    """Return a whole file of the table; FileNotFoundError when it is missing.
+    """Return a whole file of the table. Raise FileNotFoundError when it is missing.
 
-    MillraceError when a load, a compaction or a re-load wrote it, and its contents have changed since.
+    Raise MillraceError when a load, a compaction or a re-load wrote it, and its contents have changed since.
     """
     with files.new_input(uri).open() as file:
         content = file.read()
@@ -59,7 +59,7 @@ def read_proven(files: FileIO, uri: str, topic: str, known: KnownFiles) -> bytes
 
 
 def named_files(table: Table, topic: str) -> set[str]:
-    """Paths from the topic's folder of every file that a snapshot names, on any branch."""
+    """Return the paths from the topic's folder of every file that a snapshot names, on any branch."""
     metadata = table.metadata
     named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for statistics in (*metadata.statistics, *metadata.partition_statistics):
@@ -77,7 +77,9 @@ def named_files(table: Table, topic: str) -> set[str]:
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
-    """Smallest and largest load with rows in a file, by its entry's bounds; None without bounds."""
+    """Return the smallest and largest load with rows in a file, by its entry's bounds; None without
+    bounds.
+    """
     field = table.schema().find_field(LOAD.name).field_id
     low, high = (file.lower_bounds or {}).get(field), (file.upper_bounds or {}).get(field)
     if low is None or high is None:
@@ -86,7 +88,7 @@ def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
 
 
 def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:
-    """Number of rows of each load, by the column `_load`."""
+    """Return the number of rows of each load, by the column `_load`."""
     rows: RowsByLoad = Counter()
     for batch in batches:
         for value in batch.column(LOAD.name).value_counts():

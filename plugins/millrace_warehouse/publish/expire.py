@@ -84,10 +84,10 @@ class _Unneeded:
 
 
 def expire_topic(context: Context, request: Expire) -> ExpireResult:
-    """Delete old files that are not needed; MillraceError when the table is not as published."""
+    """Delete old files that are not needed. Raise MillraceError when the table is not as published."""
     topic = Topic(context.storage, request.topic)
     newest = require_loads(context.catalog, topic)
-    published = _Published.of(context, topic)
+    published = _Published.read(context, topic)
     rows, rewritten = (topic.files(kind) for kind in (Folder.ROWS, Folder.COMPACTED))
     if published is not None:
         published.check_files(rows.keys() | rewritten.keys())
@@ -135,7 +135,7 @@ class _Published:
     publication_path: str
 
     @classmethod
-    def of(cls, context: Context, topic: Topic) -> _Published | None:
+    def read(cls, context: Context, topic: Topic) -> _Published | None:
         table, publication = published_table(context.catalog, topic)
         if table is None or publication is None:
             return None
@@ -151,7 +151,9 @@ class _Published:
         return head_files(self.table)
 
     def check_files(self, present: Collection[str]) -> None:
-        """MillraceError when a file of the table is missing: unneeded files may be the last with its rows."""
+        """Raise MillraceError when a file of the table is missing: unneeded files may be the last with its
+        rows.
+        """
         files = (file.file_path for files in self._files.values() for file in files)
         paths = {contents.path_in_topic(uri, self.topic.name) for uri in files}
         if gone := sorted(path for path in paths if path is not None and path not in present):
@@ -166,7 +168,7 @@ class _Published:
         return {}
 
     def rows(self, hour: str, load: int) -> int:
-        """Rows that the table has of a load in an hour, counted in its files."""
+        """Return the rows that the table has of a load in an hour, counted in its files."""
         if hour not in self._rows:
             count = contents.RowsByLoad()
             for file in self._files.get(hour, ()):
@@ -181,7 +183,7 @@ class _Published:
         return self._rows[hour][load]
 
     def waits(self, hour: str, load: int) -> bool:
-        """True when the hour, or the load's rows of it, are not published."""
+        """Return True when the hour, or the load's rows of it, are not published."""
         return any(part.load == load for part in self.publication.unpublished.get(hour, ()))
 
 
@@ -252,7 +254,7 @@ def _find_data(
 
 
 def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str | None:
-    """Return why the table cannot replace the load's files of an hour; None when it has all their rows."""
+    """Return why the table cannot replace the load's files of an hour, or None when it has all their rows."""
     rows, stated = published.rows(hour, manifest.load), manifest.rows_by_hour()[hour]
     if rows == stated:
         return None
@@ -385,7 +387,7 @@ def _fenced(context: Context, published: _Published) -> _Published:
     and so would a rebuild that runs at this moment.
     """
     _commit_nothing(published.table)
-    fenced = _Published.of(context, published.topic)
+    fenced = _Published.read(context, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
         raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
     context.progress("fenced")
@@ -399,7 +401,7 @@ def _commit_nothing(table: Table) -> None:
 
 
 def _old_conditions(context: Context, topic: Topic) -> dict[str, Listed]:
-    """Conditions of erasures whose rows no log can hold any more."""
+    """Return the conditions of erasures whose rows no log can hold any more."""
     clock = (
         datetime.fromtimestamp(context.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     )
@@ -408,7 +410,7 @@ def _old_conditions(context: Context, topic: Topic) -> dict[str, Listed]:
 
 
 def _old_plans(context: Context, request: Expire, topic: Topic) -> dict[str, Listed]:
-    """Plans that no retry needs any more. The newest plan stays: it shows that loads ran."""
+    """Return the plans that no retry needs any more. The newest plan stays: it shows that loads ran."""
     before = context.clock() - max(request.older_than_s, STALE_S)
     plans = sorted(topic.files(Folder.PLANS).items(), key=lambda plan: plan[1].modified)
     return {path: file for path, file in plans[:-1] if file.modified <= before}

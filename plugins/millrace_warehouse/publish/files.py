@@ -16,10 +16,10 @@ from millrace_warehouse.storage.interface import Storage
 
 
 def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[IcebergDataFile], int]:
-    """Return the entries of the added rows, and the newest schema record that they need; 0 without rows.
+    """Return the entries of the added rows, and the newest schema record that they need, or 0 without rows.
 
-    MillraceError when a file is missing or has another size than its load states: a table that names it could
-    not be read.
+    Raise MillraceError when a file is missing or has another size than its load states: a table that names it
+    could not be read.
     """
     hours: dict[tuple[int, int], set[str]] = {}
     for hour, change in changes.items():
@@ -51,7 +51,7 @@ def _check_there(storage: Storage, manifest: LoadManifest, hours: Collection[str
 def entries_of(topic: Topic, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
     """Return the entries of a load's files of these hours, whether or not the files exist.
 
-    MillraceError unless the entries agree with the load's manifest.
+    Raise MillraceError unless the entries agree with the load's manifest.
     """
     files = {file.path: file for file in manifest.files if file.hour in hours}
     if not files:

@@ -74,7 +74,7 @@ SCHEMA = Schema(
 
 
 def hours_identifier(topic: str) -> tuple[str, str]:
-    """Namespace and name of a topic's table of hours."""
+    """Return the namespace and name of a topic's table of hours."""
     namespace, name = table_identifier(topic)
     return namespace, f"{name}_hours"
 
@@ -115,7 +115,7 @@ def _table_of_hours(catalog: Catalog, topic: Topic) -> Table:
     identifier = hours_identifier(topic.name)
     table = load_table(catalog, identifier)
     if table is None:
-        location, settings = topic.storage.uri(Folder.HOURS.of(topic.name)), {**SETTINGS, TOPIC: topic.name}
+        location, settings = topic.storage.uri(Folder.HOURS.path(topic.name)), {**SETTINGS, TOPIC: topic.name}
         table = create_table(catalog, identifier, SCHEMA, UNPARTITIONED_PARTITION_SPEC, location, settings)
     if table.properties.get(TOPIC) != topic.name:
         raise MillraceError(

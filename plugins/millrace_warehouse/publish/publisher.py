@@ -145,7 +145,7 @@ class _Attempts:
         context.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
-        state = TableState.of(before)
+        state = TableState.from_publication(before)
         self._follow(state)
         context.progress(f"loads read through {state.through.load}")
         again = rejudged(state, partial(self._auditor.changes, topic.name)) if request.proven else []
@@ -163,7 +163,7 @@ class _Attempts:
         return self._commit(table, before, state)
 
     def _is_another_table(self) -> bool:
-        """True when another run has committed since this run read the table."""
+        """Return True when another run has committed since this run read the table."""
         table = find_table(self._context.catalog, self._topic.name)
         return bool(self._read) and table is not None and table.metadata_location != self._read
 

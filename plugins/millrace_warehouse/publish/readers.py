@@ -59,7 +59,7 @@ class TableDescription:
 
 
 def open_table(catalog: Catalog, topic: str) -> Table:
-    """Return the published table of a topic, as of now; MillraceError when nothing was published."""
+    """Return the published table of a topic, as of now. Raise MillraceError when nothing was published."""
     table = find_table(catalog, topic)
     if table is None or PATH not in table.properties:
         raise MillraceError(
@@ -69,7 +69,7 @@ def open_table(catalog: Catalog, topic: str) -> Table:
 
 
 def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescription:
-    """Describe a topic's table and how to read it; MillraceError when nothing was published."""
+    """Describe a topic's table and how to read it. Raise MillraceError when nothing was published."""
     table = open_table(catalog, topic)
     publication = read_checked(storage, Publication, table.properties[PATH])
     snapshot = table.current_snapshot()
@@ -129,7 +129,7 @@ def _readers(storage: Storage, catalog: Catalog, topic: str, table: Table) -> di
 
 
 def _spark_settings(storage: Storage, catalog: Catalog, *, local: bool) -> dict[str, str]:
-    """Settings of Iceberg's catalog in Spark; {} for a kind of catalog that was not tested."""
+    """Return the settings of Iceberg's catalog in Spark; {} for a kind of catalog that was not tested."""
     settings = {"": "org.apache.iceberg.spark.SparkCatalog"}
     if local:
         # Iceberg's JDBC catalog stores the tables under its own name, so Spark must use the same name.

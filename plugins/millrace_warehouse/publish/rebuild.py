@@ -145,7 +145,7 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
 def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[Table, Publication]:
     """Rebuild the table of the newest publication, as far as files are left; return the next publication.
 
-    Conflict when another commit to main was faster: read again, then begin again.
+    Raise Conflict when another commit to main was faster: read again, then begin again.
     """
     catalog = context.catalog
     table, head = _table(context, topic)
@@ -153,7 +153,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     if base is not None:  # the run that made it may have died, and its successor hides it from later runs
         add_to_ledger(topic.storage, base_path, base)
     drop_if_gone(catalog, topic.name)
-    state = TableState.of(base)
+    state = TableState.from_publication(base)
     state.number = number
     context.progress("publication read")
     hours, schema = _wanted(topic, state)
@@ -203,9 +203,9 @@ def _is_newer(context: Context, topic: str, table: Table) -> bool:
 
 
 def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | None, str, int]:
-    """The newest readable record, its path, and the highest number that any publication has had."""
+    """Return the newest readable record, its path, and the highest number that any publication has had."""
     paths = []
-    folder = layout.Folder.PUBLICATIONS.of(topic.name)
+    folder = layout.Folder.PUBLICATIONS.path(topic.name)
     for name in topic.recorded(layout.Folder.PUBLICATIONS):
         paths.append(f"{folder}/{name}")
     if table is not None and (named := table.properties.get(tables.PATH)) and named not in paths:
@@ -224,7 +224,9 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
 
 
 def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
-    """The rows that every published hour must have, the existing files of loads, and the newest schema."""
+    """Return the rows that every published hour must have, the existing files of loads, and the newest
+    schema.
+    """
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     hours: dict[str, _NeededRows] = {}
     schema = 0
@@ -278,7 +280,7 @@ def _choose(
 
 
 def _is_replaced(topic: str, state: TableState, file: IcebergDataFile) -> bool:
-    """True for a file of a replaced edition, which a rollback brings back."""
+    """Return True for a file of a replaced edition, which a rollback brings back."""
     wrote = edition_in(file.file_path, topic)
     return wrote is not None and wrote[1] != state.through.editions.get(str(wrote[0]), 1)
 
@@ -303,7 +305,7 @@ def _compacted(
 
     Leaves out files with rows of other editions than these, as far as a list states the editions.
     """
-    folder = layout.Folder.COMPACTED.of(topic.name)
+    folder = layout.Folder.COMPACTED.path(topic.name)
     for found in sorted(topic.storage.files(folder), key=lambda found: found.modified, reverse=True):
         path = f"{folder}/{found.path}"
         if not path.endswith(".parquet") or topic.storage.uri(path) in known:

@@ -23,7 +23,7 @@ def take_out(
 ) -> tuple[list[DataFile], list[DataFile]]:
     """Return the files that leave the table with the rows of these loads, and new files with the other rows.
 
-    `expected` states the rows that leave each hour; MillraceError when the table has more or fewer.
+    `expected` states the rows that leave each hour. Raise MillraceError when the table has more or fewer.
     """
     removed: list[DataFile] = []
     added: list[DataFile] = []

@@ -54,7 +54,7 @@ class Rewriting:
     ) -> TableFile | None:
         """Write one file with the sources' rows, except the rows of some loads; None when no row is left.
 
-        MillraceError when a source was changed, or when the storage returns other rows.
+        Raise MillraceError when a source was changed, or when the storage returns other rows.
         """
         folder = rewritten.rewritten_folder(self._topic.name, self._attempt)
         name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"

@@ -45,7 +45,7 @@ ReadEdition = Callable[[int, int], LoadManifest]
 def _still_complete(
     before: HourVerdict | None, old: LoadManifest, new: LoadManifest, hour: str
 ) -> HourVerdict | None:
-    """The verdict of a complete hour of which only erased rows are gone: nobody needs to be asked."""
+    """Return the verdict of a complete hour of which only erased rows are gone: nobody needs to be asked."""
     gone = old.rows_by_hour().get(hour, 0) - new.rows_by_hour().get(hour, 0)
     reasons = [*(before.reasons if before is not None else ())]
     if gone:
@@ -54,7 +54,7 @@ def _still_complete(
 
 
 def _if_sound(hour: str | None) -> int | None:
-    """Return the number of an hour; None without an hour, and for one before 2000."""
+    """Return the number of an hour, or None without an hour, and for one before 2000."""
     number = None if hour is None else number_of(hour)
     return number if number is None or number >= FIRST_HOUR else None
 
@@ -63,21 +63,21 @@ def _joined(changes: Iterable[HourChange], rejected: Mapping[str, int]) -> list[
     """Make one change of each run of empty complete hours with the same verdict, watermark and reasons."""
     joined: list[HourChange] = []
     for change in changes:
-        run = joined[-1] if joined else change
-        if _follows(run, change) and not rejected.keys() & {run.hour, change.hour}:
-            joined[-1] = replace(run, last=change.hour)
+        merged = joined[-1] if joined else change
+        if _follows(merged, change) and not rejected.keys() & {merged.hour, change.hour}:
+            joined[-1] = replace(merged, last=change.hour)
         else:
             joined.append(change)
     return joined
 
 
-def _follows(run: HourChange, change: HourChange) -> bool:
+def _follows(merged: HourChange, change: HourChange) -> bool:
     is_empty = not (change.loads or change.added or change.removed or change.aside)
     if not is_empty or change.kind != "first" or change.verdict.verdict != COMPLETE:
         return False
-    verdict = replace(change.verdict, checked=run.verdict.checked)
-    same = replace(change, hour=run.hour, last=run.last, verdict=verdict) == run
-    return same and number_of(change.hour) == number_of(run.last or run.hour) + 1
+    verdict = replace(change.verdict, checked=merged.verdict.checked)
+    same = replace(change, hour=merged.hour, last=merged.last, verdict=verdict) == merged
+    return same and number_of(change.hour) == number_of(merged.last or merged.hour) + 1
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ class TableState:
     """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
 
     @classmethod
-    def of(cls, publication: Publication | None) -> TableState:
-        """The state that a publication has left; that before the first one for None."""
+    def from_publication(cls, publication: Publication | None) -> TableState:
+        """Return the state that a publication has left; that before the first one for None."""
         if publication is None:
             nothing = Through(load=0, sha256="", editions={})
             return cls(0, nothing, 0, set(), False, set(), {}, None, 0, {})
@@ -142,7 +142,7 @@ class TableState:
         return self.unfiled_published if hour == UNFILED else number_of(hour) in self.published
 
     def is_complete(self, number: int | None) -> bool:
-        """True for the number of a complete hour; None stands for UNFILED, which never is."""
+        """Return True for the number of a complete hour; None stands for UNFILED, which never is."""
         return number in self.published and number not in self.incomplete
 
     def follow(
@@ -184,7 +184,7 @@ class TableState:
             self.unpublished.setdefault(hour, []).append(rows)
 
     def _change(self, hour: str, kind: str) -> PendingChange:
-        """The hour's change; an erasure says nothing new of its verdict, anything beside one does."""
+        """Return the hour's change; an erasure says nothing new of its verdict, anything beside one does."""
         change = self.changes.setdefault(hour, PendingChange(kind))
         if change.kind == "erase" and kind != "erase":
             change.kind, change.verdict = kind, None

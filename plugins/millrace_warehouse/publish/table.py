@@ -66,7 +66,10 @@ class TableChanged(MillraceError):
 
 
 def find_table(catalog: Catalog, topic: str) -> Table | None:
-    """Return the topic's table as it is now, or None; MillraceError when the table is another topic's."""
+    """Return the topic's table as it is now, or None.
+
+    Raise MillraceError when the table is another topic's.
+    """
     identifier = table_identifier(topic)
     table = load_table(catalog, identifier)
     if table is not None:
@@ -85,7 +88,10 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
 
 
 def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
-    """Return the newest load; MillraceError when there is none, naming a table that has followed loads."""
+    """Return the newest load.
+
+    Raise MillraceError when there is none, naming a table that has followed loads.
+    """
     if (newest := layout.newest_load(topic)) is not None:
         return newest
     table = find_table(catalog, topic.name)
@@ -99,7 +105,9 @@ def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
 
 
 def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
-    """Create the topic's empty table, or return another run's. Conflict when that one has rows already.
+    """Create the topic's empty table, or return another run's.
+
+    Raise Conflict when that one has rows already.
 
     The rows to add were chosen for an empty table: added to another run's rows they would be there twice.
 
@@ -116,9 +124,9 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
         FORMAT: "1",
         TOPIC: topic.name,
         # Files of other programs lie beside those of `compact`.
-        "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.of(topic.name)),
+        "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.path(topic.name)),
     }
-    location = topic.storage.uri(layout.Folder.TABLE.of(topic.name))
+    location = topic.storage.uri(layout.Folder.TABLE.path(topic.name))
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
     _check_owner(catalog, topic.name, table)
     if table.current_snapshot() is not None:
@@ -139,9 +147,9 @@ def _without_fields(field: NestedField) -> NestedField:
 
 
 def publication_of(topic: layout.Topic, table: Table | None) -> Publication | None:
-    """Return the manifest of the table's publication; None before the first publication.
+    """Return the manifest of the table's publication, or None before the first publication.
 
-    Raises MillraceError if the manifest is missing. Raises TableChanged if it was edited, or if a later
+    Raise MillraceError if the manifest is missing. Raises TableChanged if it was edited, or if a later
     publication exists: then the table was dropped, or the catalog is older than the warehouse.
     """
     properties = table.properties if table is not None else {}
@@ -213,7 +221,7 @@ def check_table(table: Table, publication: Publication | None) -> None:
 
 
 def snapshot_left_out(table: Table, number: int) -> int | None:
-    """Return a publication's snapshot that is not an ancestor of main; None if it is, or is not known.
+    """Return a publication's snapshot that is not an ancestor of main, or None if it is, or is not known.
 
     A rollback to before a re-load shows here: the number of rows may be the same.
     """
@@ -245,7 +253,9 @@ def is_partitioned_as_made(table: Table) -> bool:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """True if every column has that id, name and type; catalogs may drop the documentation of columns."""
+    """Return True if every column has that id, name and type; catalogs may drop the documentation
+    of columns.
+    """
     return _described(table.schema()) == _described(columns)
 
 
@@ -257,7 +267,7 @@ def _described(schema: Schema) -> dict[int, tuple[str, str]]:
 
 
 def counted_rows(table: Table) -> tuple[int, int]:
-    """Rows of the table's head, and its number of delete files: by its summary, else counted."""
+    """Return the rows of the table's head, and its number of delete files: by its summary, else counted."""
     head = table.current_snapshot()
     if head is None:
         return 0, 0
@@ -290,7 +300,7 @@ def commit_publication(
 ) -> Table:
     """Write a publication's record, then make its commit; return the table after it.
 
-    Conflict when another commit to main was faster.
+    Raise Conflict when another commit to main was faster.
     """
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     context.storage.create(path, encode(publication))

@@ -42,7 +42,7 @@ class StorageFileIO(FileIO):
         storage.delete(path)
 
     def _found(self, location: str) -> tuple[Storage, str]:
-        """The storage of a location, and the path inside it."""
+        """Return the storage of a location, and the path inside it."""
         if location.startswith("file:/") and not location.startswith("file://"):
             location = location.replace("file:", "file://", 1)  # Spark names files as Hadoop's classes do
         scheme, _, rest = location.rpartition("://")

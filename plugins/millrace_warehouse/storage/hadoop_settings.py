@@ -39,7 +39,7 @@ class WebHdfs:
 
 
 def read_settings() -> dict[str, str]:
-    """Read Hadoop's configuration; {} without one; ConfigError when it cannot be read."""
+    """Read Hadoop's configuration; {} without one. Raise ConfigError when it cannot be read."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (home and f"{home}/etc/hadoop")
     settings = {}
@@ -58,7 +58,7 @@ def read_settings() -> dict[str, str]:
 def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdfs]:
     """Return the address of a warehouse with the default authority filled in, and its WebHDFS.
 
-    ConfigError for an address without a NameNode, and where WebHDFS requires Kerberos or TLS.
+    Raise ConfigError for an address without a NameNode, and where WebHDFS requires Kerberos or TLS.
     """
     authority, path = urlsplit(address).netloc, urlsplit(address).path
     authority = authority or urlsplit(settings.get("fs.defaultFS", "")).netloc
@@ -82,7 +82,7 @@ def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdf
 
 
 def web_addresses(settings: Mapping[str, str], authority: str) -> list[str]:
-    """WebHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
+    """Return the webHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
     addresses = []
     for service in _listed(settings.get("dfs.nameservices")):
         for node in _listed(settings.get(f"dfs.ha.namenodes.{service}")) or [""]:
@@ -108,7 +108,9 @@ def _on_host(web: str, rpc: str) -> str:
 
 
 def _new_files(settings: Mapping[str, str]) -> dict[str, str]:
-    """Parameters of CREATE, as Hadoop's own client has them; the NameNode decides those not configured."""
+    """Return the parameters of CREATE, as Hadoop's own client has them; the NameNode decides those not
+    configured.
+    """
     umask = settings.get("fs.permissions.umask-mode", "022")
     parameters = {"unmaskedpermission": "666"}
     if re.fullmatch("0?[0-7]{3}", umask):

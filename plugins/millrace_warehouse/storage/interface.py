@@ -49,7 +49,10 @@ class Storage(Protocol):
         """Return the path as a URI, for other programs and the table's metadata."""
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return a file, or `length` bytes of it from `start` on; FileNotFoundError when there is none."""
+        """Return a file, or `length` bytes of it from `start` on.
+
+        Raise FileNotFoundError when there is none.
+        """
 
     def put(self, path: str, content: BinaryIO) -> Written:
         """Store a file and its folders. On return, the file is on disk.
@@ -65,13 +68,14 @@ class Storage(Protocol):
         """
 
     def names(self, folder: str, after: str = "") -> list[str]:
-        """Names in a folder that sort after `after`, files and folders, sorted; [] without a folder.
+        """Return the names in a folder that sort after `after`, files and folders, sorted; [] without a
+        folder.
 
         Drafts (see DRAFT) are left out.
         """
 
     def files(self, folder: str) -> list[Listed]:
-        """Every file below a folder, sorted by path; [] without a folder.
+        """Return every file below a folder, sorted by path; [] without a folder.
 
         The path of a file lists that file alone, with an empty path.
         """

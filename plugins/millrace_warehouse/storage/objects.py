@@ -53,7 +53,10 @@ _REFUSED = re.compile(r"status code: (?:4(?!08|09|29)\d\d|501)")
 
 
 def settings_of(root: str) -> dict[str, str]:
-    """Variables of the environment that the store at this address knows; ConfigError for a bad address."""
+    """Return the variables of the environment that the store at this address knows.
+
+    Raise ConfigError for a bad address.
+    """
     begin = VARIABLES[root.partition("://")[0]]
     settings = {name.lower(): value for name, value in os.environ.items() if name.startswith(begin)}
     while True:
@@ -158,7 +161,7 @@ class ObjectStorage:
         return self._until_answered("create", path, attempt)
 
     def _check_exclusive(self, folder: str) -> None:
-        """Take a name twice; MillraceError when the store accepts both."""
+        """Take a name twice. Raise MillraceError when the store accepts both."""
         name = f"{folder}/{DRAFT}twice.{uuid.uuid4().hex}".lstrip("/")
         try:
             self._is_exclusive = self._create(name, b"first") and not self._create(name, b"second")
@@ -223,7 +226,9 @@ class ObjectStorage:
     def _until_answered(
         self, verb: str, path: str, attempt: Callable[[], T], missing_tries: int = _MISSING_TRIES
     ) -> T:
-        """Repeat an attempt whose failure may be temporary; FileNotFoundError or MillraceError if it is not.
+        """Repeat an attempt whose failure may be temporary.
+
+        Raise FileNotFoundError or MillraceError if it is not.
 
         A missing object may be an upload of several parts whose last answer was lost, or a name that another
         process is about to create.

@@ -17,7 +17,7 @@ OBJECT_STORES = ("s3", "s3a", "gs", "abfs", "abfss")
 def open_storage(warehouse: str) -> Storage:
     """Return the storage of a warehouse: a path, `file://`, `hdfs://`, `s3://`, `gs://` or `abfss://`.
 
-    ConfigError for any other address. The address is taken literally: `%20` is not a space.
+    Raise ConfigError for any other address. The address is taken literally: `%20` is not a space.
     """
     scheme = urlsplit(warehouse).scheme if "://" in warehouse else ""
     if scheme in ("", "file"):

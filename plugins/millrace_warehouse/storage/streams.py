@@ -34,7 +34,7 @@ def open_file(storage: Storage, path: str) -> io.BufferedReader:
 
 
 def measure(storage: Storage, path: str) -> Written:
-    """Return the size and SHA-256 of a stored file, read in chunks. Raises FileNotFoundError."""
+    """Return the size and SHA-256 of a stored file, read in chunks. Raise FileNotFoundError."""
     size, sha256 = 0, hashlib.sha256()
     while chunk := storage.read(path, size, CHUNK_BYTES):
         sha256.update(chunk)
@@ -45,7 +45,7 @@ def measure(storage: Storage, path: str) -> Written:
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """Return the size of a stored file in bytes. Raises FileNotFoundError."""
+    """Return the size of a stored file in bytes. Raise FileNotFoundError."""
     found = storage.files(path)
     if [listed.path for listed in found] != [""]:
         raise FileNotFoundError(storage.uri(path))

@@ -104,9 +104,9 @@ class WebHdfsClient:
         weakref.finalize(self, self._http.close)  # a storage is never closed
 
     def ask(self, method: str, path: str, **parameters: str) -> Any:
-        """Return the active NameNode's answer, parsed; None when it is empty.
+        """Return the active NameNode's answer, parsed, or None when it is empty.
 
-        Raises FileNotFoundError and FileExistsError as Hadoop does.
+        Raise FileNotFoundError and FileExistsError as Hadoop does.
         """
         return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
 

@@ -52,7 +52,7 @@ class VerifyRun:
 
 
 def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
-    """Check every topic of a warehouse, or one topic; MillraceError when there is none."""
+    """Check every topic of a warehouse, or one topic. Raise MillraceError when there is none."""
     names = run.storage.names("")
     _refuse_others(run.storage, names)
     topics = [name for name in names if _is_topic(run.storage, name) and topic in (None, name)]
@@ -146,7 +146,7 @@ def _head(check: Check, catalog: Catalog, publications: int) -> Head | None:
     try:
         table: Table | None = find_table(catalog, check.topic.name)
         if table is not None:
-            return Head.of(table)
+            return Head.from_table(table)
     except MillraceError as error:
         check.problem(str(error))
     except Exception as error:  # whatever pyiceberg raises for missing or broken metadata

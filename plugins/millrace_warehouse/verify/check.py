@@ -63,7 +63,7 @@ class Check:
         self.report.notes.extend(notes)
 
     def recorded(self, folder: layout.Folder) -> set[str]:
-        """Paths of all manifests in a folder that the ledger lists."""
+        """Return the paths of all manifests in a folder that the ledger lists."""
         return {f"{self.topic}/{folder}/{name}" for name in self.topic.recorded(folder)}
 
     def read(self, cls: type[M], path: str) -> M | None:
@@ -84,7 +84,7 @@ class Check:
         self.problem(*(f"{path}: {problem}" for problem in problems if problem))
 
     def _against_ledger(self, path: str, manifest: Manifest) -> str | None:
-        """Return a line when the ledger has another hash for the path; None when it agrees or has none."""
+        """Return a line when the ledger has another hash for the path, or None when it agrees or has none."""
         try:
             entry = read_entry(self.storage, path)
         except MillraceError as error:

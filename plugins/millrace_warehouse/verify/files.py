@@ -113,7 +113,7 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
 def _may_be_gone(
     manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
 ) -> bool:
-    """True when the table has or had the rows of a file, or a newer edition replaced them."""
+    """Return True when the table has or had the rows of a file, or a newer edition replaced them."""
     if file.path in expired and _is_replaced(manifest, history):
         return True
     if replay is None:
@@ -125,7 +125,7 @@ def _may_be_gone(
 
 
 def _is_replaced(manifest: LoadManifest, history: History) -> bool:
-    """True for an edition that another has replaced: an erasure deletes its files at once."""
+    """Return True for an edition that another has replaced: an erasure deletes its files at once."""
     return manifest.edition < history.editions[manifest.load][-1]
 
 

@@ -30,7 +30,7 @@ class History:
     """Load -> its editions, the first included, ascending."""
 
     def newest_of(self, load: int) -> LoadManifest | None:
-        """Return the newest edition of a load; None when it cannot be read."""
+        """Return the newest edition of a load, or None when it cannot be read."""
         return self.manifests.get((load, self.editions[load][-1]))
 
 
@@ -52,7 +52,7 @@ def check_history(check: Check) -> History:
 def _check_strays(check: Check) -> None:
     """Report foreign files in the topic's folder, among the loads or among the editions."""
     topic = check.topic.name
-    loads, editions = layout.Folder.LOADS.of(topic), layout.Folder.EDITIONS.of(topic)
+    loads, editions = layout.Folder.LOADS.path(topic), layout.Folder.EDITIONS.path(topic)
     ours: dict[str, str | re.Pattern[str]] = {
         topic: "|".join(layout.Folder),
         loads: _LOAD,
@@ -121,7 +121,7 @@ def _what_is_gone(check: Check, history: History, path: str, number: int) -> str
 
 def _check_editions(check: Check, history: History) -> None:
     """Check that every later edition names its predecessor, has the same offsets and keeps the laws."""
-    folder = layout.Folder.EDITIONS.of(check.topic.name)
+    folder = layout.Folder.EDITIONS.path(check.topic.name)
     recorded = check.recorded(layout.Folder.EDITIONS)
     found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
     for path in sorted(recorded - found.keys()):
@@ -210,7 +210,7 @@ def _check_erasures(check: Check, history: History) -> None:
 
 
 def _note_unfinished(check: Check, newest: LoadManifest | None) -> None:
-    folder = layout.Folder.PLANS.of(check.topic.name)
+    folder = layout.Folder.PLANS.path(check.topic.name)
     for name in check.storage.names(folder):
         try:
             plan = decode(Plan, check.storage.read(f"{folder}/{name}"), f"{folder}/{name}")

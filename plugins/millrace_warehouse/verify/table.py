@@ -46,13 +46,13 @@ class Head:
     """Number of delete files, which no publication makes."""
 
     @classmethod
-    def of(cls, table: Table) -> Head:
+    def from_table(cls, table: Table) -> Head:
         tasks = list(table.scan().plan_files())
         deletes = {delete.file_path for task in tasks for delete in task.delete_files}
         return cls(table, [task.file for task in tasks], len(deletes))
 
     def paths(self, topic: str) -> set[str]:
-        """Paths of the files from the topic's folder, without files that lie elsewhere."""
+        """Return the paths of the files from the topic's folder, without files that lie elsewhere."""
         paths = (path_in_topic(file.file_path, topic) for file in self.files)
         return {path for path in paths if path is not None}
 
@@ -164,7 +164,7 @@ def _count(
 
 
 def _check_written(check: Check, path: str, known: KnownFiles) -> None:
-    """MillraceError for a file with a list beside it that is not as it was written."""
+    """Raise MillraceError for a file with a list beside it that is not as it was written."""
     stored = known.stored(path) if path.startswith("compacted/") else None
     if stored is not None and measure(check.storage, f"{check.topic}/{path}").sha256 != stored.sha256:
         raise MillraceError("it was changed: its SHA-256 differs from the written file's")

@@ -67,7 +67,7 @@ def _cuts(client: ClusterClient, topic: str) -> list[Cut]:
 def _fetch(client: ClusterClient, cut: Cut) -> int:
     return sum(
         header.records_count
-        for some in read_cut(client, cut, RangeStats.of(cut))
+        for some in read_cut(client, cut, RangeStats.for_cut(cut))
         for header, _ in some.batches
     )
 
@@ -77,7 +77,7 @@ def _sample(
 ) -> tuple[Cut, list[FetchedBatches], int]:
     """About that many records of the first partition's beginning, as they were fetched."""
     cut, kept, count = cuts[0], list[FetchedBatches](), 0
-    for some in read_cut(client, cut, RangeStats.of(cut)):
+    for some in read_cut(client, cut, RangeStats.for_cut(cut)):
         batches = [(header, memoryview(bytes(batch))) for header, batch in some.batches]
         kept.append(FetchedBatches(batches))
         count += sum(header.records_count for header, _ in batches)
@@ -88,7 +88,7 @@ def _sample(
 
 def _decode(cut: Cut, fetched: Sequence[FetchedBatches]) -> list[DecodedBatch]:
     decoder = Decoder(PAGE_VIEW, lambda _: PAGE_VIEW, Filing(1, 1 << 50))
-    return list(decoder.decode(cut, fetched, RangeStats.of(cut)))
+    return list(decoder.decode(cut, fetched, RangeStats.for_cut(cut)))
 
 
 def _write(folder: Path, decoded: Sequence[DecodedBatch]) -> int:

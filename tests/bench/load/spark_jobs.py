@@ -45,7 +45,7 @@ def millrace(spark: SparkSession, task: Task) -> None:
 
 def millrace_table(spark: SparkSession, task: Task) -> None:
     """What `millrace load` and `millrace publish` run."""
-    from millrace_warehouse.commands.run import publish_one
+    from millrace_warehouse.commands.execute import publish_one
     from millrace_warehouse.requests import Publish
 
     millrace(spark, task)

@@ -50,7 +50,7 @@ class _Session:
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
     from millrace_warehouse import requests
-    from millrace_warehouse.commands.run import publish_one
+    from millrace_warehouse.commands.execute import publish_one
     from tests.jobs import load_topics
 
     job, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())

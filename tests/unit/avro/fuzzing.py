@@ -186,7 +186,7 @@ class Target:
             assert header is not None
             batches.append((header, memoryview(raw[:HEADER_BYTES] + records)))
         cut = cut_ranges([Range("T", 0, 0, 1 << 40)], 1 << 50)[0]
-        stats, decoder = RangeStats.of(cut), Decoder(self.case.table, {1: self.case.writer}.get)
+        stats, decoder = RangeStats.for_cut(cut), Decoder(self.case.table, {1: self.case.writer}.get)
         rows = rejected = 0
         for decoded in decoder.decode(cut, [FetchedBatches(batches)], stats):
             decoded.rows.validate(full=True)

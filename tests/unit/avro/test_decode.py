@@ -76,7 +76,7 @@ def decode(
     decoder, parts = Decoder(table, lookup, filing), []
     batches: list[DecodedBatch] = []
     for cut in cut_ranges([range_], cut_bytes):
-        stats = RangeStats.of(cut)
+        stats = RangeStats.for_cut(cut)
         batches += decoder.decode(cut, read_cut(log, cut, stats, timeout_s=0), stats)
         parts.append(stats)
     for batch in batches:
@@ -201,7 +201,7 @@ def test_an_unreachable_registry_stops_the_task_instead_of_rejecting_rows() -> N
     log = MemoryLog()
     log.append([view(0)])
     cut = cut_ranges([Range("PageView", 0, 0, log.high_watermark)], 1 << 40)[0]
-    stats = RangeStats.of(cut)
+    stats = RangeStats.for_cut(cut)
     with pytest.raises(MillraceError, match="does not answer"):
         list(Decoder(PAGE_VIEW, lookup).decode(cut, read_cut(log, cut, stats), stats))
 

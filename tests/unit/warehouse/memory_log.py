@@ -254,7 +254,7 @@ def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
     if table_schema is None:
         newest = max(log.schemas)
         table_schema = pin_first(Topic(storage, topic), newest, log.schemas[newest])
-    return Pinned.of(table_schema, lambda: log, log.schemas.get)
+    return Pinned.from_schema(table_schema, lambda: log, log.schemas.get)
 
 
 def load_run(

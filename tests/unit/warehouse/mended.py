@@ -91,7 +91,7 @@ class Mended:
         def pin(topic: str, used: int) -> Pinned:
             folder = Topic(storage, topic)
             record = pinned(folder, used) or pin_first(folder, SCHEMA_ID, SCHEMA)
-            return Pinned.of(record, lambda: self.log, DECODERS[self.fixed].get)
+            return Pinned.from_schema(record, lambda: self.log, DECODERS[self.fixed].get)
 
         return pin
 

@@ -164,7 +164,7 @@ def test_what_was_read_and_has_expired_is_no_loss_when_it_is_known_where_the_nex
     log.expire(1)
     for base, gaps in ((end.next_base, 0), (None, 1)):
         (cut,) = cut_ranges([Range("T", 0, end.next_offset, log.high_watermark, base)], 1 << 30)
-        stats = RangeStats.of(cut)
+        stats = RangeStats.for_cut(cut)
         assert sum(len(some.batches) for some in read_cut(log, cut, stats, timeout_s=1)) == 1
         assert len(stats.gaps) == gaps
 

@@ -108,7 +108,7 @@ def read(cluster: MemoryCluster, stream: MillraceStreamReader, start: Json, end:
     rows: list[Row] = []
     for partition in stream.partitions(start, end):
         cut: Cut = partition.value
-        stats = RangeStats.of(cut)
+        stats = RangeStats.for_cut(cut)
         for frames, rejected in frames_of(cut, read_cut(cluster, cut, stats, timeout_s=0), stats):
             assert rejected == []
             rows += [(cut.range.topic, cut.range.partition, offset) for offset in frames.offset.tolist()]

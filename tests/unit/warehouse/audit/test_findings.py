@@ -10,7 +10,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.findings import MOST_REPORTED, Problem, read, to_problems, write
-from millrace_warehouse.commands import run
+from millrace_warehouse.commands import execute
 from millrace_warehouse.history.layout import audited_path, verified_path
 from millrace_warehouse.requests import Verify
 from tests.published import TOPIC, Warehouse, warehouse
@@ -31,7 +31,7 @@ def w(tmp_path: Path) -> Iterator[Warehouse]:
 
 def verify(w: Warehouse, *, no_catalog: bool = False) -> list[tuple[str | None, str]]:
     """Hour and text of everything that the auditor is told after a run."""
-    run.verify(Verify(warehouse=str(w.folder), no_catalog=no_catalog), lambda _: None)
+    execute.verify(Verify(warehouse=str(w.folder), no_catalog=no_catalog), lambda _: None)
     found = read(w.stored)
     return [] if found is None else [(problem.hour, problem.text) for problem in found.problems]
 
@@ -77,7 +77,7 @@ def test_a_whole_run_takes_back_what_was_found_before_the_folder_was_put_back(w:
     """The auditor still has what an earlier run found, and the folder does not."""
     assert verify(w) == []
     assert read(w.stored) is None, "this run has not read the rows"
-    run.verify(Verify(warehouse=str(w.folder), rows=True), lambda _: None)
+    execute.verify(Verify(warehouse=str(w.folder), rows=True), lambda _: None)
     found = read(w.stored)
     assert found is not None
     assert to_problems(found) == []

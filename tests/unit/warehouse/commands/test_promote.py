@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace_registry.client
-from millrace_warehouse.commands import run
+from millrace_warehouse.commands import execute
 from millrace_warehouse.commands.upkeep import promote as command
 from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, with_field
@@ -62,7 +62,7 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
     log.append_events(0, [START], schema=COUNTED, count=5)
     load_topic(load_run(log, tmp_path), TOPIC)
     registry = Registry(SCHEMAS, [COUNTED, COUNTRY])
-    monkeypatch.setattr(run, "SchemaRegistryClient", lambda _: registry)
+    monkeypatch.setattr(execute, "SchemaRegistryClient", lambda _: registry)
     options = [TOPIC, "--warehouse", str(tmp_path), "--registry", "http://r"]
     silent = CliRunner().invoke(command, options)
     assert "give --registry and --reason" in str(silent.exception)

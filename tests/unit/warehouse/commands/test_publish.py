@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.answer import Changes, Completeness, JudgedHour, Window, overall
 from millrace_warehouse.commands import auditor as asking
-from millrace_warehouse.commands import run
+from millrace_warehouse.commands import execute
 from millrace_warehouse.commands.publishing import compact, publish, tables
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.requests import Publish
@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
         none = {**dict.fromkeys(("publication", "complete_until", "rows")), "hours": 0}
         return {"topic": topic, "table": "t", "published": False, "changes": [], "waiting": [], **none}
 
-    monkeypatch.setattr(run, "publish_one", publish_one)
+    monkeypatch.setattr(execute, "publish_one", publish_one)
     return seen
 
 

@@ -140,7 +140,7 @@ class History:
             before = manifest
         numbers = [each.number for each in all_schemas(Topic(open_storage(str(self.warehouse)), TOPIC))]
         assert numbers == list(range(1, len(numbers) + 1))
-        for path in (self.warehouse / Folder.PLANS.of(TOPIC)).glob("[!.]*"):
+        for path in (self.warehouse / Folder.PLANS.path(TOPIC)).glob("[!.]*"):
             assert self.plans.setdefault(path.name, path.read_bytes()) == path.read_bytes(), self.done
 
     def settle(self) -> None:

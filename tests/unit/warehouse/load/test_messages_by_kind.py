@@ -180,9 +180,12 @@ def test_the_error_names_all_kinds_over_their_limits(tmp_path: Path) -> None:
 
 def test_limits_are_given_for_all_kinds_or_by_name() -> None:
     limits = RejectedLimits.parse("5, broken_body=1%")
-    assert limits.of(Kind.BROKEN_BODY).allowed(1000) == 10
-    assert [limits.of(kind).allowed(1000) for kind in (Kind.FOREIGN_FRAMING, Kind.UNKNOWN_SCHEMA)] == [5, 5]
-    assert RejectedLimits.parse("broken_body=0").of(Kind.UNKNOWN_SCHEMA).allowed(10) == 100
+    assert limits.limit_for(Kind.BROKEN_BODY).allowed(1000) == 10
+    assert [limits.limit_for(kind).allowed(1000) for kind in (Kind.FOREIGN_FRAMING, Kind.UNKNOWN_SCHEMA)] == [
+        5,
+        5,
+    ]
+    assert RejectedLimits.parse("broken_body=0").limit_for(Kind.UNKNOWN_SCHEMA).allowed(10) == 100
     for wrong in ("many", "101%", "tombstone=5", "broken_body", "1, 2", "broken_body=1, broken_body=2"):
         with pytest.raises(ConfigError, match="--max-rejected"):
             RejectedLimits.parse(wrong)

@@ -37,7 +37,7 @@ def range_of(log: MemoryLog, start: int | None = None, end: int | None = None) -
 
 
 def read(log: MemoryLog, cut: Cut, fetch_bytes: int = 1 << 20) -> tuple[list[int], RangeStats]:
-    stats = RangeStats.of(cut)
+    stats = RangeStats.for_cut(cut)
     offsets: list[int] = []
     for frames, rejected in frames_of(
         cut, read_cut(log, cut, stats, fetch_bytes=fetch_bytes, timeout_s=0), stats
@@ -226,7 +226,7 @@ def test_a_log_that_ends_before_the_range_is_an_error_not_an_end() -> None:
 def test_where_messages_may_be_lost_the_log_s_end_is_the_end() -> None:
     log = made_log(4)
     cut = cut_ranges([Range("T", 0, 0, log.high_watermark + 1000)], 1 << 40)[0]
-    read = read_cut(log, cut, RangeStats.of(cut), timeout_s=0, lost_ok=True)
+    read = read_cut(log, cut, RangeStats.for_cut(cut), timeout_s=0, lost_ok=True)
     data = [header for header in log.headers if not header.is_control]
     assert [header for fetched in read for header, _ in fetched.batches] == data
 
@@ -246,7 +246,7 @@ def test_a_topic_created_anew_while_it_is_read_is_refused(
     monkeypatch.setattr(log, "topic", lambda name: TopicMetadata(name, next(ids), {0: 1}))
     cut = cut_ranges([range_of(log)], 1 << 40)[0]
     with pytest.raises(MillraceError, match="created anew"):
-        list(read_cut(log, cut, RangeStats.of(cut), lost_ok=lost_ok))
+        list(read_cut(log, cut, RangeStats.for_cut(cut), lost_ok=lost_ok))
 
 
 def test_on_apache_kafka_no_gap_passes_for_the_end_of_a_batch() -> None:
@@ -266,7 +266,7 @@ def test_what_expires_behind_the_reader_s_back_is_no_gap() -> None:
     for _ in range(9):
         log.append([Message(0, None, b"x" * 20)] * 3)
     expected, cut = all_offsets(log), cut_ranges([range_of(log)], 1 << 40)[0]
-    stats = RangeStats.of(cut)
+    stats = RangeStats.for_cut(cut)
     reading = read_cut(log, cut, stats, fetch_bytes=1, timeout_s=0)
     first = [next(reading), next(reading)]
     log.expire(2)
@@ -324,7 +324,7 @@ def test_the_times_of_a_cut_widen() -> None:
 
 def test_joining_refuses_tasks_that_do_not_cover_the_range_once() -> None:
     range_ = Range("T", 0, 0, 100)
-    parts = [RangeStats.of(cut) for cut in cut_ranges([range_], 25)]
+    parts = [RangeStats.for_cut(cut) for cut in cut_ranges([range_], 25)]
     join_stats(range_, parts)
     for wrong in (parts[1:], parts[:-1], [*parts, parts[0]], parts[:1] + parts[2:]):
         with pytest.raises(MillraceError, match="run the load again"):

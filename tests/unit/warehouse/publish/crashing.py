@@ -61,7 +61,7 @@ def again(warehouse: Path) -> None:
             "offsets": list(offsets(table_of(catalog))),
             "hours": hours_of(catalog),
             "publication": int(table_of(catalog).properties["millrace.publication"]),
-            "recorded": storage.names(ledger_path(Folder.PUBLICATIONS.of(TOPIC))),
+            "recorded": storage.names(ledger_path(Folder.PUBLICATIONS.path(TOPIC))),
             "again": second.published,
         }
     (warehouse / "seen.json").write_text(json.dumps(seen))

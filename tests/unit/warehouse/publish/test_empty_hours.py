@@ -242,7 +242,7 @@ hour = st.tuples(
 def test_ranges_say_what_hours_one_by_one_say(
     hours: list[tuple[int, HourVerdict, str]], rejected: set[int]
 ) -> None:
-    published = TableState.of(None)
+    published = TableState.from_publication(None)
     for number, verdict, checked in hours:
         published.publish(hour_of(number_of(FIRST) + number), dataclasses.replace(verdict, checked=checked))
     changes = published.settled()

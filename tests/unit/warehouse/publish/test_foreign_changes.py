@@ -103,7 +103,7 @@ def test_inserted_rows_are_named_and_taken_out_by_a_rebuild(
 ) -> None:
     table = table_of(catalog)
     [theirs] = [file for file in live_files(table) if file.record_count == 3]
-    copy = f"{Folder.COMPACTED.of(TOPIC)}/theirs.parquet"
+    copy = f"{Folder.COMPACTED.path(TOPIC)}/theirs.parquet"
     storage.put(copy, table.io.new_input(theirs.file_path).open())  # type: ignore[arg-type]
     theirs[1] = storage.uri(copy)
     commit(table, TableChange(added=[theirs]))
@@ -175,7 +175,7 @@ def test_a_dropped_table_is_named_and_rebuilt(storage: Storage, catalog: Catalog
     assert result.publication is not None
     assert result.publication.number == 4
     assert result.publication.previous is not None
-    assert result.publication.previous.path.startswith(f"{Folder.PUBLICATIONS.of(TOPIC)}/0000000003-")
+    assert result.publication.previous.path.startswith(f"{Folder.PUBLICATIONS.path(TOPIC)}/0000000003-")
     assert [waiting.hour for waiting in result.waiting] == [H12]
     assert not publish().published
 
@@ -186,7 +186,7 @@ def test_a_lost_catalog_is_named_and_everything_is_rebuilt_with_the_table_of_hou
     before = hours_of(catalog)
     catalog.close()
     (tmp_path / "w" / "catalog.db").unlink()
-    shutil.rmtree(tmp_path / "w" / Folder.TABLE.of(TOPIC))
+    shutil.rmtree(tmp_path / "w" / Folder.TABLE.path(TOPIC))
     with connect(storage) as fresh:
         with pytest.raises(TableChanged, match="its catalog is older"):
             publish_in(storage, fresh)
@@ -231,7 +231,7 @@ def test_a_file_that_was_cut_off_while_it_was_written_holds_no_rebuild_up(
         for file in read_load(Topic(storage, TOPIC), number).files:
             if file.hour == H10:
                 storage.delete(f"{TOPIC}/{file.path}")
-    [whole] = (tmp_path / "w" / Folder.COMPACTED.of(TOPIC)).rglob("*.parquet")
+    [whole] = (tmp_path / "w" / Folder.COMPACTED.path(TOPIC)).rglob("*.parquet")
     for name, content in (("cut", whole.read_bytes()[:-20]), ("empty", b""), ("other", b"no Parquet")):
         (whole.parent / f"{name}.parquet").write_bytes(content)
     catalog.drop_table(table_identifier(TOPIC))

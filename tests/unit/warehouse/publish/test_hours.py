@@ -25,7 +25,7 @@ def test_a_set_of_hours_comes_back_from_its_ranges_which_are_as_few_as_can_be(ho
 def test_the_complete_hours_begin_with_the_first_one_and_end_where_one_is_not(
     steps: list[tuple[int, str]],
 ) -> None:
-    state, verdicts = TableState.of(None), dict[int, str]()
+    state, verdicts = TableState.from_publication(None), dict[int, str]()
     for number, verdict in steps:
         before = state.complete_from
         state.judge(hour_of(number), HourVerdict(verdict=verdict))

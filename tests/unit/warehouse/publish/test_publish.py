@@ -144,7 +144,9 @@ def test_an_hour_before_2000_that_a_version_before_has_filed_holds_the_complete_
     assert [change.hour for change in result.changes] == ["1970-01-21T18", H10, H11, H12]
     assert table_of(catalog).properties["millrace.complete-from"] == H10
     assert result.publication is not None
-    state = TableState.of(dataclasses.replace(result.publication, complete_from="1970-01-21T18"))
+    state = TableState.from_publication(
+        dataclasses.replace(result.publication, complete_from="1970-01-21T18")
+    )
     assert state.complete_from is None, "a table that a version before has published goes on from now"
     state.settled()
     assert state.complete_from == number_of(H10)

@@ -119,7 +119,7 @@ def promote(request: Promote) -> PromoteResult:
 
 
 def schema_history(request: Promote) -> Sequence[HistoryEntry]:
-    """Every schema that a topic's table has had, in order."""
+    """Return every schema that a topic's table has had, in order."""
     return history(Topic(open_storage(request.warehouse), request.topic))
 
 
