@@ -1,1 +1,3 @@
-"""A warehouse: loads as history, tables people query, and the proof of both. Imports no PySpark."""
+"""A warehouse: the history of loads, the tables that people query, and the proof of both. Does not import
+PySpark.
+"""

@@ -15,7 +15,7 @@ from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, without_nulls
 
 TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
-"""Event time that the row is filed by, null when no correct clock can have shown it."""
+"""Event time that decides the row's hour; null when no correct clock can have shown it."""
 TOPIC_PARTITION = pa.field("_topic_partition", pa.int32())
 OFFSET = pa.field("_offset", pa.int64())
 LOG_FIELDS = [
@@ -25,11 +25,11 @@ LOG_FIELDS = [
     pa.field("_key", pa.binary()),
     pa.field("_schema_id", pa.int32()),
 ]
-"""Origin of a row in the log; `_timestamp` is the record's, null when no calendar has that time."""
+"""Place of a row in the log. `_timestamp` is the record's time, or null when no calendar has that time."""
 LOAD = pa.field("_load", pa.int64())
-"""Number of the load that the row came with: rows counted by it can be compared with the loads."""
+"""Number of the load that wrote the row: rows counted by load can be compared with the loads."""
 OWN_FIELDS = [TIME, *LOG_FIELDS, LOAD]
-"""Millrace's columns of a table, after those of its schema."""
+"""Millrace's columns of a table. They follow the columns of the schema."""
 _ICEBERG_NAMES = {
     "_file",
     "_pos",
@@ -42,11 +42,13 @@ _ICEBERG_NAMES = {
     "_change_ordinal",
     "_commit_snapshot_id",
 }
-"""Apache Iceberg's metadata columns; Spark 4.1 refuses `select *` of a table with one of these."""
+"""Apache Iceberg's metadata columns. Spark 4.1 refuses `select *` from a table that has a column of these
+names.
+"""
 PARTITION = "_time_hour"
-"""The table's partition, by Spark's name for `hours(_time)`: Iceberg allows no column of that name."""
+"""Name of the table's partition, as Spark names `hours(_time)`. Iceberg allows no column of that name."""
 RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS), PARTITION})
-"""Names that no field of a table's schema may have, in any case."""
+"""Names that no field of a table's schema may have, in upper or lower case."""
 
 
 def check_table_schema(schema: Mapping[str, Any]) -> Record:
@@ -67,7 +69,7 @@ def check_table_schema(schema: Mapping[str, Any]) -> Record:
 
 
 def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
-    """Return two names that differ in case only, if there are any."""
+    """Return two names that differ only in case, or None."""
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.setdefault(name.casefold(), name)) != name:
@@ -76,7 +78,10 @@ def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
-    """Return the columns of a topic whose first load pins the schema. Raise MillraceError if it may not."""
+    """Return the columns of a topic whose first load pins the schema.
+
+    Raise MillraceError if a table may not have the schema.
+    """
     try:
         return check_table_schema(schema)
     except SchemaError as error:
@@ -87,7 +92,7 @@ def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Recor
 
 
 def _check_case(type_: pa.DataType, path: str) -> None:
-    """Raise SchemaError for two fields of one record that differ in case only, at any depth."""
+    """Raise SchemaError if two fields of one record, at any depth, differ only in case."""
     inner = [type_.field(index) for index in range(type_.num_fields)]
     if pa.types.is_struct(type_) and (pair := same_but_case([field.name for field in inner])):
         raise SchemaError(f"its fields {path}{pair[0]} and {path}{pair[1]} differ in case only")

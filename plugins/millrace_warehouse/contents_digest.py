@@ -1,8 +1,7 @@
-"""Digest of the contents of rows, for each column at each depth, to compare a copy with the rows copied.
+"""Digest of the contents of rows, for each column at each depth: compares copied rows with the original rows.
 
-Values, nulls and the lengths of lists count, in the order of the rows. Boundaries between batches do not
-count, nor does the width of an integer or a float. Reads Arrow alone: neither projection nor Parquet takes
-part.
+Values, nulls and the lengths of lists count, in the order of the rows. Neither the boundaries between batches
+nor the width of an integer or a float count. Reads Arrow alone; uses neither projection nor Parquet.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 @dataclass(slots=True)
 class _Column:
-    """Digest of one column, or of a field inside of one."""
+    """Digest of one column, or of a field inside a column."""
 
     name: str
     present: int = 0
@@ -35,7 +34,7 @@ class _Column:
 
 
 class ContentsDigest:
-    """An accumulator over batches of rows."""
+    """Accumulates the digests of batches of rows."""
 
     def __init__(self) -> None:
         self._columns: dict[int, _Column] = {}
@@ -46,9 +45,10 @@ class ContentsDigest:
             self._add(array, column.field_id, column.name, column.field_type)
 
     def differences(self, copy: ContentsDigest) -> Iterator[str]:
-        """Yield the columns in which a copy of these rows differs. Columns missing in it are not compared.
+        """Yield the columns in which a copy of these rows differs. Columns that the copy lacks are not
+        compared.
 
-        A column that only the copy has must be null everywhere.
+        A column that only the copy has must be null in every row.
         """
         for id_, column in copy._columns.items():
             mine = self._columns.get(id_)

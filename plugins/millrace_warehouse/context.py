@@ -1,4 +1,4 @@
-"""The place of a verb's work: storage and catalog, the callback for its steps, and its clock."""
+"""Context of a command's work: storage, catalog, progress callback and clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 Progress = Callable[[str], None]
-"""Called with the name of each step when it is done: a progress line, or a test that ends the process."""
+"""Callback with the name of each finished step. It writes a line of progress; a test may end the process
+there.
+"""
 
 
 def quiet(step: str) -> None:
@@ -22,10 +24,10 @@ def quiet(step: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Storage, catalog, progress and clock of a verb; the same for each of its topics."""
+    """Storage, catalog, progress and clock of a command. All topics of the command share them."""
 
     storage: Storage
     catalog: Catalog
-    """Catalog, as `publish.catalog.connect` opens it."""
+    """Catalog that `publish.catalog.connect` opened."""
     progress: Progress = quiet
     clock: Callable[[], float] = time.time

@@ -1,9 +1,9 @@
 """Encoding of each column of a Parquet file, chosen by the column's first rows.
 
-A column has a dictionary when values repeat among the first rows. Whole numbers without a dictionary are
-written as differences, which Spark from 3.3 on, DuckDB and pyarrow read. Parquet's own default keeps a
-dictionary for every column, even for offsets and times, which never repeat: that takes a third of the time of
-a file of PageViews, and a third of its bytes.
+A column gets a dictionary when values repeat among its first rows. Whole numbers without a dictionary are
+written as differences, which pyarrow, DuckDB and Spark from 3.3 on can read. Parquet's own default keeps a
+dictionary for every column, even for offsets and times, which never repeat. That default costs a third of the
+time and a third of the bytes of a file of PageViews.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import pyarrow.compute as pc
 SAMPLE_ROWS = 10_000
 ROW_GROUP_ROWS = 200_000
 ROW_GROUP_BYTES = 128 << 20
-"""Most bytes of rows in memory that become one row group, which then has fewer rows than ROW_GROUP_ROWS."""
+"""Most bytes of rows in memory for one row group. Large rows make row groups of fewer than ROW_GROUP_ROWS
+rows.
+"""
 
 
 def encodings(rows: pa.Table) -> dict[str, Any]:
     """Return the settings of a `ParquetWriter` for rows like these.
 
-    Columns of text and bytes get no smallest and largest value: computing them takes a tenth of the time, and
-    in the order of a log they rule out no file. Numbers and times have them.
+    Columns of text and bytes get no smallest and largest value. Computing them takes a tenth of the time, and
+    in the order of a log these bounds exclude no file. Numbers and times have them.
     """
     dictionaries: list[str] = []
     differences: dict[str, str] = {}
@@ -44,7 +46,7 @@ def encodings(rows: pa.Table) -> dict[str, Any]:
 
 
 def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Return every column that Parquet stores, with its path there."""
+    """Yield every column that Parquet stores, with its path in the file."""
     pending = list(zip(table.column_names, table.columns, strict=True))
     while pending:
         path, column = pending.pop()
@@ -66,7 +68,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Return True if each value that is not null occurs twice on average."""
+    """Return True if each value, nulls apart, occurs twice on average."""
     values = column.drop_null()
     return not len(values) or 2 * len(pc.unique(values)) <= len(values)
 

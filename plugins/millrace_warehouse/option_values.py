@@ -1,6 +1,6 @@
-"""Parsers of a command line's words: sizes, times, ages, loads, names.
+"""Parsers of option values: sizes, times, ages, loads, names.
 
-Each function takes a word and its option's name, and fails with a ConfigError that names both.
+Each function takes a value and its option's name, and raises a ConfigError that names both.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def parse_time_ms(text: str, option: str) -> int:
 
 
 def optional(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
-    """Return a parser like `parse` that returns None for an empty word."""
+    """Return a parser like `parse` that returns None for an empty value."""
     return lambda text, option: parse(text, option) if text else None
 
 
 def absolute_file(text: str, _: str) -> str:
-    """Return the absolute path of a file, or empty for an empty word."""
+    """Return the absolute path of a file, or empty for an empty value."""
     return str(Path(text).absolute()) if text else ""
 
 
 def parse_loads(text: str, option: str) -> list[int]:
-    """Parse `7` or `7-9` as numbers of loads; none for an empty word."""
+    """Parse `7` or `7-9` as numbers of loads; an empty value names no loads."""
     if not text:
         return []
     first, _, last = text.partition("-")
@@ -76,7 +76,10 @@ def checked_addresses(text: str, option: str) -> str:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Create a folder if it is missing; ConfigError, which begins with `what`, when it cannot be written."""
+    """Create a folder if it is missing.
+
+    Raise ConfigError, whose text begins with `what`, when the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,7 +111,7 @@ def policies(file: str, _option: str) -> TopicPolicies:
 
 
 def checked_subjects(words: Sequence[str], _option: str) -> Sequence[str]:
-    """Return the words, if they are a valid naming of subjects."""
+    """Return the values, if they are a valid naming of subjects."""
     Subjects.parse(words)
     return words
 
@@ -120,7 +123,7 @@ def absolute_warehouse(text: str, _option: str) -> str:
 
 
 def checked_name(text: str, option: str) -> str:
-    """Return the text, if it can name an erasure."""
+    """Return the text, if it is a valid name of an erasure."""
     if text and (not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", text) or text.endswith(".done")):
         raise ConfigError(f"{option} {text!r} is no name like request-4711, of letters, digits and -_.")
     return text
@@ -132,7 +135,7 @@ def each_checked_address(texts: Sequence[str], option: str) -> Sequence[str]:
 
 
 def user_at_machine() -> str:
-    """user@machine."""
+    """Return the user and the machine of this process, as `user@machine`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
@@ -149,5 +152,5 @@ def distinct(names: Sequence[str], _option: str) -> list[str]:
 
 
 def run_id(text: str = "", _option: str = "") -> str:
-    """Return the name of a run; a new unique name for an empty word."""
+    """Return the name of a run, or a new unique name for an empty value."""
     return text or f"manual-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"

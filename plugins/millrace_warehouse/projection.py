@@ -1,7 +1,7 @@
-"""Convert rows of a file to a table's present columns: by field id, at every depth, nulls as they are.
+"""Converts a file's rows to a table's present columns: by field id, at every depth, with nulls unchanged.
 
-Columns may have been added (null in older files), dropped or widened. pyiceberg has a private function for
-this, which turns null lists and maps into empty ones. Knows Arrow and Iceberg's types; no files.
+Columns may have been added (null in older files), dropped or widened. pyiceberg's private function for this
+turns null lists and maps into empty ones. Handles Arrow and Iceberg's types, and no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millrace.errors import MillraceError
 
 
 def project(batch: pa.RecordBatch, held: Schema, wanted: Schema, arrow: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a batch with the columns `held` in the columns `wanted`, typed as in `arrow`.
+    """Convert a batch with the columns `held` to the columns `wanted`, with the types of `arrow`.
 
     Raise MillraceError when a column is required and the batch does not have it.
     """
@@ -69,5 +69,5 @@ def _array(array: pa.Array, held: IcebergType, wanted: IcebergType, target: pa.D
 
 
 def _from_the_start(array: pa.Array) -> pa.Array:
-    """Copy a slice to a separate array: Arrow takes no mask beside the offsets of a slice."""
+    """Copy a slice into an array of its own: Arrow takes no mask with the offsets of a slice."""
     return array.take(pa.array(np.arange(len(array)))) if array.offset else array

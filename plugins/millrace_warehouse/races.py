@@ -1,4 +1,4 @@
-"""The one loop for "another run was faster": look again, decide again, try again."""
+"""The loop of a run that another run may outrun: look again, decide again, try again."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from millrace.errors import MillraceError
 T = TypeVar("T")
 
 TRIES = 20
-"""Largest number of tries of one run. A failed try has lost to another run, or met a failure."""
+"""Most tries of one run. A failed try has lost to another run, or met a failure."""
 LONGEST_PAUSE_S = 2.0
 
 
 class Conflict(Exception):
-    """Another run was faster, or an answer was lost. Read the present state before the next attempt."""
+    """Another run was faster, or an answer was lost. The caller must read the present state before the next
+    attempt.
+    """
 
 
 class Outrun(MillraceError):
-    """A run has lost TRIES times."""
+    """All TRIES tries of a run have failed."""
 
 
 def retried(attempt: Callable[[], T], what: str, advice: str) -> T:
-    """Repeat an attempt while it meets a Conflict, after ever longer pauses; return its result.
+    """Repeat an attempt while it raises Conflict, with growing pauses between the tries. Return its result.
 
-    After TRIES attempts raises Outrun, whose message begins with `what` and ends with `advice`.
+    After TRIES tries raise Outrun, whose message begins with `what` and ends with `advice`.
     """
     cause: Conflict | None = None
     for turn in range(TRIES):

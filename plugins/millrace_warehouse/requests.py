@@ -1,8 +1,7 @@
-"""Options of each verb, defined once: a command reads them from its words, a Spark job from JSON.
+"""Options of each command, defined once: a command reads them from its command line, a Spark job from JSON.
 
-A field made by `option` can be given on a command line; the other fields are for jobs and tests alone.
-Airflow's operators pass words of the same names. Lies below the code that runs the verbs, and knows nothing
-of it.
+A field made by `option` can be given on a command line. Other fields are for jobs and tests alone. Airflow's
+operators pass options of the same names. This module depends on none of the code that executes the commands.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ class Option:
 
     name: str
     parse: Callable[[Any, str], Any] | None
-    """Parses a word, with the option's name for its ConfigError; None for the word itself."""
+    """Function that parses a value, given the option's name for its ConfigError. None keeps the value as it
+    is.
+    """
     attributes: Mapping[str, Any]
     """Attributes of click's parameter."""
 
@@ -41,9 +42,10 @@ def option(
     repr: bool = True,
     **attributes: Any,
 ) -> Any:
-    """Return a field spelt `--name METAVAR`, `--flag` or, as an argument, `NAME`; `...` lets it repeat.
+    """Return a field that is an option `--name METAVAR`, a flag `--flag` or an argument `NAME`. `...` makes
+    it repeatable.
 
-    Without a default the option is required. A text default is parsed like a given word.
+    Without a default the option is required. A default that is text is parsed like a given value.
     """
     name, _, metavar = spelling.removesuffix("...").partition(" ")
     attributes |= {"metavar": metavar} if metavar else {}
@@ -61,19 +63,19 @@ def option(
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def command_options(cls: type[V]) -> type[V]:
-    """Return a frozen dataclass whose fields may be options."""
+    """Make a class a frozen dataclass whose fields may be options."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
 def command_line_fields(cls: type) -> Iterator[tuple[str, Option]]:
-    """Return the fields that a command line can give, in order."""
+    """Yield the fields that a command line can give, in order."""
     for member in dataclasses.fields(cls):
         if "option" in member.metadata:
             yield member.name, member.metadata["option"]
 
 
 def parse_request(cls: type[V], texts: Mapping[str, Any]) -> V:
-    """Return the verb that the words of its fields spell; None and () mean that a word was not given."""
+    """Return the request that these option values mean. None and () mean that an option was not given."""
     values = {}
     for name, spelt in command_line_fields(cls):
         if (word := texts[name]) not in (None, ()):
@@ -133,7 +135,7 @@ class Load:
     )
     """The command adds the matching topics to `topics`."""
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
-    """Names the plan: the same for every try of one run."""
+    """Name of the plan. It is the same for every try of one run."""
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Take at most this much of each topic's log (500MB, 2GiB); the next run takes the next part.",
@@ -152,11 +154,11 @@ class Load:
         " broken_body.  [default: 0.1%, or 100 where that is more]",
         default="",
     )
-    """Parsed by `rejections.RejectedLimits`."""
+    """Text that `rejections.RejectedLimits` parses."""
     accept_rejected: bool = option(
         "--accept-rejected", "Succeed although records could not be decoded.", default=False
     )
-    """Applied by the command; the load is published either way."""
+    """The command applies it. The load is made either way."""
     accept_new_topic: bool = option(
         "--accept-new-topic",
         "Go on with a topic that was deleted and created anew, or is in a new cluster.",
@@ -168,7 +170,9 @@ class Load:
     cut_bytes: int = CUT_BYTES
 
     def for_topic(self, topic: str) -> Load:
-        """Return the load of one topic; the topic's policy gives the values that no word gives."""
+        """Return the request for one topic. The topic's policy gives the values of options that were not
+        given.
+        """
         policy = self.policies.get(topic, NO_POLICY)
         most = (
             option_values.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
@@ -189,7 +193,9 @@ class Publish:
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
-    """`2015-05-17T10`, UTC, or `none`; the command adds those of [start, end). Also hours without rows."""
+    """Hours such as `2015-05-17T10`, in UTC, or `none`, with or without rows. The command adds the hours of
+    [start, end).
+    """
     start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
     proven: bool = option(
@@ -230,13 +236,13 @@ class Compact:
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
     quiet_s: float = 6 * 3600.0
-    """An hour is left alone that a publication has changed within this time."""
+    """Time in seconds: an hour that a publication has changed within it is not compacted."""
     small_bytes: int = 64 << 20
-    """A smaller file is put together with others."""
+    """Size in bytes: smaller files are merged."""
     small_files: int = 8
-    """An hour with at most this number of small files is left alone."""
+    """Number of small files up to which an hour is not compacted."""
     target_bytes: int = 256 << 20
-    """A new file starts when the sources of one reach this size."""
+    """Size in bytes of the sources at which a new file begins."""
 
 
 @command_options
@@ -272,7 +278,9 @@ class Reload:
         default=(),
     )
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
-    """Name of the run. A repeated run with the same name does not read again what was read already."""
+    """Name of the run. A repeated run with the same name does not read again the loads that it has already
+    read.
+    """
     cut_bytes: int = CUT_BYTES
 
 
@@ -426,7 +434,7 @@ class Mirror:
 
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     origin: str = option("--origin CLUSTER", "Name of the origin cluster, for example dc1.")
-    """As in the positions of the mirrored partitions."""
+    """The name that the positions of the mirrored partitions have."""
     origin_bootstrap: str = option(
         "--origin-bootstrap HOST:PORT", "Brokers of the origin cluster.", option_values.checked_addresses
     )

@@ -1,7 +1,7 @@
-"""Count of the sequences in rows by producer, from the audit header's columns, all at once.
+"""Counts the sequence numbers in rows by producer, from the audit header's columns, for all rows at once.
 
-Works on batches in memory, and on a Parquet file, of which it reads only the header's columns and the
-record's time: rows without a header are counted by that time.
+Works on batches in memory, and on Parquet files. Of a file it reads only the header's columns and the
+record's time, by which rows without a header are counted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ HEADER, TIMESTAMP = "header", "_timestamp"
 HEADER_COLUMNS = [f"{HEADER}.{name}" for name in EventHeader._fields]
 """Columns of a Parquet file that are the audit header's fields."""
 _FEW = 8
-"""Average rows in a run of consecutive numbers; with shorter runs, rows are sorted before counting."""
+"""Average length of runs of consecutive numbers below which rows are sorted before counting."""
 
 
 def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | None = None) -> SequenceCounts:
-    """Count the rows of a batch by producer, window and sequence; add to `counts` or to a new account.
+    """Count the rows of a batch by producer, window and sequence number. Add them to `counts` or to a new
+    account.
 
-    An audit header is a struct column `header` with the fields of an EventHeader. Rows without one, or with a
-    null in one of its fields, are not counted.
+    An audit header is a struct column `header` with the fields of an EventHeader. Rows without a header, or
+    with a null in one of its fields, are not counted.
     """
     counts = SequenceCounts() if counts is None else counts
     columns_of_header = _header_columns(batch)
@@ -62,9 +63,9 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
 
 
 def count_unkeyed(batch: pa.RecordBatch | pa.Table, windows: Counter[int]) -> None:
-    """Add the rows without a whole audit header to the windows (ms) of their records' time.
+    """Add the rows without a whole audit header to the windows (ms) of their records' times.
 
-    Rows without that time, or in a table without the column, are in no window.
+    Rows without that time, or in a table without its column, are in no window.
     """
     index = batch.schema.get_field_index(TIMESTAMP)
     header = _header_fields(batch)
@@ -89,7 +90,10 @@ class FileRows:
     """Rows with and without a header."""
 
     def add(self, content: BinaryIO) -> None:
-        """Count a Parquet file and close it. ArrowException or OSError for a broken file, partly counted."""
+        """Count a Parquet file and close it.
+
+        Raise ArrowException or OSError for a broken file, which may be partly counted.
+        """
         with content, pq.ParquetFile(content) as file:
             names = {*file.schema_arrow.names}
             columns = [*(HEADER_COLUMNS if HEADER in names else ()), *({TIMESTAMP} & names)]
@@ -123,7 +127,9 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
 
 
 def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """Return the header's five columns for rows that have all five; None in a table without audit headers."""
+    """Return the header's five columns for the rows that have all five, or None for a table without audit
+    headers.
+    """
     fields = _header_fields(batch)
     if fields is None or (whole := _whole(fields)) is None:
         return fields

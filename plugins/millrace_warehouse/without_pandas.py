@@ -1,7 +1,7 @@
 """Keeps pandas out of Millrace's own processes: its import takes longer than most of their work.
 
-Arrow imports pandas, where it is installed, with its first value, to see whether the value is one of pandas'.
-Nothing here is for processes of users, which may have such values.
+Where pandas is installed, Arrow imports it with its first value, to see whether the value is one of pandas'.
+Users' processes may have such values, so they must not use this module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Findings of `millrace verify` on a topic, kept beside the loads for the warehouse's reader to report.
 
-`audited/_verified` has the present problems. A run withdraws only problems that it has looked for as well: a
-run without the table leaves the findings of an earlier one on the table. If the file is missing, because the
-topic's folder was restored from a copy, only a run of the whole warehouse withdraws the problems that the
-auditor may still hold.
+`audited/_verified` holds the present problems. A run withdraws only the problems that it has checked again: a
+run without the table keeps the earlier findings on the table. If the file is missing because the topic's
+folder was restored from a copy, only a run of the whole warehouse withdraws the problems that the auditor
+still knows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from millrace_warehouse.history.manifest import FORMAT, encode
 
 WHOLE = frozenset({"history", "table", "rows"})
 MOST_REPORTED = 200
-"""Problems of a topic that are reported to the auditor; beyond them it receives the number of the rest."""
+"""Most problems of a topic that are reported one by one. The auditor receives the number of all others."""
 MOST_LETTERS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One line of `verify`, and the hour whose rows it is about; None for the whole topic."""
+    """One line of `verify`, and the hour whose rows it concerns; None if it concerns the whole topic."""
 
     text: str
     hour: str | None = None
@@ -38,13 +38,13 @@ class Findings:
     """Every problem of a topic that runs of `verify` have found."""
 
     looked_at: Sequence[str]
-    """`history`, and whichever of `table`, `rows` and `log` were checked."""
+    """The checks that were made: `history`, and any of `table`, `rows` and `log`."""
     problems: Sequence[Problem]
     format: int = FORMAT
 
 
 def write(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem]) -> None:
-    """Keep the findings of a run; do nothing if no reader counts the warehouse for an auditor."""
+    """Store the findings of a run. Do nothing if no reader counts this warehouse for an auditor."""
     if not topic.names(layout.Folder.AUDITED):
         return
     before = None
@@ -62,15 +62,15 @@ def write(topic: layout.Topic, looked_at: Set[str], problems: Sequence[Problem])
 
 
 def read(topic: layout.Topic) -> Findings | None:
-    """Return the findings kept, or None before the first problem.
+    """Return the stored findings, or None before the first problem.
 
-    Raise MillraceError when they were cut or edited.
+    Raise MillraceError when the file was cut or edited.
     """
     return layout.find(topic.storage, Findings, layout.verified_path(topic.name))
 
 
 def to_problems(findings: Findings) -> list[VerifyProblem]:
-    """Convert findings for the auditor, without those of UNFILED rows, which are in no window."""
+    """Convert findings for the auditor, without the problems of UNFILED rows, which belong to no window."""
     problems = [problem for problem in findings.problems if problem.hour != UNFILED]
     reported = [
         VerifyProblem(

@@ -1,8 +1,8 @@
-"""The loads of one topic: which of them to report to the auditor, and the records to report.
+"""The loads of one topic: the loads to report to the auditor, and the Kafka records that report them.
 
-Everything is reported in the order of loads, an edition after the edition before it. A report is recorded in
-`audited/` once the brokers have it, so a reader that was killed repeats at most one load, in the same words.
-Knows files and records; neither turns nor brokers.
+Loads are reported in order, and each edition after the edition before it. A report is noted in `audited/`
+once the brokers have it, so a reader that was killed repeats at most one load, with the same records. Handles
+files and records; depends on neither turns nor brokers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
 
 
 LOOKED_AT_S = 60.0
-"""Time for which a manifest that was read is assumed to be unchanged."""
+"""Time in seconds for which a manifest that was read is assumed to be unchanged."""
 
 
 class LoadId(NamedTuple):
@@ -41,7 +41,7 @@ class LoadId(NamedTuple):
 
 
 class Loads:
-    """The loads of a topic that were reported, and those still to report."""
+    """The loads of a topic that were reported, and the loads still to report."""
 
     def __init__(self, topic: layout.Topic) -> None:
         self._topic = topic
@@ -49,17 +49,17 @@ class Loads:
         names = map(_AUDITED.fullmatch, there)
         self._reported = {(int(name[1]), int(name[2])) for name in names if name}
         self._is_whole = layout.AUDITED_ROWS in there
-        """True if every report had its rows; a version that reported no rows left no such mark."""
+        """True if every report included its rows. A version that reported no rows left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._reported), default=0)
         self._editions: dict[int, int] = {}
         self._listed = 0
         """The newest load in the folder."""
         self._sure_of, self._sure_until = LoadId(), 0.0
-        """The load that was read last from the folder, and the time until which that reading holds."""
+        """The load whose manifest was read last, and the time until which it is assumed to be unchanged."""
 
     def news(self) -> Iterator[LoadManifest]:
-        """Yield what must be reported, in order; ask for the next manifest once one is reported.
+        """Yield the manifests to report, in order. Report each manifest before asking for the next one.
 
         Raise MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
@@ -88,10 +88,10 @@ class Loads:
             self._is_whole = True
 
     def _forget_lost(self) -> None:
-        """Forget the reports of loads that are gone or different now: the folder is an older copy.
+        """Forget the reports of loads that are gone or different: the folder was restored from an older copy.
 
-        Loads in their place are reported again. Reading the newest load is enough: its manifest names the one
-        before it.
+        Loads in their place are reported again. Reading the newest load is enough, because its manifest names
+        the load before it.
         """
         numbers = layout.load_numbers(self._topic, max(self._newest - 1, 0))
         while self._newest > 0 and not self._is_present(numbers):
@@ -104,7 +104,9 @@ class Loads:
         self._listed = numbers[-1] if numbers else 0
 
     def _is_present(self, numbers: Sequence[int]) -> bool:
-        """Return True if the newest reported load is in the folder, given the numbers from it on."""
+        """Return True if the newest reported load is in the folder. `numbers` are the loads from that number
+        on.
+        """
         load = self._newest
         if load not in numbers:
             return False
@@ -127,12 +129,12 @@ class Loads:
         return self._sure_of
 
     def editions(self) -> str:
-        """Return a hash of the newest editions of loads that were read again, as of the last `news`."""
+        """Return a hash of the newest editions of re-loaded loads, as of the last `news`."""
         return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
-        """Return the hours in which a table lacks reported rows; None while the table has rows not reported
-        yet.
+        """Return the hours in which a table lacks reported rows, or None while the table has rows that are
+        not reported yet.
         """
         editions = {int(load): edition for load, edition in published.editions.items()}
         if published.load > self._newest or not {*editions.items()} <= self._reported:
@@ -146,9 +148,9 @@ class Loads:
         return {file.hour for manifest in manifests for file in manifest.files}
 
     def accounted(self, manifest: LoadManifest, found: ReadBack) -> SequenceCounts:
-        """Return the sequences in the files and the erased ones: neither are missing.
+        """Return the sequence numbers in the files, with the erased ones: the auditor must miss neither.
 
-        For an edition that an erasure made, only rows that were there before count as erased.
+        For an edition that an erasure made, only rows of the edition before count as erased.
         """
         erased = found.erased
         if manifest.erases and manifest.edition > 1:
@@ -160,9 +162,10 @@ class Loads:
         return counts
 
     def erased_by_hour(self) -> dict[str, SequenceCounts]:
-        """Return the erased sequences of the reported loads, by hour: a published table need not have them.
+        """Return the erased sequence numbers of the reported loads by hour: a published table need not have
+        their rows.
 
-        Reads each manifest once, and none while nothing was ever erased.
+        Each manifest is read once. No manifest is read before the first erasure.
         """
         newest: dict[int, int] = {}
         for load, edition in self._reported if self._topic.names(layout.Folder.ERASURES) else ():
@@ -178,7 +181,7 @@ class Loads:
         return hours
 
     def records(self, manifest: LoadManifest, counts: SequenceCounts, found: ReadBack) -> Sequence[LoadCount]:
-        """Return the records that report an edition, given its accounted sequences."""
+        """Return the Kafka records that report an edition, given its accounted sequence numbers."""
         before, unkeyed_before = SequenceCounts(), dict[int, UnkeyedRows]()
         if manifest.edition > 1:
             before = self._reported_counts(manifest.load, manifest.edition - 1)
@@ -196,7 +199,7 @@ class Loads:
     def add_report(
         self, manifest: LoadManifest, counts: SequenceCounts, unkeyed: Mapping[int, UnkeyedRows]
     ) -> None:
-        """Record that an edition is reported, and its counts."""
+        """Note in `audited/` that an edition was reported, with its counts."""
         rows = [astuple(each) for each in unkeyed.values()]
         reported = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
@@ -214,7 +217,9 @@ class Loads:
         return SequenceCounts.from_json(self._read_report(load, edition)["counts"])
 
     def _reported_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Return the reported rows; none for an edition that a version without such rows reported."""
+        """Return the reported rows, or none if a version that did not report such rows reported the
+        edition.
+        """
         rows = self._read_report(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
@@ -232,7 +237,9 @@ class Loads:
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
-    """Return the differences from before, by window; negative where there are fewer rows now."""
+    """Return the differences from `before` by window. A difference is negative where there are fewer rows
+    now.
+    """
     more = []
     for window in sorted({*now, *before}):
         here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))

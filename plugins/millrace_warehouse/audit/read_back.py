@@ -1,7 +1,7 @@
-"""Rows, tombstones and rejected messages of a load's files, read from the storage after they were written.
+"""Rows, tombstones and rejected messages of a load, counted in its stored files.
 
-Reads the columns of the audit header and the record's time. Ignores the load's own statements about
-its rows, except for files that `expire` has deleted, whose rows the table was counted to have.
+Reads the columns of the audit header and the record's time. Ignores the load's own statements about its rows,
+except for files that `expire` has deleted: the rows of those files were counted in the table.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ class ReadBack:
 
     counts: SequenceCounts
     bad: Sequence[str] = ()
-    """A line for each missing or broken file: nothing in it is counted."""
+    """One line for each missing or broken file. Nothing in such a file is counted."""
     erased: SequenceCounts = field(default_factory=SequenceCounts)
-    """Sequences of erased rows by the manifest, their only source."""
+    """Sequence numbers of erased rows, from the manifest, which is their only source."""
     unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
-    """Window -> rows without a whole audit header, and tombstones, which lie in no hour's partition."""
+    """Window -> rows without a whole audit header, and tombstones, which lie in no hour's partition of the
+    table.
+    """
     hours: Sequence[HourRows] = ()
     rejected: Sequence[RejectedMessages] = ()
 
 
 def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
-    """Count the files of a load.
+    """Count the rows and messages in the files of a load.
 
-    Raise MillraceError when the storage does not answer, or they go meanwhile.
+    Raise MillraceError when the storage does not answer, or when files are deleted during the count.
     """
     topic, bad = Topic(storage, manifest.topic), list[str]()
     folder = rows_folder(topic.name, manifest.load, manifest.attempt)
@@ -106,7 +108,7 @@ def _add_expired(stated: SequenceCounts, hours: Set[str], counts: SequenceCounts
 
 
 def _tombstones(content: BinaryIO) -> Counter[int]:
-    """Return window -> tombstones, by the time of their record, as readers of a cluster count them."""
+    """Map each window to its tombstones, by the record's time, as readers of a cluster count them."""
     with content, pq.ParquetFile(content) as file:
         times = np.maximum(file.read(["timestamp"])["timestamp"].to_numpy(), EARLIEST_COUNTED)
     windows, counts = np.unique(times - times % WINDOW_MS, return_counts=True)
@@ -123,7 +125,7 @@ def _unkeyed(hours: Mapping[str, FileRows], tombstones: Counter[int]) -> dict[in
 
 
 def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCounts) -> list[HourRows]:
-    """Return the rows of each hour, with the number of erased rows without a header by the manifest."""
+    """Return the rows of each hour. For each hour, add the erased rows that had no audit header."""
     without = Counter[str]()
     for each in manifest.erased:
         without[each.hour] += each.rows

@@ -1,9 +1,9 @@
 """The warehouse's reader: counts the rows in the files of loads, and in the published tables.
 
-Loads and publications do not report themselves: a process that writes rows may not count them. One process
-counts a warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's ZooKeeper as
-other readers do; others stand by. Its counts are signed. A topic that cannot be read does not hold up the
-others.
+A process that writes rows may not count them, so loads and publications do not report themselves. One process
+counts a warehouse. It takes the turn of the tier `warehouse` in the aggregate cluster's ZooKeeper, as other
+readers take theirs; further processes stand by. Its counts are signed. A topic that cannot be read does not
+delay the other topics.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WarehouseReader(TierReader):
         self._found: dict[str, findings.Findings] = {}
         self._states: dict[str, WarehouseState] = {}
         self._topics: set[str] = set()
-        """Topics whose state is reported: of the cluster, and of folders seen in this turn."""
+        """Topics whose state is reported: the cluster's topics, and the folders seen in this turn."""
         self._numbered = itertools.count(1)
         self._beat_due = 0.0
         with ExitStack() as opened:
@@ -119,14 +119,14 @@ class WarehouseReader(TierReader):
         self._opened.close()
 
     def refusal(self, newest: Turn) -> str:
-        """Return the reason why this process does not count another warehouse."""
+        """Return the reason to refuse the turn: the auditor's counts are of another warehouse."""
         return (
             f"the auditor's warehouse is another one: {newest.host} counted {newest.cluster_id}, and this is"
             f" {self._storage.root}: give the right --warehouse, or --new-warehouse if it was moved"
         )
 
     def prepare(self, turn: Turn) -> None:
-        """Forget the reports so far: another process may have continued them."""
+        """Forget the reports so far, because another process may have continued them."""
         self._loads.clear()
         self._tables.clear()
         self._found.clear()
@@ -137,7 +137,9 @@ class WarehouseReader(TierReader):
             self._topics = {*client.topics()}
 
     def count_once(self) -> None:
-        """Count and report the news of every topic; log a topic that cannot be counted, and go on."""
+        """Count and report the new loads and changed hours of every topic. Log a topic that cannot be
+        counted, and continue.
+        """
         now = now_ms()
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
         of_loads = self._each(topics, self._count_loads)
@@ -162,7 +164,7 @@ class WarehouseReader(TierReader):
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
     def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, str]:
-        """Run `do` for each topic; return topic -> its problem."""
+        """Run `do` for each topic. Return topic -> problem for the topics that failed."""
         problems = {}
         for topic in topics:
             try:

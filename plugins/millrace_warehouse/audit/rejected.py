@@ -1,8 +1,8 @@
-"""Messages that a load set aside, counted by window from its files of rejected messages.
+"""Messages that a load set aside, counted by window in its files of rejected messages.
 
-Ignores the load's own statements about them, except for files that do not state the windows. The windows of
-a file of an older version, or of a missing or broken file, are not known: all between the load's first and
-last time may be meant.
+Ignores the load's own statements about them, except for files without times. The windows of a missing or
+broken file, or of a file of an older version, are not known: the messages may belong to any window between
+the load's first and last time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.storage import Storage, open_file
 
 MOST_REPORTED = 1000
-"""Windows with rejected messages that are reported for one edition. Later ones are reported as one span."""
+"""Most windows with rejected messages that are reported one by one for an edition. Later windows become one
+span.
+"""
 MOST_LETTERS = 200
 EARLIEST_COUNTED = -(1 << 63) + WINDOW_MS
-"""Earlier times of records count as this one, in ms."""
+"""Times of records before this one count as this one, in ms."""
 _COLUMNS = ["records", "reason", "timestamp", "keyed"]
 NOT_KNOWN = "not known which"
 
@@ -44,7 +46,9 @@ class _Window:
 
 
 def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
-    """Return an edition's rejected messages by window, MOST_REPORTED entries and one for the rest at most."""
+    """Return an edition's rejected messages by window: at most MOST_REPORTED entries, and one for
+    the rest.
+    """
     windows: dict[int, _Window] = {}
     unknown = Counter[str]()
     for file in manifest.rejected_files:
@@ -76,7 +80,7 @@ def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[Rejected
 
 
 def _rows(storage: Storage, path: str) -> Iterator[tuple[int | None, int, bool, str]]:
-    """Yield window, number of records, True if they have a header, and the reason, row by row."""
+    """Yield for each row the window, the number of records, True if they have a header, and the reason."""
     with open_file(storage, path) as content, pq.ParquetFile(content) as file:
         there = [name for name in _COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(columns=there):
@@ -102,7 +106,9 @@ def _span(entries: list[RejectedMessages]) -> RejectedMessages:
 
 
 def _times(manifest: LoadManifest) -> tuple[int, int]:
-    """Return the first and last event time of a load's rows; without rows, the hour before it was made."""
+    """Return the first and last event time of a load's rows; for a load without rows, the hour before it was
+    made.
+    """
     first = [part.min_time_ms for part in manifest.partitions if part.min_time_ms is not None]
     last = [part.max_time_ms for part in manifest.partitions if part.max_time_ms is not None]
     if first and last:

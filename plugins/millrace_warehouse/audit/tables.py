@@ -1,9 +1,9 @@
 """The published table of one topic: its changed hours, and the rows that a reader gets of them now.
 
-An hour is counted again when the table's current snapshot names other files for it, or other delete files,
-than were reported; so a publication, a compaction and any change by another program are treated alike. Rows
-are read by pyiceberg as any reader reads them: deleted rows are not there. An hour is not reported while it
-lacks rows that were reported of loads: the next publication changes it.
+An hour is counted again when the table's current snapshot names other data files or other delete files for it
+than were reported. So publications, compactions and changes by other programs are treated alike. pyiceberg
+reads the rows as any reader does, so deleted rows do not count. An hour that lacks reported rows of loads is
+not reported: the next publication changes it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequences, count_unkeyed
 
 WRITTEN_EVERY = 100
-"""Hours between records of what was reported: a reader that was killed repeats at most as many."""
+"""Number of reported hours after which the reported state is stored. A reader that was killed repeats at most
+these hours.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHour:
-    """Rows of an hour that a reader of the table gets, in whichever hour's partition they lie."""
+    """Rows of an hour that a reader of the table gets, wherever in the table they lie."""
 
     hour: str
     snapshot: int
     windows: list[int]
     counts: SequenceCounts
-    """Sequences in these windows alone."""
+    """Sequence numbers in these windows alone."""
     unkeyed: Mapping[int, int]
     """Window -> rows without a whole audit header, in these windows alone."""
 
@@ -56,15 +58,15 @@ class PublishedTable:
         self._seen = "", 0
         self._reported: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
-        """Hour -> rows of other hours in its partition."""
+        """Hour -> rows of other hours that lie in its partition."""
         # A hint that is lost or cut only makes every hour be counted again.
         with suppress(FileNotFoundError, ValueError, TypeError):
             self._reported = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
 
     def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
-        """Yield the hours to report, ascending; ask for the next hour once one is reported.
+        """Yield the hours to report, ascending. Report each hour before asking for the next one.
 
-        Raise MillraceError when the table is not that of its publication, or cannot be read.
+        Raise MillraceError when the table differs from its publication, or cannot be read.
         """
         table = find_table(catalog, self._topic.name)
         snapshot = table.current_snapshot() if table is not None else None
@@ -108,7 +110,9 @@ class PublishedTable:
         return hour != UNFILED and self._reported.get(hour) != digests.get(hour, "")
 
     def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
-        """Return the hour's rows, wherever they lie, and hours whose rows in its partition have changed."""
+        """Return the hour's rows, wherever they lie. Also return the hours whose rows in its partition have
+        changed.
+        """
         found = self._read(table, hour, tasks)
         own, strays = _split(found, hour)
         before = self._strays.pop(hour, FileRows())
@@ -149,7 +153,7 @@ def _windows(hour: str) -> list[int]:
 
 
 def _split(found: FileRows, hour: str) -> tuple[FileRows, FileRows]:
-    """Return the rows of an hour's windows, and the rows of all other windows."""
+    """Split rows into the rows of an hour's windows and the rows of all other windows."""
     windows = _windows(hour)
     parts = FileRows(), FileRows()
     for key, tally in found.counts.tallies.items():

@@ -1,1 +1,1 @@
-"""The verbs of a warehouse, each spelt once, and the commands for people and scripts."""
+"""The commands of a warehouse: their options, their output for people and scripts, and their execution."""

@@ -1,4 +1,4 @@
-"""HTTP client of the auditor for the warehouse's commands: verdicts on hours, and the newest load."""
+"""HTTP client of the auditor for the warehouse's commands: verdicts on hours, and the newest counted load."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from millrace_warehouse.publish.gate import Auditor, Judgement, NoAuditor
 from millrace_warehouse.publish.state import COMPLETE
 
 STALE_AFTER = timedelta(minutes=10)
-"""Time without applied records after which an auditor's answer is stale."""
+"""Time after which an auditor that has applied no audit records is stale."""
 
 
 def auditor_at(url: str) -> Auditor:
-    """Return the auditor at a URL; `Nobody` for an empty URL."""
+    """Return the auditor at a URL, or `NoAuditor` for an empty URL."""
     return HttpAuditor(url) if url else NoAuditor()
 
 
@@ -55,7 +55,7 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
 
 
 def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
-    """Return the verdict on one hour of an answer. `hour` combines the windows of the hour."""
+    """Return the verdict on one hour of an answer. `hour` combines the hour's windows."""
     reasons = [*hour.reasons]
     is_proven = hour.verdict in (COMPLETE, answer.enough)
     if is_proven and hour.verdict != COMPLETE:
@@ -72,7 +72,7 @@ def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
-    """Return the reason why the answer proves nothing about the present rows, or None without such a reason."""
+    """Return why the answer proves nothing about the present rows, or None if it does prove them."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"
     if answer.applied_at is None or now - answer.applied_at > STALE_AFTER:

@@ -1,4 +1,4 @@
-"""Run a verb in this process: open storage, catalog and clients, ask the auditor, call the verb. No JVM."""
+"""Executes commands in this process: opens storage, catalog and clients, and calls the function. No JVM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _opened(
 
 
 def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
-    """Publish a topic; return the result without the parts that grow with history."""
+    """Publish a topic. Return the result without the parts that grow with history."""
     with _opened(request, progress) as context:
         result = publish_topic(
             context, request, topic, auditor_at("" if request.unasked else request.auditor)
@@ -64,7 +64,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
 
 
 def _of_earlier_tries(context: Context, request: Publish, result: PublishResult) -> list[HourChange]:
-    """Return changes by earlier publications of this run, which a task that was killed did not report."""
+    """Return the changes by earlier publications of this run: a task that was killed did not report them."""
     table = None if request.dry_run else find_table(context.catalog, result.topic)
     changes: list[HourChange] = []
     for snapshot in table.metadata.snapshots if table is not None else ():
@@ -76,7 +76,7 @@ def _of_earlier_tries(context: Context, request: Publish, result: PublishResult)
 
 
 def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, Any]:
-    """Put the small files of a topic's quiet hours together."""
+    """Merge the small files of a topic's quiet hours."""
     with _opened(request, progress) as context:
         return asdict(compact_topic(context, request, topic))
 
@@ -93,7 +93,9 @@ def expire(request: Expire, progress: Progress) -> ExpireResult:
 
 
 def erase(request: Erase, progress: Progress) -> dict[str, Any]:
-    """Take out the rows that a condition matches; return counts, remaining files, and the logs' holdings."""
+    """Erase the rows that a condition matches. Return counts, the files that remain, and the logs that still
+    hold rows.
+    """
     topic = Topic(open_storage(request.warehouse), request.topic)
     logs = ask_logs(topic, request.logs)
     with _opened(request, progress) as context:
@@ -107,7 +109,7 @@ def erase(request: Erase, progress: Progress) -> dict[str, Any]:
 
 
 def promote(request: Promote) -> PromoteResult:
-    """Record the promotion; return the changes."""
+    """Promote the topic's table to another schema. Return the changes."""
     with SchemaRegistryClient(request.registry) as registry:
         return promote_registered(
             Topic(open_storage(request.warehouse), request.topic),

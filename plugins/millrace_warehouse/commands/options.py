@@ -1,4 +1,4 @@
-"""Make a verb's command: its options, the printing of its answer, and tables for people."""
+"""Makes a command of a request's class: its options, its output as JSON, and its output for people."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Silent:
     """A command without an answer."""
 
     packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
-    """Packages of an extra that the command needs: all missing ones are named at once."""
+    """Packages of an extra that the command needs. One error names all that are missing."""
     takes_values: ClassVar[bool] = True
-    """False if Arrow handles values only in a job's process, not in the command's own."""
+    """False if only a job's process handles values with Arrow, and the command's own process does not."""
 
     def prepare(self) -> None:
-        """Fail before any work for a reason that would make the end fail."""
+        """Fail before any work if the output could not be written at the end."""
 
 
 @command_options
@@ -53,7 +53,7 @@ class Output(Silent):
             check_writable(Path(self.metrics_dir), f"--metrics-dir {self.metrics_dir}")
 
     def measure(self, command: str, answers: Iterable[Mapping[str, Any]]) -> None:
-        """Write each successful topic's answer as metrics for Prometheus, if --metrics-dir is given."""
+        """Write the metrics of each topic that succeeded for Prometheus, if --metrics-dir is given."""
         if self.metrics_dir:
             from millrace_warehouse.commands.textfile import write_metrics
 
@@ -70,7 +70,7 @@ class Output(Silent):
 
 
 def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None]], click.Command]:
-    """Turn a function of a verb into a command with the verb's options; its docstring is the help."""
+    """Turn a function of a request into a command with the request's options. Its docstring is the help."""
 
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
@@ -98,10 +98,10 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
 
 
 def show_rows(rows: Iterable[Mapping[str, Any]], *columns: str | tuple[str, str]) -> None:
-    """Print rows as a table for people, if there are any; without a terminal, lines are not shortened.
+    """Print rows as a table for people, if there are any. Lines are shortened on a terminal only.
 
-    A column is a key, which is also its heading, or a heading and a key. Whole numbers are right-aligned,
-    with commas.
+    A column is a key, which is also its heading, or a pair of a heading and a key. Whole numbers are
+    right-aligned, with commas.
     """
     rows_shown = list(rows)
     pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]

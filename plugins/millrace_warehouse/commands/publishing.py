@@ -15,7 +15,7 @@ from millrace_warehouse.commands.steps import steps, to_stderr
 from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
-"""Waiting hours that are listed one by one; the rest are counted."""
+"""Most waiting hours that are listed one by one. The rest are counted."""
 
 
 @command_of(Publish, Output)
@@ -74,7 +74,7 @@ def _each_topic(
     run: Callable[[str, Callable[[str], None]], dict[str, Any]],
     show_answers: Callable[[Sequence[Mapping[str, Any]]], None],
 ) -> None:
-    """Run a verb for every topic; print the answer for each, then fail with the reasons of all failures."""
+    """Run a command for every topic and print each answer. Then fail with the reasons of all failures."""
     answers: list[dict[str, Any]] = []
     for topic in request.topics:
         with steps(what, to_stderr(f"{what} {topic}")) as progress:
@@ -108,7 +108,7 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _outcome(answer: Mapping[str, Any]) -> str:
-    """Return one line: the publication, if any, and the time until which the table is complete."""
+    """Return one line with the publication, if any, and the time until which the table is complete."""
     hours = answer["hours"]
     if not hours:
         what = f"{answer['table']} has nothing to change"

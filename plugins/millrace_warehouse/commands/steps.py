@@ -1,4 +1,4 @@
-"""The steps of a job: how the job writes them, and how its command shows them."""
+"""The steps of a job: how the job reports them, and how its command shows them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def _write(line: str) -> None:
 
 @contextmanager
 def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
-    """Show a bar with the newest line on a terminal; elsewhere write the lines themselves, for the log.
+    """Show a bar with the newest line on a terminal. Without a terminal, write every line for the log.
 
-    `quiet` receives the lines where there is no terminal; with `millrace --verbose` all are written
-    everywhere.
+    `quiet` receives the lines when there is no terminal. `millrace --verbose` writes every line everywhere.
     """
     console = Console(stderr=True)
     if VERBOSE in os.environ:

@@ -1,7 +1,7 @@
 """Result of a command for a topic, as a file for the textfile collector of Prometheus' node_exporter.
 
-A job has ended before Prometheus could scrape it. A topic that failed keeps the file of its last success,
-which grows old.
+A job ends before Prometheus can scrape it. A topic that failed keeps the file of its last success, which
+shows its age.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float | Mappi
         "waiting": ("millrace_table_waiting_hours", "Loaded hours that are not published.", len),
     },
 }
-"""Command -> field of its answer -> (metric, help, value); a value for each kind has the label `kind`."""
+"""Command -> field of its answer -> (metric, help, value). A metric with one value for each kind has the
+label `kind`.
+"""
 SUCCESS = "millrace_job_success_seconds"
 
 

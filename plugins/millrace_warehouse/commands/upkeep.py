@@ -1,4 +1,4 @@
-"""Upkeep of a warehouse: `millrace promote`, `expire`, `erase` and `verify`."""
+"""Commands for the upkeep of a warehouse: `millrace promote`, `expire`, `erase` and `verify`."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The steps of an erasure; each may be interrupted at any moment, and the same command continues.
+"""The steps of an erasure. Each step may be interrupted at any moment; the same command then continues.
 
     1  count the matches            every row of every load's newest edition; a dry run ends here
-    2  the record                   `erasures/<id>.json`: from now on loads leave out matching rows
-    3  a load without rows          takes the number that running loads want: they begin again
-    4  new editions                 of each load with a matching row: its rows without those, counted;
-                                    with `rejected` also of each load with messages without rows: these
-                                    without bytes; and of each load whose edition an earlier erasure missed
-    5  a publication                takes the rows of the old editions out of the table
-    6  done                         `erasures/<id>.done.json`
-    7  the deletion                 of the files of old editions and snapshots, whatever their age
+    2  write the erasure            `erasures/<id>.json`: loads leave out matching rows from now on
+    3  commit a load without rows   takes the number that running loads want, so that they start over
+    4  write new editions           of each load with matching rows, which are left out and counted;
+                                    with `rejected` also of each load that has messages without rows, now
+                                    without their bytes; and of each load whose edition missed an erasure
+    5  publish                      takes the rows of the old editions out of the table
+    6  finish the erasure           `erasures/<id>.done.json`
+    7  delete                       the files of old editions and snapshots, whatever their age
 
-Knows no brokers: `logs` asks them what they still hold.
+Asks no brokers: `logs` asks them which rows they still hold.
 """
 
 from __future__ import annotations
@@ -69,24 +69,26 @@ Aside = TypeVar("Aside", RejectedFile, TombstoneFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseResult:
-    """Rows that an erasure has taken out, or would."""
+    """Rows that an erasure has taken out, or would take out in a dry run."""
 
     topic: str
     id: str
     done: bool
-    """True when every row is out; False for a dry run."""
+    """True when every matching row is out; False for a dry run."""
     rows: int
     """Rows taken out in all, including those of this erasure's earlier runs."""
     rejected: int
-    """Rejected records and tombstones whose bytes and keys were taken out, or would be."""
+    """Rejected records and tombstones that lost their bytes and keys, or would lose them."""
     hours: Mapping[str, int]
     loads: Mapping[str, int]
     files: int
-    """Data files of loads in the hours with matching rows; 0 when nothing was left to take out."""
+    """Data files of loads in the hours with matching rows; 0 when no row was left to take out."""
     in_force_until: str | None
-    """Loads leave out matching rows until then; None for ever."""
+    """Time until which loads leave out matching rows; None for ever."""
     columns_not_everywhere: Sequence[str] = ()
-    """Columns of the condition that some of the topic's schemas lack: null in the rows of those schemas."""
+    """Columns of the condition that some of the topic's schemas lack. They are null in rows of
+    those schemas.
+    """
     purged: Purged | None = None
     message: str = ""
 
@@ -102,7 +104,7 @@ class _Matches:
     rejected: Counter[int] = field(default_factory=Counter)
     """Load -> rejected records and tombstones that lose bytes and keys."""
     unseen: set[int] = field(default_factory=set)
-    """Loads with an edition that an erasure has missed: their rows are examined again."""
+    """Loads with an edition that missed an earlier erasure: their rows are examined again."""
     files: int = 0
     rows: int = 0
     editions: dict[int, int] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class _Matches:
 
     @property
     def rows_by_load(self) -> dict[str, int]:
-        """The rows by load, as JSON has them."""
+        """The rows by load, with the keys of JSON."""
         return {str(load): rows for load, rows in sorted(self.rows_of.items())}
 
 
@@ -128,9 +130,9 @@ def erase_topic(
 ) -> EraseResult:
     """Take out every row of a topic that the condition matches.
 
-    Raise MillraceError when that cannot be done.
+    Raise MillraceError when that is impossible.
 
-    `in_force_until` is called once, when the erasure is recorded.
+    `in_force_until` is called once, when the erasure is written.
     """
     return _ErasureRun(context, request, auditor).erase(in_force_until)
 
@@ -167,7 +169,9 @@ class _ErasureRun:
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
-        """Return the erasure with the given id, or without an id the newest with the same condition."""
+        """Return the erasure with the given id. Without an id, return the newest erasure with the same
+        condition.
+        """
         topic, request = self._topic, self._request
         if not request.id:
             return erasures.with_same_condition(topic, request.where, request.rejected)
@@ -203,7 +207,9 @@ class _ErasureRun:
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Matches:
-        """Count matching rows, and messages without rows that have bytes, in each load's newest edition."""
+        """Count the matching rows, and the messages without rows that have bytes, in each load's newest
+        edition.
+        """
         found, rows = _Matches(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
@@ -276,7 +282,7 @@ class _ErasureRun:
         return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
     def _nothing_to_do(self, erasure: Erasure) -> EraseResult:
-        """Return what a finished erasure has taken out; delete files that it had to leave for a day."""
+        """Return the counts of a finished erasure. Delete the files that it had to leave for a day."""
         return self._result(erasure, self._taken(erasure), (), f"nothing to do: {erasure.id} is done")
 
     def _result(
@@ -314,7 +320,9 @@ class _ErasureRun:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Yield each load in which the erasure deleted bytes of rejected messages, with their number."""
+        """Yield each load in which the erasure deleted the bytes of rejected messages, and the number of
+        these messages.
+        """
         takers = erasures.taking_bytes(self._topic)
         for load, numbers in layout.editions_of(self._topic).items() if erasure.rejected else ():
             editions = (layout.read_edition(self._topic, load, each) for each in (1, *numbers))
@@ -323,7 +331,7 @@ class _ErasureRun:
                     yield load, before.aside
 
     def _fence(self, erasure: Erasure) -> None:
-        """Commit one load without rows. The load takes the number that an already running load would use."""
+        """Commit one load without rows. It takes the number that any running load would use."""
         topic = self._topic
 
         def attempt() -> None:
@@ -350,7 +358,9 @@ class _ErasureRun:
                 add_to_ledger(self._topic.storage, path, layout.read_edition(self._topic, load, number))
 
     def _make_edition(self, erasure: Erasure, load: int, rows: Rows) -> None:
-        """Write a load's rows without the matching ones; another run's newer edition is examined again."""
+        """Write a load's rows without the matching rows. If another run made a newer edition, examine that
+        edition again.
+        """
         edition = layout.newest_editions(self._topic).get(load, 1)
         replaced = layout.read_edition(self._topic, load, edition)
         where = erasures.to_apply(self._topic, now(), again=True)
@@ -363,12 +373,12 @@ class _ErasureRun:
 
 
 _ANY = "_offset"
-"""Column that is read to count rows when a condition names no column."""
+"""Column to read for counting rows when a condition names no column."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """A load without rows after the newest one."""
+    """The load without rows that follows the newest load."""
 
     erasure: Erasure
     before: LoadManifest
@@ -394,7 +404,9 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _Edition:
-    """A load's rows without those that erasures match, and its other messages, maybe without bytes."""
+    """The edition with a load's remaining rows, and its other messages, without their bytes if the erasure
+    takes them.
+    """
 
     context: Context
     erasure: Erasure
@@ -403,7 +415,7 @@ class _Edition:
     erasing: Sequence[Erasing]
 
     def write(self, attempt: str) -> LoadManifest:
-        """Write the rows into the attempt's folder; return the manifest, not sealed yet."""
+        """Write the rows into the attempt's folder. Return the manifest, which is not sealed yet."""
         topic = layout.Topic(self.context.storage, self.replaced.topic)
         columns = read_schema(topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic.name, self.replaced.load, attempt)
@@ -439,7 +451,10 @@ class _Edition:
     def _compare(
         self, copied: Mapping[str, ContentsDigest], written: Sequence[HourFile], columns: Schema
     ) -> None:
-        """Raise MillraceError unless the files, read back, hold the contents of each hour's kept rows."""
+        """Read the files back.
+
+        Raise MillraceError unless they hold the contents of each hour's remaining rows.
+        """
         found: dict[str, ContentsDigest] = {hour: ContentsDigest() for hour in copied}
         for file in written:
             with pq.ParquetFile(file.path) as content:
@@ -455,7 +470,7 @@ class _Edition:
     def _without_bytes(self, folder: str, number: int, file: Aside) -> Aside:
         """Store the rejected records or tombstones of a file without their bytes and keys.
 
-        A deleted file has none, and its name stays: `verify` reports that it is missing.
+        A file that was deleted stays in the manifest by its name: `verify` reports it as missing.
         """
         if not self.context.storage.files(f"{self.replaced.topic}/{file.path}"):
             return file

@@ -1,7 +1,7 @@
-"""Erased rows that a topic's logs may still hold, and until when.
+"""Erased rows that a topic's logs may still hold, and for how long.
 
-Nothing is erased in a log: its offsets are bytes, and its segments are deleted whole, by age and size. Asks
-each named cluster for the topic's settings and the start of its log.
+Rows cannot be erased in a log: its offsets are bytes, and its segments are deleted whole, by age and size.
+This module asks each named cluster for the topic's settings and the start of its log.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import LoadManifest
 
 MARGIN = timedelta(days=1)
-"""Added to the time: a segment is deleted at the check after its time, and a mirror may pause for a while."""
+"""Safety margin: a segment is deleted at the first check after its time, and a mirror may pause for
+a while.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHolds:
-    """The offsets in one cluster's log of a topic, and their retention."""
+    """The offsets that one cluster's log of a topic holds, and their retention."""
 
     bootstrap: str
     cluster_id: str
     retention: str
     """The topic's settings: `retention.ms`, `retention.bytes` and `cleanup.policy`."""
     retention_ms: int | None
-    """None where nothing is deleted by age."""
+    """Time in ms after which records are deleted; None where nothing is deleted by age."""
     offsets: int
     """Offsets in the log now, in all partitions."""
     loads_again: int
-    """Loads whose offsets are all in the log still: a re-load leaves out erased rows."""
+    """Loads whose offsets are all still in the log. A re-load of them leaves out erased rows."""
 
 
 def ask_logs(topic: layout.Topic, addresses: Sequence[str]) -> list[LogHolds]:
@@ -70,7 +72,9 @@ def _ask(topic: layout.Topic, address: str) -> LogHolds:
 
 
 def _retention(client: ClusterClient, topic: str) -> tuple[str, int | None]:
-    """Return a topic's settings of retention, and its time in ms; None where nothing is deleted by age."""
+    """Return a topic's settings of retention and its time in ms, or None for the time where nothing is
+    deleted by age.
+    """
     names = ("retention.ms", "retention.bytes", "cleanup.policy")
     settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
     kept = int(settings.get("retention.ms") or -1)
@@ -84,10 +88,10 @@ def _is_there(load: LoadManifest, first: dict[int, int]) -> bool:
 
 
 def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str | None:
-    """Return the time from which no log holds its present records; None if a log keeps them for ever, or none
-    was asked.
+    """Return the time from which no log holds its present records.
 
-    A mirror may copy a record just before it expires, so the times of all clusters add up.
+    Return None if a log keeps them for ever, or if no cluster was asked. A mirror may copy a record just
+    before it expires, so the times of all clusters add up.
     """
     times = [log.retention_ms for log in logs]
     if not times or None in times:
@@ -101,7 +105,7 @@ def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str
 
 
 def origins(topic: layout.Topic) -> Iterator[str]:
-    """Yield the clusters that the newest load's partitions are mirrored from."""
+    """Yield the clusters from which the newest load's partitions were mirrored."""
     newest = layout.newest_load(topic)
     if newest is not None:
         yield from sorted({part.origin.cluster for part in newest.partitions if part.origin is not None})

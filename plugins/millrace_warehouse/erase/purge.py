@@ -1,10 +1,11 @@
 """Deletes files that only replaced editions and old snapshots name, at once and whatever their age.
 
-Values of erased rows lie in the data files of the earlier editions, in the bounds that `entries.avro` and the
-table's manifests state of them, and in compacted files. All of these are recorded in `expired/`; then a
-commit without rows leaves one snapshot and refuses every commit that was begun before; then they are deleted.
-A query that began before fails. A file that another run may still use is left and listed, with the time from
-which it may be deleted: `millrace expire` deletes it then, or the same erasure run again.
+Values of erased rows remain in the data files of earlier editions, in the bounds that `entries.avro` and the
+table's manifests state of these files, and in compacted files. Their paths are first written to `expired/`.
+Then a commit without rows leaves one snapshot, which makes every commit that began earlier fail. Then the
+files are deleted; a query that began earlier fails. A file that another run may still use stays and is
+listed, with the time from which it may be deleted. `millrace expire`, or the same erasure run again, deletes
+it then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage import Listed
 
 _STAYS = {SEQUENCES, ERASED, LIST}
-"""Files with numbers and hashes only: no values of rows."""
+"""Files that hold numbers and hashes only, and no values of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,12 @@ class Left:
 
     what: str
     until: str | None
-    """Time from which it may be deleted; None when a person must decide."""
+    """Time from which the file may be deleted; None when a person must decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """Files that were deleted, and files that are left."""
+    """Files that were deleted, and files that stay."""
 
     files: int
     bytes: int
@@ -88,7 +89,7 @@ def _files(topic: layout.Topic) -> Iterator[tuple[str, Listed]]:
 
 
 def _replaced(topic: layout.Topic) -> Iterator[str]:
-    """Return the files that only replaced editions name: without files that the newest edition names, too."""
+    """Yield the files that only replaced editions name, and not the newest edition."""
     for load, numbers in layout.editions_of(topic).items():
         editions = [layout.read_edition(topic, load, each) for each in (1, *numbers)]
         newest = {file.path for file in (*editions[-1].files, *editions[-1].aside_files)}
@@ -100,8 +101,8 @@ def _replaced(topic: layout.Topic) -> Iterator[str]:
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
-    """Return the files that a snapshot names, or named in a version of the table's metadata that is still
-    kept.
+    """Return the files that a snapshot names now, or named in a version of the table's metadata that still
+    exists.
     """
     named = contents.named_files(table, topic)
     for entry in table.metadata.metadata_log:
@@ -137,7 +138,7 @@ def _in_manifest(table: Table, topic: str, manifest: object, known: set[str]) ->
 
 
 def _only_head(context: Context, topic: str, table: Table) -> Table:
-    """Return the table after a commit that leaves one snapshot: commits that were begun before now fail."""
+    """Commit a table of one snapshot, and return it. Commits that began earlier now fail."""
     before = table.current_snapshot()
 
     def attempt() -> Table:
@@ -155,7 +156,9 @@ def _only_head(context: Context, topic: str, table: Table) -> Table:
 
 
 def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
-    """Record the files of loads that will be deleted: `verify` and the warehouse's reader need the record."""
+    """Write the paths of the files to be deleted to `expired/`: `verify` and the warehouse's reader need
+    them.
+    """
 
     def attempt() -> None:
         entries = list(expired_entries(topic))
@@ -213,7 +216,9 @@ def _newest_manifests(topic: layout.Topic) -> Iterator[LoadManifest]:
 
 
 def rejected_left(topic: layout.Topic) -> Iterator[Left]:
-    """Yield the messages without rows whose bytes and keys are there: it is not known whether they match."""
+    """Yield the messages without rows that still have bytes and keys. It is not known whether the condition
+    matches them.
+    """
     takers = taking_bytes(topic)
     whole = [each for each in _newest_manifests(topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}

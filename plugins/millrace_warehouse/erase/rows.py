@@ -1,7 +1,7 @@
-"""The rows of a load, hour by hour: from its own files, or from the table's where those were expired.
+"""The rows of a load, hour by hour: from its own files, or from the table's files where those have expired.
 
-Each file must be what was written, to the byte, and each hour of a load must have the rows that its manifest
-states: an edition made of anything else would vouch for unchecked rows.
+Each file must have exactly the bytes that were written, and each hour of a load must have the rows that its
+manifest states. An edition made of other rows would vouch for unchecked rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Rows:
 
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
-        """The table and its newest publication. Raise MillraceError when the table was changed since."""
+        """Return the table and its newest publication.
+
+        Raise MillraceError when another program has changed the table.
+        """
         return published_table(self._context.catalog, self._topic)
 
     @cached_property
@@ -68,7 +71,7 @@ class Rows:
         return all(self._sizes.get(f.path) == f.bytes for f in manifest.files if f.hour == hour)
 
     def schema(self, manifest: LoadManifest) -> int:
-        """Return the number of the schema record that fits all of a load's rows, wherever they are."""
+        """Return the number of the table schema that fits all of a load's rows, wherever they are."""
         _, publication = self.published
         if publication is None or all(self.are_own(manifest, hour) for hour in manifest.rows_by_hour()):
             return manifest.schema
@@ -77,7 +80,8 @@ class Rows:
     def batches(
         self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None = None
     ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
-        """Yield every row of a load in an hour, with the schema of its file; all columns, or those named.
+        """Yield every row of a load in an hour, with the schema of its file. Without `columns`, yield all
+        columns.
 
         Raise MillraceError when a file is missing or was changed, or when the number of rows differs from the
         load's.
@@ -105,7 +109,10 @@ class Rows:
                     yield batch, schema
 
     def stored(self, file: StoredFile, remedy: str = "restore it from a copy") -> bytes:
-        """Return a file of a load; MillraceError, with `remedy`, when it is missing or was changed."""
+        """Return the bytes of a load's file.
+
+        Raise MillraceError, with `remedy`, when it is missing or was changed.
+        """
         path = f"{self._topic}/{file.path}"
         try:
             content = self._context.storage.read(path)

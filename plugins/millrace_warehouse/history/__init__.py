@@ -1,4 +1,4 @@
 """Layout of a warehouse: manifests, the ledger of loads, plans, and the schemas of tables.
 
-Knows no brokers and no Parquet.
+Depends on neither brokers nor Parquet.
 """

@@ -3,9 +3,9 @@
     memberId = 42        header.server IN ('a', 'b')        url LIKE '/jane/%'        NOT (status >= 500)
     email IS NULL        _time BETWEEN '2015-05-17T10:00:00+00:00' AND '2015-05-17T10:59:59+00:00'
 
-As in SQL a comparison with null is unknown. An unknown comparison matches nothing, with or without NOT.
+As in SQL, a comparison with null is unknown, and an unknown comparison matches nothing, with or without NOT.
 A column that a row's schema lacks is null in that row. A value must be of the column's kind and fit it
-exactly: a value that pyiceberg would round is refused. Knows rows and schemas; no files.
+exactly: a value that pyiceberg would round is refused. Handles rows and schemas, and no files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ _BYTES = (iceberg.BinaryType, iceberg.FixedType)
 
 
 class Condition:
-    """A condition's text, parsed. ConfigError, with the text, when the text is not a condition."""
+    """A condition, parsed from its text.
+
+    Raise ConfigError, with the text, when the text is not a condition.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -82,13 +85,13 @@ class Condition:
 
     @cached_property
     def _leaves(self) -> list[tuple[list[str], Any]]:
-        """The path of the column of every predicate, and the predicate."""
+        """The path of each predicate's column, and the predicate."""
         return [(leaf.term.name.split("."), leaf) for leaf in _predicates(self._expression)]
 
     def check(self, schemas: Sequence[Schema]) -> list[str]:
-        """Return the columns that some schemas lack.
+        """Return the columns of the condition that some schemas lack.
 
-        Raise ConfigError if all lack one, or a value does not fit its type.
+        Raise ConfigError if all schemas lack a column, or if a value does not fit its column's type.
         """
         missing: list[str] = []
         for path, leaf in self._leaves:
@@ -104,7 +107,9 @@ class Condition:
         return list(dict.fromkeys(missing))
 
     def mask(self, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-        """Return True for each row that matches. `rows` must have each of `columns` that the schema has."""
+        """Return a mask that is True for each row that matches. `rows` must have each of `columns` that the
+        schema has.
+        """
         return _evaluated(self._expression, rows, schema).fill_null(False)
 
 
@@ -121,8 +126,8 @@ def _predicates(expression: Any) -> Iterator[Any]:
 
 
 def _type_at(schema: Schema, path: Sequence[str]) -> Any:
-    """Return the type of a column, or of a field inside one; None when the schema has no column of
-    that name.
+    """Return the type of a column, or of a field inside a column, or None when the schema has no
+    such column.
     """
     type_: Any = schema.as_struct()
     for name in path:
@@ -153,9 +158,9 @@ def _literals(leaf: Any) -> Sequence[Any]:
 
 
 def _value(literal: Literal[Any], type_: Any, name: str) -> Any:
-    """Return the literal in the column's type, `inf` or `-inf` beyond it.
+    """Return the literal in the column's type, or `inf` or `-inf` if it lies outside the type's range.
 
-    Raise ConfigError if it does not fit.
+    Raise ConfigError if it does not fit the type.
     """
     number = isinstance(literal, LongLiteral | DecimalLiteral)
     fits = (

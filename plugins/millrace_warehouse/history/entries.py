@@ -1,9 +1,9 @@
-"""A load's `entries.avro`: the table's entry for each data file, written when the load is made.
+"""A load's `entries.avro`: the table's entry for each data file, written with the load.
 
-It is an Iceberg manifest, made without a catalog from the footers that the writers still had in memory;
-so a publication opens no Parquet file. Writing 2,000 entries (467 kB) takes 0.15 s and reading them 0.04 s;
-reading their footers takes 6.4 s. Paths in it are relative to the topic's folder, so a warehouse may be moved
-before it is published. Knows no storage.
+It is an Iceberg manifest, made without a catalog from the footers that the writers still had in memory. So a
+publication opens no Parquet file. Writing 2,000 entries (467 kB) takes 0.15 s and reading them 0.04 s;
+reading the footers of their files would take 6.4 s. Its paths are relative to the topic's folder, so a
+warehouse may be moved before it is published. Depends on no storage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millrace_warehouse.history.hours import partition_of
 from millrace_warehouse.history.manifest import DataFile
 
 _SNAPSHOT = 1
-"""Placeholder for the snapshot's id: an entry gets its own when it is published."""
+"""Placeholder for the snapshot's id. A publication gives each entry the id of its own snapshot."""
 
 
 def partition_spec(schema: Schema) -> PartitionSpec:
@@ -38,7 +38,7 @@ def partition_spec(schema: Schema) -> PartitionSpec:
 
 
 def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any]) -> bytes:
-    """Return the Iceberg manifest of these files, at least one, each with its metrics."""
+    """Return the Iceberg manifest of these files and their metrics. There must be at least one file."""
     schema = Schema.model_validate(iceberg)
     memory = _Memory()
     with manifests.write_manifest(
@@ -103,7 +103,7 @@ def read_entries(content: bytes) -> list[IcebergDataFile]:
 
 
 class _Memory(FileIO):
-    """One file, in memory: pyiceberg writes and reads manifests only as files."""
+    """One file in memory: pyiceberg reads and writes manifests only as files."""
 
     def __init__(self, content: bytes = b"") -> None:
         super().__init__()

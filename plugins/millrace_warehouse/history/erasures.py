@@ -1,11 +1,12 @@
-"""Records of a topic's erasures: `erasures/<id>.json`, the condition beside it, and the proof of its end.
+"""Files of a topic's erasures: the erasure, its condition, and the proof that it is done.
 
     <id>.where        the condition, which may name a person: deleted when no log can have the rows
-    <id>.json         who, when, why, until when loads leave matching rows out; creating it is the erasure
+    <id>.json         who asked, when, why, and until when loads leave matching rows out; creating it erases
     <id>.done.json    the newest load that was examined, and the rows taken out of each hour
 
-From its creation on every load and re-load leaves out the rows that match, so rows that the logs still hold
-do not come back. New editions take out the rows that are there. Knows records; no rows and no table.
+Once `<id>.json` exists, every load and re-load leaves out the rows that match, so that rows which the logs
+still hold do not return. New editions take out the rows that were loaded before. Handles these files; depends
+on neither rows nor tables.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Erasure:
     by: str
     created: str
     in_force_until: str | None
-    """Time from which no log can hold any of the erased rows; None where it is not known."""
+    """Time from which no log can hold any of the erased rows; None if that time is not known."""
     all_rows: bool = False
     """True if the erasure may match every row."""
     rejected: bool = False
-    """True if it also takes the bytes of all rejected records, on which no condition can be evaluated."""
+    """True if the erasure also takes the bytes of all rejected records. Conditions cannot be evaluated on
+    these.
+    """
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
@@ -48,13 +51,13 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """Proof that every row an erasure matches is out of the loads and of the table."""
+    """Proof that every row that an erasure matches is out of the loads and out of the table."""
 
     topic: str
     id: str
     created: str
     through: int
-    """The newest load that was examined: later loads began with the erasure in force."""
+    """The newest load that was examined. Later loads began after the erasure was created."""
     editions: Mapping[str, int]
     """Load, as a decimal number -> the last edition that was examined, for loads with more than one."""
     hours: Mapping[str, int]
@@ -62,7 +65,7 @@ class Done:
     loads: Mapping[str, int]
     """Load, as a decimal number -> rows that were taken out of it."""
     rejected: int = 0
-    """Rejected records whose bytes were taken out."""
+    """Rejected records that lost their bytes."""
     format: int = FORMAT
 
     @property
@@ -105,12 +108,12 @@ def read_erasure(topic: Topic, id_: str) -> Erasure | None:
 
 
 def read_done(topic: Topic, id_: str) -> Done | None:
-    """Return the counts of rows that an erasure has taken out; None until it is done."""
+    """Return the counts of rows that an erasure has taken out, or None until the erasure is done."""
     return find(topic.storage, Done, _path(topic.name, id_, DONE))
 
 
 def condition_of(topic: Topic, id_: str) -> str | None:
-    """Return an erasure's condition; None when it was deleted or never written."""
+    """Return an erasure's condition, or None when it was deleted or never written."""
     try:
         return topic.storage.read(condition_path(topic.name, id_)).decode()
     except FileNotFoundError:
@@ -136,12 +139,13 @@ def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
 
 
 def write_done(storage: Storage, done: Done) -> None:
-    """Record that an erasure is done; a record that another run has written stays."""
+    """Write the proof that an erasure is done, unless another run has written it."""
     storage.create(_path(done.topic, done.id, DONE), encode(done))
 
 
 def to_apply(topic: Topic, at: str, *, again: bool = False) -> Sequence[Erasing]:
-    """Return the erasures that a load must apply: those in force; with `again` (a re-load) all others, too.
+    """Return the erasures in force, which a load must apply. With `again`, for a re-load, return all
+    erasures.
 
     Raise MillraceError when the condition of an erasure in force is missing: a load without it would bring
     rows back.
@@ -160,9 +164,9 @@ def to_apply(topic: Topic, at: str, *, again: bool = False) -> Sequence[Erasing]
 
 
 def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | None:
-    """Return the newest erasure with this condition that is in force or not done, or None when there is none.
+    """Return the newest erasure with this condition that is in force or not done, or None.
 
-    With `rejected` the erasure must also take the bytes of rejected records.
+    With `rejected`, the erasure must also take the bytes of rejected records.
     """
     for erasure in reversed(recorded(topic)):
         goes_on = erasure.is_in_force(now()) or read_done(topic, erasure.id) is None
@@ -173,8 +177,8 @@ def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | N
 
 
 def taking_bytes(topic: Topic) -> set[str]:
-    """Return the erasures that take the bytes of rejected records: an edition that lists one of them has none
-    left.
+    """Return the erasures that take the bytes of rejected records. An edition that lists one of these has no
+    such bytes.
     """
     return {erasure.id for erasure in recorded(topic) if erasure.rejected}
 
@@ -190,11 +194,11 @@ def old_conditions(topic: Topic, at: str) -> list[str]:
 
 
 def missed_erasure(topic: Topic, manifest: LoadManifest) -> str | None:
-    """Return an erasure whose rows the edition may contain again, as the edition does not list it; else None.
+    """Return an erasure that the edition missed, so that it may contain erased rows; None if it missed none.
 
-    An edition that was begun before an erasure, and finished after the erasure, does not list the erasure. A
-    first edition cannot be stale: the erasure takes the number of every load that is running. An erasure
-    whose condition was deleted does not count: no log has the erased rows any more.
+    An edition misses an erasure if it was begun before the erasure and finished after it. A first edition
+    misses none, because an erasure takes the number of every running load. An erasure whose condition was
+    deleted does not count: no log has the erased rows any more.
     """
     for id_ in _ids(topic) if manifest.edition > 1 else ():
         done = read_done(topic, id_)

@@ -1,8 +1,8 @@
 """Entries written before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
-An entry lists files, not loads. An hour with late rows keeps files of a few loads for ever; if entries listed
-loads, these loads would be kept whole. If a snapshot names a listed file again, a later entry states that.
-The grace time for readers then starts anew when no snapshot names the file any more. Depends on no table.
+An entry lists files, not loads. An hour with late rows keeps a few files of many loads for ever, and an entry
+by load would keep these loads whole. If a snapshot names a listed file again, a later entry states that. The
+grace time for readers then starts again when no snapshot names the file any more. Depends on no table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hours of event time, UTC: `2015-05-17T10` in manifests, hours since 1970 as partitions of the table."""
+"""Hours of event time in UTC: `2015-05-17T10` in manifests, hours since 1970 in the table's partition."""
 
 from __future__ import annotations
 
@@ -8,36 +8,40 @@ from datetime import UTC, datetime
 from millrace_audit.reports.counts import FIRST_EVENT_MS
 
 UNFILED = "none"
-"""Hour of rows without a time, or with one that no correct clock has shown: kept, counted, never proven."""
+"""The hour of rows without a time, or with a time that no correct clock can have shown. Such rows are kept
+and counted, never proven.
+"""
 HOUR_US = 3_600_000_000
 FIRST_HOUR = FIRST_EVENT_MS // 3_600_000
-"""The first hour of 2000. No load files rows in an earlier hour; earlier versions did, from 1970 on."""
+"""The first hour of the year 2000. Loads file no row in an earlier hour; older versions filed rows from 1970
+on.
+"""
 
 
 def hour_of(number: int | None) -> str:
-    """`2015-05-17T10` from the number of hours since 1970; UNFILED for None."""
+    """Return the name of an hour, such as `2015-05-17T10`, by its number since 1970; UNFILED for None."""
     if number is None:
         return UNFILED
     return datetime.fromtimestamp(number * 3600, UTC).isoformat()[: len("2015-05-17T10")]
 
 
 def start_of(hour: str) -> datetime:
-    """Start of any hour but UNFILED."""
+    """Return the start of an hour, which must not be UNFILED."""
     return datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
 
 
 def start_ms(hour: str) -> int:
-    """Start of any hour but UNFILED, in ms since the epoch."""
+    """Return the start of an hour in ms since the epoch. The hour must not be UNFILED."""
     return int(start_of(hour).timestamp()) * 1000
 
 
 def number_of(hour: str) -> int:
-    """Return the number of any hour but UNFILED, counted from 1970."""
+    """Return the number of an hour, counted from 1970. The hour must not be UNFILED."""
     return int(start_of(hour).timestamp()) // 3600
 
 
 def partition_of(hour: str) -> int | None:
-    """Return the value of the table's partition: the hour's number; None for UNFILED."""
+    """Return the hour's value in the table's partition: its number, or None for UNFILED."""
     return None if hour == UNFILED else number_of(hour)
 
 
@@ -47,7 +51,7 @@ def hours_in(ranges: Iterable[Sequence[str]]) -> set[int]:
 
 
 def ranges_of(numbers: Iterable[int]) -> list[list[str]]:
-    """[first, last] hours, ascending, neither overlapping nor adjoining."""
+    """Return the ranges [first, last] of these hours, ascending. Ranges neither overlap nor adjoin."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:

@@ -64,17 +64,18 @@ def iceberg_schema(table: avro.Record) -> Schema:
 
 
 def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
-    """Return a table's new schema: columns that `old` has keep their ids, new columns get the next ones.
+    """Return a table's new schema. Columns that `old` has keep their ids; new columns get the next ids.
 
-    An id is never given twice: `last_column_id` is the highest that any schema of the table has had.
+    No id is ever used twice: `last_column_id` is the highest id that any schema of the table has had.
     """
     return _numbered(_unnumbered(table), ids_by_name(old), last_column_id)
 
 
 def ids_by_name(type_: Schema | iceberg.IcebergType, path: str = "") -> dict[str, int]:
-    """Return the id of each column at any depth, by its whole name, as in `prices.value.currency`.
+    """Return the id of each column, at any depth, by its whole name, such as `prices.value.currency`.
 
-    pyiceberg's own index also has names without `.value` and `.element`, which may be names of other columns.
+    pyiceberg's own index also has names without `.value` and `.element`, which may be the names of other
+    columns.
     """
     match type_:
         case Schema() | iceberg.StructType():

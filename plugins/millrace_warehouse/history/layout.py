@@ -56,7 +56,7 @@ CATALOG = "catalog.db"
 HEAD = "_head"
 AUDITED_TABLE, AUDITED_ROWS, VERIFIED = "_table", "_rows", "_verified"
 HEAD_EVERY = 100
-"""Loads between updates of `_head`: on every storage, listing 100 names costs as much as listing none."""
+"""Loads between updates of `_head`. On every storage, listing 100 names costs as much as listing none."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
 """Name of an edition's manifest: its load, and its number."""
 _ATTEMPT = re.compile(r"(\d{10})-(\d{4,})-[0-9a-f]+")
@@ -87,7 +87,7 @@ class Folder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic's folder in the storage of a warehouse; as text it is the topic's name in Kafka."""
+    """A topic's folder in the storage of a warehouse. `str` returns the topic's name in Kafka."""
 
     storage: Storage
     name: str
@@ -100,8 +100,8 @@ class Topic:
         return self.storage.names(folder.path(self.name))
 
     def recorded(self, folder: Folder, after: str = "") -> list[str]:
-        """Return the names of a folder's manifests that the ledger lists, ascending; only those behind
-        `after`.
+        """Return the names of a folder's manifests that the ledger lists and that sort after `after`,
+        ascending.
         """
         return self.storage.names(ledger_path(folder.path(self.name)), after=after)
 
@@ -139,14 +139,14 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
-    """Return the folder that one attempt to make a load or an edition writes into; `attempted` reads its
+    """Return the folder for the files of one attempt to make a load or an edition. `attempted` parses its
     name.
     """
     return f"{Folder.ROWS.path(topic)}/{load:010d}-{attempt}"
 
 
 def attempted(name: str) -> tuple[int, int] | None:
-    """Load and edition of an attempt, by the name of its folder of rows; None for another name."""
+    """Parse the load and edition from the name of an attempt's folder. Return None for another name."""
     match = _ATTEMPT.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -160,7 +160,7 @@ def publication_path(topic: str, number: int, attempt: str) -> str:
 
 
 def ledger_path(path: str) -> str:
-    """Return the path of a manifest's or record's ledger entry: `t/ledger/loads/0000000001.json` for
+    """Return the path of the ledger's entry of a manifest: `t/ledger/loads/0000000001.json` for
     `t/loads/…`.
     """
     topic, _, inside = path.partition("/")
@@ -188,7 +188,7 @@ def expired_path(topic: str, number: int) -> str:
 
 
 def find(storage: Storage, cls: type[T], path: str) -> T | None:
-    """Return the dataclass that `encode` wrote at a path, or None when nothing is there."""
+    """Return the dataclass that `encode` wrote at a path, or None when there is no file."""
     try:
         return decode(cls, storage.read(path), path)
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def find(storage: Storage, cls: type[T], path: str) -> T | None:
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:
-    """Return the manifest or record at a path. Raise MillraceError when it is missing, broken or edited."""
+    """Return the manifest at a path. Raise MillraceError when it is missing, broken or edited."""
     try:
         content = storage.read(path)
     except FileNotFoundError:
@@ -213,10 +213,10 @@ def read_load(topic: Topic, load: int) -> LoadManifest:
 
 
 def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
-    """Return an edition of a load, after a check that it replaces the previous edition as that is stored now.
+    """Return an edition of a load. Check that the edition before it is the manifest that it replaces.
 
-    Raise MillraceError when it replaces another manifest, because the load was recreated, or when one of them
-    is missing or edited.
+    Raise MillraceError when it replaces another manifest, because the load was recreated, or when one of the
+    two manifests is missing or edited.
     """
     path = edition_path(topic.name, load, edition)
     manifest = read_checked(topic.storage, LoadManifest, path)
@@ -229,26 +229,27 @@ def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
 
 
 def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) -> list[int]:
-    """Return the numbers above `after` that name files of a folder, ascending; gaps are not noticed."""
+    """Return the numbers above `after` that name files of a folder, ascending. Missing numbers are not
+    noticed.
+    """
     names = storage.names(folder, after=f"{after:0{digits}d}.json" if after else "")
     numbered = map(re.compile(rf"(\d{{{digits},}})\.json").fullmatch, names)
     return sorted(int(match[1]) for match in numbered if match)
 
 
 def load_numbers(topic: Topic, after: int = 0) -> list[int]:
-    """Return the numbers of the loads above `after` that exist, ascending, by one listing; gaps are not
-    noticed.
+    """Return the numbers of the existing loads above `after`, ascending, by one listing. Missing loads are
+    not noticed.
     """
     return numbers_in(topic.storage, Folder.LOADS.path(topic.name), after)
 
 
 def newest_load(topic: Topic) -> LoadManifest | None:
-    """Return the newest load, None before the first.
+    """Return the newest load, or None before the first.
 
-    Raise MillraceError when a load since `_head` is missing.
-
-    Reading on from an earlier load would load the same offsets twice, or skip some for ever. Costs two
-    listings from `_head` on, so it does not grow with history; `verify` finds older loads that are missing.
+    Raise MillraceError when a load since `_head` is missing: a run that continued from an earlier load would
+    load the same offsets twice, or skip some for ever. The two listings begin at `_head`, so they do not grow
+    with history. `verify` finds older loads that are missing.
     """
     head = _head(topic)
     # In this order: a load exists before its entry in the ledger.
@@ -261,9 +262,9 @@ def newest_load(topic: Topic) -> LoadManifest | None:
 
 
 def remember_newest(storage: Storage, load: LoadManifest) -> None:
-    """Let listings begin at this load from now on if its number is a multiple of HEAD_EVERY; else do nothing.
+    """Update `_head` to this load if the load's number is a multiple of HEAD_EVERY.
 
-    A lost, old or cut hint only costs a longer listing, so a storage error here is ignored.
+    A lost, old or cut `_head` only makes listings longer, so an error of the storage is ignored here.
     """
     if load.load % HEAD_EVERY == 0:
         with suppress(MillraceError):
@@ -285,9 +286,10 @@ def require_load(topic: Topic) -> LoadManifest:
 
 
 def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
-    """Return the first editions of the loads above `after`, ascending, each checked against its predecessor.
+    """Yield the first editions of the loads above `after`, ascending. Check each against its predecessor.
 
-    Raise MillraceError for the first that is missing, broken or edited, or does not continue its predecessor.
+    Raise MillraceError for the first edition that is missing, broken or edited, or does not continue its
+    predecessor.
     """
     before = read_load(topic, after) if after else None
     recorded = _recorded_loads(topic, after)  # before the loads, as in `newest_load`
@@ -307,8 +309,8 @@ def unpublished_since(topic: Topic) -> LoadManifest | None:
     """Return the first load that the newest publication has not considered, or None when there is no such
     load.
 
-    A publication that the table has lost since then counts: only the catalog knows, and a load does not ask
-    it.
+    A publication that the table has lost since then counts: only the catalog could tell, and loads ask no
+    catalog.
     """
     recorded = topic.recorded(Folder.PUBLICATIONS)
     through = 0
@@ -320,7 +322,9 @@ def unpublished_since(topic: Topic) -> LoadManifest | None:
 
 
 def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
-    """Return the record at a path and all records before it, the newest first, each with its path."""
+    """Yield the publication at a path and every publication before it, the newest first, each with
+    its path.
+    """
     while path:
         publication = read_checked(storage, Publication, path)
         yield path, publication
@@ -328,9 +332,10 @@ def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Public
 
 
 def editions_of(topic: Topic) -> dict[int, list[int]]:
-    """Map each load to its editions after the first, ascending, by one listing; without loads that have none.
+    """Map each load to its editions after the first, ascending, by one listing. Loads without further
+    editions are left out.
 
-    Raise MillraceError when one is missing: going on without it would bring back the rows of the edition
+    Raise MillraceError when an edition is missing: a reader would fall back to the rows of the edition
     before.
     """
     # In this order: an edition exists before its entry in the ledger.
@@ -359,7 +364,7 @@ def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
 
 
 def _head(topic: Topic) -> int:
-    """Return the number in `_head` if that load exists, else 0: a listing from it misses no newer load."""
+    """Return the number in `_head` if that load exists, else 0. A listing from it misses no newer load."""
     try:
         text = topic.storage.read(f"{Folder.LOADS.path(topic.name)}/{HEAD}")
         load = int(text) if text.isdigit() else 0

@@ -1,8 +1,8 @@
-"""The ledger: the hash of each manifest and publication that was made, in a file of its own.
+"""The ledger: the hash of each manifest of a load or publication, in a file of its own.
 
-A missing load is noticed by its successor. The ledger reveals a missing newest load, and a missing edition or
-publication, which have no successor. A crash between a manifest and its entry leaves the manifest unrecorded;
-the next run records it.
+The next load names its predecessor, so a missing load is noticed. The ledger reveals a missing newest load,
+and a missing edition or publication, which no later manifest names. A crash between a manifest and its entry
+leaves the manifest without an entry; the next run writes the entry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from millrace_warehouse.storage.interface import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """Proof that a manifest or a publication was made, and of what would be missing without it."""
+    """Proof that a manifest was written, and a description of the rows and offsets that would be missing
+    without it.
+    """
 
     path: str
     sha256: str
@@ -32,9 +34,9 @@ class LedgerEntry:
 
 
 def add_to_ledger(storage: Storage, path: str, manifest: Manifest) -> None:
-    """Write the entry of the manifest at a path, unless it exists.
+    """Write the ledger's entry of the manifest at a path, unless it exists.
 
-    Raise MillraceError if its hash differs.
+    Raise MillraceError if an existing entry has another hash.
     """
     entry = LedgerEntry(
         path=path,
@@ -54,5 +56,5 @@ def add_to_ledger(storage: Storage, path: str, manifest: Manifest) -> None:
 
 
 def read_entry(storage: Storage, path: str) -> LedgerEntry | None:
-    """Return the ledger's entry of a manifest or a publication, None when there is none."""
+    """Return the ledger's entry of a manifest, or None when there is none."""
     return find(storage, LedgerEntry, ledger_path(path))

@@ -1,13 +1,13 @@
-"""Manifests of loads and publications: dataclasses, JSON, the hash chain, the two laws.
+"""Manifests of loads and publications: dataclasses, JSON, the chain of hashes, and the two laws.
 
-Creating a load's manifest is the load: it appears whole, and the files it names are on disk before. Two laws
-must close, or there is no load:
+A load exists once its manifest is created: the manifest appears whole, after the files that it names are on
+disk. Two laws must close, or there is no load:
 
-    read = written + tombstones + rejected + filtered    per partition, in records; filtered are those erased
+    read = written + tombstones + rejected + filtered    per partition, in records; filtered were erased
     [start, end) = data batches + control batches + gaps     per partition, in offsets: every gap is listed
 
-Each manifest carries the SHA-256 of its own content and that of the manifest before it: an edit anywhere
-breaks the chain. Knows no files, no Parquet and no Spark.
+Each manifest carries the SHA-256 of its own content and that of the manifest before it, so an edit of any
+manifest breaks the chain. Depends on neither files, Parquet nor Spark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ FORMAT = 3
 
 
 class ManifestError(MillraceError):
-    """A manifest cannot be read as one: not JSON, a key missing or of the wrong type, an unknown format."""
+    """A manifest cannot be decoded: it is not JSON, a key is missing or has the wrong type, or its format is
+    unknown.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginPartition:
-    """The partition in another cluster that a mirrored partition's batches come from."""
+    """The partition of another cluster from which a mirrored partition's batches were copied."""
 
     cluster: str
     topic: str
@@ -64,27 +66,33 @@ class PartitionRange:
     partition: int
     start: int
     start_base: int | None = None
-    """Byte position the first batch must have (offsets are byte positions), None when nothing was read."""
+    """Byte position at which the first batch must begin, where offsets are byte positions; None when nothing
+    was read before.
+    """
     end: int
     end_base: int | None = None
     end_epoch: int | None = None
-    """Leader epoch of the batch that ends at `end`; None when it is not known."""
+    """Leader epoch of the batch that ends at `end`; None when the epoch is not known."""
     read: int = 0
     """Data records in the range."""
     written: int = 0
     tombstones: int = 0
-    """Messages without a value, which are no rows; in manifests of the version before they are rejected."""
+    """Messages without a value, which become no rows. Manifests of the version before count them as
+    rejected.
+    """
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Kind -> its part of `rejected`; empty in manifests of the version before."""
+    """Kind -> its rejected records; empty in manifests of the version before."""
     filtered: int = 0
-    """Rows that erasures took out or left out; `LoadManifest.erased` says which ones."""
+    """Rows that erasures took out or left out. `LoadManifest.erased` counts them by erasure and hour."""
     data_batches: int = 0
     control_batches: int = 0
     bytes: int = 0
     """Size of the batches in the log, compressed."""
     gaps: Sequence[Gap] = ()
-    """Beside a reader's reasons there is `control`: the offsets have expired, and no record was in them."""
+    """Gaps in the range. Besides a reader's reasons there is `control`: the offsets expired, and no record
+    was in them.
+    """
     min_time_ms: int | None = None
     max_time_ms: int | None = None
     schema_ids: Sequence[int] = ()
@@ -92,7 +100,7 @@ class PartitionRange:
 
     @property
     def reach(self) -> int:
-        """The first offset that may be news: up to `end_base` there is no other batch."""
+        """The first offset that may hold new records: no other batch begins before `end_base`."""
         return max(self.end, self.end_base or 0)
 
 
@@ -110,7 +118,7 @@ class DataFile(StoredFile):
     """One Parquet file with rows of one hour."""
 
     hour: str
-    """`2015-05-17T10`, UTC; UNFILED for rows without a time that counts."""
+    """The hour in UTC, such as `2015-05-17T10`; UNFILED for rows without a valid time."""
     rows: int
 
 
@@ -120,7 +128,7 @@ class RejectedFile(StoredFile):
 
     rows: int
     records: int
-    """Records the rows stand for: one row may be a whole batch."""
+    """Number of records in the rows: one row may be a whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +150,12 @@ class ProducerSequences:
     ranges: Sequence[Sequence[int]]
     """[first, last] pairs of the sequence numbers found, ascending, neither overlapping nor touching."""
     duplicates: Sequence[Sequence[int]] = ()
-    """[first, last] pairs of duplicate sequence numbers, once for each extra row."""
+    """[first, last] pairs of duplicate sequence numbers, once for each additional row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedRows:
-    """Rows of one hour of one partition that an erasure took out, or kept out when they were read."""
+    """Rows of one hour and one partition that an erasure took out, or left out when they were read."""
 
     erasure: str
     partition: int
@@ -157,10 +165,10 @@ class ErasedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsideMessages:
-    """Messages of one hour and one kind that became no rows."""
+    """Messages of one hour and one kind that did not become rows."""
 
     hour: str
-    """Hour of the record's time, or of the time in its audit header; UNFILED as for rows."""
+    """Hour of the time in the record's audit header, or else of the record's time; UNFILED as for rows."""
     kind: str
     messages: int
 
@@ -174,24 +182,26 @@ class LoadManifest:
     cluster_id: str
     load: int
     edition: int = 1
-    """1 for the first reading of these offsets; each re-load of the same ones is the next."""
+    """1 for the first reading of these offsets. Each re-load of the offsets has the next number."""
     attempt: str
-    """Name of the try that wrote the files in `rows/<10 digits>-<attempt>/`. Nothing lists that folder.
+    """Name of the attempt that wrote the files in `rows/<10 digits>-<attempt>/`. Nothing lists that folder.
 
-    The edition in four digits and a random number, so that no attempt of one edition has another's name.
+    It holds the edition in four digits and a random number, so two attempts never share a name.
     """
     run_id: str
     created: str
     schema: int
-    """Number of the entry in `schema/` that defines the files' columns."""
+    """Number of the schema in `schema/` that defines the files' columns."""
     file_by_ms: int
-    """Time in ms since the epoch. Rows with this time or a later time are UNFILED, also in a re-load."""
+    """Time in ms since the epoch. Rows with this time or a later one are UNFILED, also in a re-load."""
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
     rejected_files: Sequence[RejectedFile] = ()
     tombstone_files: Sequence[TombstoneFile] = ()
     aside_by_hour: Sequence[AsideMessages] = ()
-    """Messages that became no rows by hour and kind, ascending; none in manifests of the version before."""
+    """Messages that did not become rows, by hour and kind, ascending; empty in manifests of the version
+    before.
+    """
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -200,21 +210,25 @@ class LoadManifest:
     reason: str | None = None
     """Reason for reading these offsets again; None for the first edition."""
     previous: str | None
-    """`sha256` of the previous load's manifest, None for the first load. An edition has the `sha256` of the
-    edition that it replaces."""
+    """`sha256` of the previous load's manifest, or None for the first load. A later edition holds the
+    `sha256` of the edition that it replaces.
+    """
     erases: str | None = None
     """The erasure that made this edition from existing rows, or that made this load without rows. Such a load
-    takes the number that a load begun before the erasure would use. None for rows read from a log."""
+    takes the number that any running load would use. None if the rows were read from a log.
+    """
     erasures: Sequence[str] = ()
-    """All erasures that were known when the rows were written. None of them matches a row."""
+    """All erasures that existed when the rows were written. No row matches any of them."""
     erased: Sequence[ErasedRows] = ()
-    """Records of the offsets that are in no file, because an erasure removed them or left them out."""
+    """Rows of the load's offsets that are in no file, because an erasure took them out or left them out."""
     erased_sequences: Sequence[ProducerSequences] = ()
-    """Sequence numbers of the erased rows, or in `erased_sequences_file`. An auditor does not miss them."""
+    """Sequence numbers of the erased rows, unless they are in `erased_sequences_file`. An auditor does not
+    count them as missing.
+    """
     erased_sequences_file: StoredFile | None = None
     format: int = FORMAT
     sha256: str = ""
-    """SHA-256 of this manifest without this key; filled in by `sealed`."""
+    """SHA-256 of this manifest without this key. `sealed` fills it in."""
 
     @property
     def rows(self) -> int:
@@ -230,7 +244,7 @@ class LoadManifest:
 
     @property
     def rejected_by_kind(self) -> dict[str, int]:
-        """Kind -> rejected records, every kind; all 0 in manifests of the version before."""
+        """Kind -> rejected records, for every kind; all 0 in manifests of the version before."""
         kinds = Counter({kind.value: 0 for kind in Kind})
         for partition in self.partitions:
             kinds.update(partition.rejected_by_kind)
@@ -238,17 +252,17 @@ class LoadManifest:
 
     @property
     def aside(self) -> int:
-        """Messages that became no rows: rejected records and tombstones."""
+        """Messages that did not become rows: rejected records and tombstones."""
         return self.rejected + self.tombstones
 
     @property
     def aside_files(self) -> list[RejectedFile | TombstoneFile]:
-        """Files of the messages that became no rows."""
+        """Files of the messages that did not become rows."""
         return [*self.rejected_files, *self.tombstone_files]
 
     @property
     def ranges(self) -> list[OffsetRange]:
-        """The offsets that the load holds, without the partitions that had no news."""
+        """The offsets that the load holds. Partitions without new records are left out."""
         return [
             OffsetRange(partition=part.partition, start=part.start, end=part.end)
             for part in self.partitions
@@ -260,7 +274,7 @@ class LoadManifest:
         return {partition.partition: partition.end for partition in self.partitions}
 
     def rows_by_hour(self) -> dict[str, int]:
-        """Return the rows by hour, `2015-05-17T10` -> rows; those without an hour under UNFILED."""
+        """Map each hour, such as `2015-05-17T10`, to its rows. Rows without an hour are under UNFILED."""
         rows: dict[str, int] = {}
         for file in self.files:
             rows[file.hour] = rows.get(file.hour, 0) + file.rows
@@ -269,8 +283,8 @@ class LoadManifest:
     def covers(self, topic_id: str, ends: Mapping[int, int]) -> bool:
         """Return True if every partition of that topic was read at least to its end in `ends`.
 
-        Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
-        with two offsets: an end may be either.
+        Where offsets are byte positions, the end of a batch and the beginning of the next batch are the same
+        place with two offsets. An end may be either.
         """
         covered = {part.partition: part.reach for part in self.partitions}
         return self.topic_id == topic_id and all(covered.get(p, 0) >= end for p, end in ends.items())
@@ -284,7 +298,7 @@ class HourVerdict:
     """The auditor's verdict on an hour when the hour was published."""
 
     verdict: str
-    """The verdict; `complete` if it is enough for the topic; UNASKED without an auditor."""
+    """The verdict: `complete` also if it is proof enough for the topic; UNASKED without an auditor."""
     watermark: str | None = None
     checked: str | None = None
     reasons: Sequence[str] = ()
@@ -292,7 +306,7 @@ class HourVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRows:
-    """The rows that one edition of a load has of an hour."""
+    """Rows of one hour in one edition of a load."""
 
     load: int
     edition: int = 1
@@ -301,29 +315,30 @@ class LoadRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourChange:
-    """Change of one hour, or of a run of empty hours, in a publication: a row of the table of hours.
+    """Change of one hour, or of several empty hours in a row, in a publication: a row of the table of hours.
 
-    The hour's newest change is that of the highest publication; its rows are the sum of `added - removed`.
-    Neither a revision nor the hour's rows are counted here: they would need every hour in every record
-    (0.6 MB at 26,280 hours), or a look at every entry of the table (1.4 s).
+    The highest publication holds an hour's newest change. The hour's rows are the sum of `added - removed`
+    over its changes. Neither a revision nor the hour's rows are stored here: they would need every hour in
+    every publication (0.6 MB at 26,280 hours), or a scan of the table's entries (1.4 s).
     """
 
     hour: str
-    """`2015-05-17T10`, UTC, or UNFILED."""
+    """The hour in UTC, such as `2015-05-17T10`, or UNFILED."""
     kind: str
-    """first, late, reload, erase, verdict, or rebuild: rows of which no file was left."""
+    """first, late, reload, erase, verdict, or rebuild. A rebuild reports rows for which no file was left."""
     loads: Sequence[LoadRows]
-    """Rows added; for `reload`, the rows that the hour now has of the new editions."""
+    """Rows added. For `reload`, the rows of the hour in the new editions."""
     verdict: HourVerdict
     added: int
     removed: int
     aside: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Kind -> messages of the hour that became no rows, in the loads since the hour's change before.
+    """Kind -> messages of the hour that did not become rows, in the loads since the hour's previous change.
 
-    Negative where a re-load has fewer of them. The sum over an hour's changes is what the hour has.
+    The number is negative where a re-load has fewer. The sum over an hour's changes is the hour's present
+    number.
     """
     last: str = ""
-    """Last hour of a run of complete hours without a row, which begins with `hour`; empty for one hour."""
+    """The last of several complete hours without a row, of which `hour` is the first; empty for one hour."""
 
     @property
     def hours(self) -> list[str]:
@@ -338,16 +353,16 @@ class Through:
     """Newest load and editions that the table includes."""
 
     load: int
-    """The newest load that was looked at; 0 for none."""
+    """The newest load that was considered; 0 for none."""
     sha256: str
     """SHA-256 of its manifest; empty for none."""
     editions: Mapping[str, int]
-    """Load, as a decimal number -> the newest edition that was looked at, for loads that were read again."""
+    """Load, as a decimal number -> its newest edition that was considered, for re-loaded loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousPublication:
-    """The publication before, by its record."""
+    """The previous publication: the path and hash of its manifest."""
 
     path: str
     sha256: str
@@ -355,10 +370,12 @@ class PreviousPublication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One publication: `publications/<10 digits>-<attempt>.json`, evidence for one commit of the table.
+    """One publication: the manifest `publications/<10 digits>-<attempt>.json`, which proves one commit of the
+    table.
 
-    It holds the whole state, so the next one reads one record and the manifests of newer loads. It counts
-    when the table's property names it with its SHA-256; the record of an attempt that lost is a stray.
+    It holds the whole state, so the next publication reads one manifest of a publication and the manifests of
+    newer loads. It is valid when the table's property names it with its SHA-256. A manifest of an attempt
+    that lost is a stray file.
     """
 
     topic: str
@@ -370,31 +387,37 @@ class Publication:
     loads: Through
     schema: int
     published: Sequence[Sequence[str]]
-    """[first, last] hours that are published, ascending, neither overlapping nor adjoining; UNFILED apart."""
+    """[first, last] ranges of published hours, ascending, neither overlapping nor adjoining. UNFILED is
+    stated separately.
+    """
     unfiled_published: bool = False
     unpublished: Mapping[str, Sequence[LoadRows]]
-    """Hour, or UNFILED -> the rows of it that wait."""
+    """Hour, or UNFILED -> its rows that wait for publication."""
     waiting_aside: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    """Hour -> kind -> messages that became no rows, for the hour's next change."""
+    """Hour -> kind -> messages that did not become rows; the hour's next change takes them over."""
     complete_from: str | None
-    """The first hour of the complete ones, None before an hour was complete.
+    """The first of the complete hours, or None before any hour was complete.
 
-    Begins with the first hour from 2000 on that was published complete, and goes back over complete hours
-    before it. An hour that no sound clock has shown, published as it is, so holds nothing up.
+    It begins with the first hour from 2000 on that was published complete, and moves back over complete hours
+    before it. So an hour that no correct clock can have shown does not hold it back.
     """
     complete_until: str | None
-    """Every hour in [complete_from, complete_until) is published, complete, and nothing of it waits."""
+    """End of the complete hours. Every hour in [complete_from, complete_until) is published and complete, and
+    none of its rows wait.
+    """
     incomplete: Sequence[Sequence[str]] = ()
-    """[first, last] published hours whose newest verdict is not complete; UNFILED, which never is, apart."""
+    """[first, last] ranges of published hours whose newest verdict is not complete. UNFILED, which is never
+    complete, is left out.
+    """
     rows: int
     """Rows of the table after the publication."""
     lost: Mapping[str, Sequence[LoadRows]] = dataclasses.field(default_factory=dict)
-    """Published hour -> the rows of it that the table lacks: when it was made again, no file had them."""
+    """Published hour -> its rows that the table lacks, because a rebuild found no file that has them."""
     changes: Sequence[HourChange]
     rejected: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Changed hour -> messages of it that loads have set aside, as the auditor counts them."""
+    """Changed hour -> its messages that loads have set aside, as the auditor counts them."""
     judged_through: str | None = None
-    """The auditor's cursor: every final verdict that changed before it is in the table."""
+    """The auditor's cursor. The table has every final verdict that changed before it."""
     format: int = FORMAT
     sha256: str = ""
 
@@ -415,12 +438,12 @@ M = TypeVar("M", LoadManifest, Publication)
 
 
 def now() -> str:
-    """Return the time as manifests state it: UTC, ISO 8601, in ms."""
+    """Return the current time as manifests state it: UTC, ISO 8601, in ms."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def content_hash(manifest: Manifest) -> str:
-    """Return the SHA-256 of everything the manifest says but its own `sha256` and empty keys of later
+    """Return the SHA-256 of the manifest without its own `sha256` and without empty keys of later
     versions.
     """
     values = dataclasses.asdict(manifest)
@@ -440,7 +463,7 @@ def content_hash(manifest: Manifest) -> str:
 
 
 def sealed(manifest: M) -> M:
-    """Return the manifest with its own hash filled in: the last step before it is written."""
+    """Return the manifest with its own hash filled in. This is the last step before it is written."""
     return dataclasses.replace(manifest, sha256=content_hash(manifest))
 
 
@@ -450,8 +473,9 @@ def encode(value: Any) -> bytes:
 
 
 def decode(cls: type[T], content: bytes, where: str) -> T:
-    """Return the dataclass that `encode` wrote, its hash unchecked; ManifestError names `where` and
-    the key.
+    """Return the dataclass that `encode` wrote. Its hash is not checked.
+
+    Raise ManifestError, which names `where` and the key, when the content has another form.
     """
     try:
         values = json.loads(content)
@@ -487,7 +511,7 @@ def _build(hint: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _fields(cls: Any) -> tuple[Mapping[str, Any], Set[str]]:
-    """Return the fields' types and the required fields. Cached, as this takes longer than the decoding."""
+    """Return the fields' types and the required fields. Cached, because this takes longer than decoding."""
     missing = dataclasses.MISSING
     fields = dataclasses.fields(cls)
     required = {f.name for f in fields if f.default is missing and f.default_factory is missing}

@@ -1,7 +1,7 @@
 """Metrics of a data file's columns for its entry in the table, from the footer that its writer still has.
 
-A task computes them and sends them to the driver, which writes them into `entries.avro`. Without pyiceberg:
-its import would cost every new worker 0.3 s.
+A task computes them and sends them to the driver, which writes them into `entries.avro`. This module does not
+import pyiceberg: the import would cost every new worker 0.3 s.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _INTEGERS = {"int": 4, "date": 4, "long": 8, "time": 8, "timestamp": 8, "timesta
 
 
 def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
-    """Return the metrics of a file's columns as JSON, some 100 bytes for each column: small enough for a
-    task's result.
+    """Return the metrics of a file's columns as JSON. Some 100 bytes for each column fit into a task's
+    result.
 
-    `iceberg` is the schema that the file was written with, as a schema record has it. Every column has its
-    size. Whole numbers, times, booleans and decimals outside other columns have counts and bounds, too.
+    `iceberg` is the file's schema as `TableSchema` has it. Every column has its size. Whole numbers, times,
+    booleans and decimals that are not inside another column also have counts and bounds.
     """
     ids = dict(_leaves(iceberg["fields"], ""))
     tops = {field["name"]: field["type"] for field in iceberg["fields"] if isinstance(field["type"], str)}
@@ -48,7 +48,9 @@ def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
 
 
 def _count(values: list[Any], column: pq.ColumnChunkMetaData, type_: str) -> None:
-    """Add a row group's counts and bounds to its column's; mark the column uncounted without statistics."""
+    """Add a row group's counts and bounds to its column's. A column without statistics counts as uncounted
+    from then on.
+    """
     statistics = column.statistics if column.is_stats_set else None
     if statistics is None or not statistics.has_null_count or not _is_bounded(type_):
         values[5] = False
@@ -68,7 +70,7 @@ def _is_bounded(type_: str) -> bool:
 
 
 def _ordered(raw: int | bool | bytes) -> int:
-    """Return a bound as a number; Parquet keeps decimals as bytes, the highest first."""
+    """Return a bound as a number. Parquet keeps decimals as bytes, the highest first."""
     return int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else int(raw)
 
 

@@ -1,7 +1,7 @@
-"""End of a run: frozen in a file of its own, once for each run id, before the first byte is read.
+"""End of a run: stored in a file of its own, once for each run id, before the first byte is read.
 
-A cleared or retried task finds the plan of its first attempt and reads to the same end, however much has
-arrived since. The start is not planned: a run starts at the end of the newest load.
+A cleared or retried task finds the plan of its first attempt and reads to the same end, however many messages
+have arrived since. The start is not planned: a run starts at the end of the newest load.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ class Plan:
     created: str
     ends: Sequence[PlannedEnd]
     max_bytes: int | None = None
-    """Log bytes that the run could take; None for no limit."""
+    """Most log bytes that the run may read; None for no limit."""
     until_ms: int | None = None
-    """Time of the first record that the run had to leave, ms since the epoch; None for no limit."""
+    """Time limit in ms since the epoch: the run reads the records before it. None for no limit."""
     format: int = FORMAT
 
     @property
     def file_by_ms(self) -> int:
-        """Rows with a time at or after this one have no hour: a day after the plan, by its clock."""
+        """Rows with this time or a later one have no hour. It is a day after the plan, by the
+        plan's clock.
+        """
         return int(datetime.fromisoformat(self.created).timestamp() * 1000) + MOST_AHEAD_MS
 
     @property
@@ -58,8 +60,8 @@ def plan_path(topic: str, run_id: str) -> str:
 
 
 def name_of_run(run_id: str) -> str:
-    """Return a run's name in paths; a run id may hold any character (Airflow's hold colons and plus
-    signs).
+    """Return a run's name for use in paths. A run id may hold any character: Airflow's have colons and plus
+    signs.
     """
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
@@ -68,9 +70,10 @@ def name_of_run(run_id: str) -> str:
 
 
 def freeze(topic: Topic, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
-    """Return the run's plan, and True if this call made it; `propose` is called only when there is no plan.
+    """Return the run's plan, and True if this call made it. `propose` is called only when there is no plan.
 
-    Two drivers of one run may both propose. The file is created exclusively, and both follow it.
+    Two drivers of one run may both propose. The file is created exclusively, and both follow the winner's
+    plan.
     """
     path = plan_path(topic.name, run_id)
     try:
@@ -81,7 +84,9 @@ def freeze(topic: Topic, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan
 
 
 def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
-    """Raise MillraceError when the plan is of another cluster, or the topic was recreated after the plan."""
+    """Raise MillraceError when the plan is for another cluster, or when the topic was recreated after the
+    plan.
+    """
     if plan.cluster_id != cluster_id:
         raise MillraceError(
             f"run {plan.run_id!r} had planned what to load of {plan.topic} on cluster {plan.cluster_id},"

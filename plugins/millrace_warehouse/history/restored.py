@@ -1,7 +1,7 @@
 """Check that a topic's folder is at least as new as the loads that an auditor has counted.
 
-A folder that was restored from an older copy looks intact: its chain of loads only ends earlier. An auditor
-that has counted later loads reveals it.
+A folder that was restored from an older copy looks intact, because its chain of loads only ends earlier. An
+auditor that has counted later loads reveals the loss.
 """
 
 from __future__ import annotations

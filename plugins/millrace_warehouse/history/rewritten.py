@@ -1,8 +1,7 @@
-"""Files of the table that no load wrote: `compacted/<attempt>/`, and beside them the hash of each.
+"""Files of the table that no load wrote: `compacted/<attempt>/`, with a list of their hashes.
 
 A load's manifest proves the load's files. The list of an attempt proves the files that `compact` or a re-load
-wrote from them: copied rows can be trusted as far as their source was checked. Files of other programs have
-no list.
+copied. Copied rows are as trustworthy as the check of their source. Files of other programs have no list.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LIST = "files.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """Files that one attempt has written; they are in the table if the attempt's commit was made."""
+    """Files that one attempt has written. They are in the table if the attempt's commit was made."""
 
     attempt: str
     created: str
@@ -36,7 +35,7 @@ def rewritten_folder(topic: str, attempt: str) -> str:
 
 
 def write_list(topic: Topic, rewritten: Rewritten) -> None:
-    """Write an attempt's list into its folder. Must be called before the table names the attempt's files."""
+    """Write an attempt's list into its folder, before the table names the attempt's files."""
     path = f"{rewritten_folder(topic.name, rewritten.attempt)}/{LIST}"
     if not topic.storage.create(path, encode(rewritten)):
         raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
@@ -48,7 +47,7 @@ def read_list(storage: Storage, folder: str) -> Rewritten | None:
 
 
 class KnownFiles:
-    """Data files of a topic that a manifest or a list proves, by path relative to the topic's folder."""
+    """Data files of a topic that a manifest or a list proves, by their paths from the topic's folder."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic

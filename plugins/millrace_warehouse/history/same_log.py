@@ -1,8 +1,8 @@
-"""Check that a topic's log is the one that its loads were read from: the same cluster, the same topic id, and
-not cut back since.
+"""Check that a topic's log is the log that its loads read: the same cluster, the same topic id, and not cut
+back.
 
 Offsets mean nothing in any other log. Without the check, another cluster's log would be loaded a second time,
-or would seem to have lost messages that it never held. A log that was cut back has reused offsets.
+or would seem to have lost messages that it never held. A log that was cut back has used offsets again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
 
 
 def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
-    """Return a sentence if the log no longer holds the batches that the load read last; else None."""
+    """Return a sentence if the log no longer holds the batches at the load's end; else None."""
     ends = {part.partition: part.end for part in load.partitions if part.end_epoch is not None}
     epochs = {part.partition: part.end_epoch for part in load.partitions if part.end_epoch is not None}
     fetched = client.fetch(load.topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
@@ -50,7 +50,7 @@ def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
 
 
 def check_not_cut(client: ClusterClient, load: LoadManifest) -> None:
-    """Raise MillraceError when the next load would skip messages, because the log was cut back."""
+    """Raise MillraceError when the log was cut back, so that the next load would skip messages."""
     if cut := cut_log(client, load):
         raise MillraceError(
             f"{cut}; nothing was loaded: restore a newer copy of the log, or load into a new warehouse"

@@ -1,12 +1,12 @@
-"""A table's schema: pinned by its first load, changed only by a promotion; each schema is a separate record.
+"""The schemas of a table: the first load pins one, and only a promotion adds another.
 
     <topic>/schema/<4 digits>.json     the columns from then on, created exclusively, never changed
 
-A load decodes with the newest record's schema; its manifest names the record. The record holds the Iceberg
-schema with the ids that the columns have in our files and in the table. Older files stay as they are: a
-column that they lack is null there, and a promoted number is widened when it is read. So a promotion is
+A load decodes with the newest schema, and its manifest names the schema's number. A schema's file holds the
+Iceberg schema with the columns' ids, which are the same in our files and in the table. Older files stay as
+they are: a column that they lack is null, and a promoted number is widened when it is read. So a promotion is
 refused unless the new schema can read the messages of the old one, and Iceberg allows every change of type.
-Knows schemas, storage and the registry; no Spark.
+Handles schemas, storage and the registry; does not use Spark.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class TableSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteResult:
-    """Result of a promotion, for people and for scripts."""
+    """Result of a promotion; the command prints its fields."""
 
     topic: str
     schema_id: int
     record: TableSchema | None
-    """None when the table had the schema already."""
+    """The new schema; None when the table already had it."""
     changes: Sequence[str]
 
 
 def read_schema(topic: layout.Topic, number: int) -> TableSchema:
-    """Return one record. Raise MillraceError when it is missing or cannot be read."""
+    """Return one schema of the table. Raise MillraceError when it is missing or cannot be read."""
     path = layout.schema_path(topic.name, number)
     try:
         table_schema = decode(TableSchema, topic.storage.read(path), path)
@@ -92,7 +92,7 @@ def read_schema(topic: layout.Topic, number: int) -> TableSchema:
 
 
 def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list[str]:
-    """Return every way in which a schema entry does not follow its predecessor, one line each."""
+    """Return every way in which a schema does not follow its predecessor, one line each."""
     schema, ids = table_schema.schema, iceberg_types.ids_by_name(table_schema.schema)
     if before is None:
         kept, new_ids, last = iceberg_types.ids_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
@@ -123,26 +123,26 @@ def schema_numbers(topic: layout.Topic) -> list[int]:
 def all_schemas(topic: layout.Topic) -> list[TableSchema]:
     """Return every schema that the table has had, in order.
 
-    Raise MillraceError when one is missing or unreadable.
+    Raise MillraceError when a schema is missing or cannot be read.
     """
     numbers = schema_numbers(topic)
     return [read_schema(topic, number) for number in range(1, max(numbers, default=0) + 1)]
 
 
 def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
-    """Return the newest record, which the next load decodes with, or None before the first one.
+    """Return the newest schema, with which the next load decodes, or None before the first load.
 
-    Raise MillraceError when record `used`, which a load names, is missing: no load falls back to an older
-    schema.
+    `used` is the number that a load names. Raise MillraceError when that schema is missing: no load falls
+    back to an older schema.
     """
     newest = max([used, *schema_numbers(topic)])
     return read_schema(topic, newest) if newest else None
 
 
 def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> TableSchema:
-    """Pin the table's first schema: `schema`, or the schema that another run has pinned at the same moment.
+    """Pin `schema` as the table's first schema. If another run pins one at the same moment, return that one.
 
-    Raise MillraceError unless a new table may have the schema.
+    Raise MillraceError if a table may not have the schema.
     """
     columns = iceberg_types.iceberg_schema(check_pinned(topic.name, schema_id, schema))
     table_schema = _create(topic, None, schema_id, columns, FIRST_REASON)
@@ -152,7 +152,7 @@ def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) ->
 def _create(
     topic: layout.Topic, before: TableSchema | None, schema_id: int, columns: Schema, reason: str
 ) -> TableSchema | None:
-    """Create the record that follows another one; None when another run has taken its number."""
+    """Create the schema that follows `before`. Return None when another run has taken its number."""
     table_schema = TableSchema(
         topic=topic.name,
         number=1 if before is None else before.number + 1,
@@ -169,9 +169,9 @@ def _create(
 
 
 def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
-    """Return the registry's schema of a record. Raise MillraceError when its columns are not the record's.
+    """Return the registry's Avro schema of a table schema. Raise MillraceError when their columns differ.
 
-    Another registry may know another schema by the same id: its rows would not be the table's.
+    Another registry may have another schema under the same id, and its rows would not fit the table.
     """
     schema = _look_up_schema(lookup, table_schema.schema_id)
     table = check_pinned(table_schema.topic, table_schema.schema_id, schema)
@@ -192,7 +192,9 @@ def promote_registered(
     schema_id: int | None,
     reason: str,
 ) -> PromoteResult:
-    """Promote to a schema registered under the topic's subject: the one with this id, or the newest."""
+    """Promote the table to a schema that is registered under the topic's subject: `schema_id`, or
+    the newest.
+    """
     now = pinned(topic)
     subject = subjects.of_messages(topic.name, lambda: [] if now is None else [now.schema_id], registry)
     try:
@@ -210,10 +212,10 @@ def promote_registered(
 
 
 def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
-    """Record that loads from now on decode with this schema, unless it is the table's schema already.
+    """Make later loads decode with this schema, unless it is the table's schema already.
 
-    Raise MillraceError when old messages or files could not be read with it, or when another promotion was
-    recorded at the same moment.
+    Raise MillraceError when the schema cannot read old messages or files, or when another promotion was made
+    at the same moment.
     """
     newest = layout.require_load(topic)
     # Before any comparison: a promotion that is recorded in between then takes the next number.
@@ -246,12 +248,12 @@ def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One schema a table has had, for people."""
+    """One schema that a table has had, for the printed history."""
 
     number: int
     schema_id: int
     first_load: int | None
-    """The first load with this schema; None before there is one."""
+    """The first load with this schema; None if no load has it yet."""
     created: str
     by: str
     reason: str
@@ -278,9 +280,9 @@ def history(topic: layout.Topic) -> list[HistoryEntry]:
 def check_promotion(
     topic: str, old: tuple[int, Mapping[str, Any]], new: tuple[int, Mapping[str, Any]]
 ) -> Record:
-    """Return the new table.
+    """Return the new table's columns. `old` and `new` are pairs of an id and a schema.
 
-    Raise MillraceError unless a table of schema `old` (id, schema) can become `new`.
+    Raise MillraceError unless a table of schema `old` can become a table of schema `new`.
     """
     where = f"{topic} cannot be promoted from schema {old[0]} to {new[0]}"
     before = check_table_schema(old[1])
@@ -308,7 +310,9 @@ def check_promotion(
 
 
 def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
-    """Return the column whose change of type Iceberg refuses, with both types, or empty when all are allowed."""
+    """Return the first column whose change of type Iceberg refuses, with both types; empty if all are
+    allowed.
+    """
     if old == new or _is_wider(old, new):
         return ""
     if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
@@ -327,8 +331,8 @@ def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str)
 
 
 def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
-    """Return True for a promotion that Iceberg's format allows; pyiceberg's `promote` also takes text for
-    bytes.
+    """Return True for a widening that Iceberg's format allows. pyiceberg's `promote` would also accept text
+    for bytes.
     """
     if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
@@ -336,8 +340,7 @@ def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
 
 
 def _lost(old: Node, new: Node, path: str) -> str:
-    """Return the first change by which existing rows would lose a value, with advice, or empty if there is
-    none.
+    """Return the first change that would lose a value of existing rows, with advice; empty if there is none.
 
     A column is found by its name. So a renamed field is a different column, and so is a member of a union
     whose position changed. Expects types that `_not_promoted` accepts.
@@ -378,14 +381,14 @@ def _lost(old: Node, new: Node, path: str) -> str:
 
 
 def _names(node: Node) -> Sequence[str]:
-    """Return the names by which an earlier schema may know a type, its own first; an empty one if it has
+    """Return a type's name and aliases, by which an earlier schema may know it; one empty name if it has
     none.
     """
     return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
 
 
 def _only(node: Node) -> Node:
-    """Return the type inside an optional type; any other type itself."""
+    """Return the type inside an optional type, or any other type itself."""
     return node.members[0] if isinstance(node, Union) and node.is_optional and node.members else node
 
 
@@ -403,8 +406,8 @@ def _changes(old: Schema, new: Schema) -> list[str]:
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
-    """Return the fields that messages have and the table lacks, each with the newest writer schema that has
-    it.
+    """Map each field that messages have and the table lacks to the newest writer schema that has
+    the field.
     """
     columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
     dropped: dict[str, int] = {}

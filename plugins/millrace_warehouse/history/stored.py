@@ -1,4 +1,4 @@
-"""Files that a manifest names: stored once, read only as they were stored. One kind holds sequence numbers.
+"""Files that a manifest names, with their size and hash: stored once, and read only if unchanged.
 
 A load's sequence numbers are in its manifest while they are few, else in a file beside its rows.
 """
@@ -23,11 +23,11 @@ ENTRIES = "entries.avro"
 SEQUENCES = "sequences.json.gz"
 ERASED = "erased.json.gz"
 HELD_ENTRIES = 100
-"""Most sequence entries that a manifest holds itself, about 20 KB; a longer list goes into a file."""
+"""Most entries of sequence numbers in a manifest, about 20 KB. A longer list goes into a file."""
 
 
 def store(storage: Storage, path: str, content: BinaryIO) -> StoredFile:
-    """Store a file under a path that begins with its topic; return its description for a manifest."""
+    """Store a file under a path that begins with its topic. Return its description for a manifest."""
     written = storage.put(path, content)
     return StoredFile(path=path.partition("/")[2], bytes=written.bytes, sha256=written.sha256)
 
@@ -49,7 +49,9 @@ def read_stored(topic: Topic, file: StoredFile) -> bytes:
 def store_sequences(
     storage: Storage, folder: str, counts: SequenceCounts, name: str = SEQUENCES
 ) -> tuple[Sequence[ProducerSequences], StoredFile | None]:
-    """Return the counts as a manifest has them: its own entries, or none and the file now in `folder`."""
+    """Return the counts as a manifest has them: as entries, or without entries and with a file in
+    `folder`.
+    """
     entries = counts.to_json()
     if len(entries) <= HELD_ENTRIES and counts.range_count <= 4 * HELD_ENTRIES:
         return [ProducerSequences(**entry) for entry in entries], None
@@ -68,7 +70,7 @@ def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
 
 
 def erased_sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    """Return the sequence numbers of a load's erased rows, read as in `sequences_of`."""
+    """Return the sequence numbers of a load's erased rows, as `sequences_of` does for its rows."""
     return _counts(storage, manifest, manifest.erased_sequences, manifest.erased_sequences_file)
 
 

@@ -1,8 +1,8 @@
-"""One attempt to make a load or an edition: a separate folder, and the one create that makes it count.
+"""One attempt to make a load or an edition: a separate folder, and the exclusive create that commits it.
 
 Files get their final names at once, in a folder that no manifest names until the attempt has won. A task that
-was given up on, or wakes up days later, writes into a folder that no reader opens: nothing needs to be moved,
-swept or waited for. An attempt that did not win leaves at most a folder, which `expire` deletes when another
+was given up on, or that wakes up days later, writes into a folder that no reader opens. So no file needs to
+be moved, swept or waited for. A lost attempt leaves at most a folder, which `expire` deletes once another
 attempt has taken its number.
 """
 
@@ -18,21 +18,21 @@ from millrace_warehouse.history.layout import Topic, manifest_path, read_edition
 from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
 
 CREATE_TRIES = 3
-"""Most tries to create a manifest while the storage gives no answer; each try has retries of its own."""
+"""Most tries to create a manifest while the storage does not answer. The storage retries each try itself."""
 
 Write = Callable[[str], LoadManifest]
-"""Writes the rows of an attempt, given its name, and returns the manifest, not sealed yet."""
+"""Function that writes the rows of an attempt, given its name, and returns the manifest, not sealed yet."""
 
 
 def new_attempt(edition: int) -> str:
-    """Return a unique name of an attempt; it begins with the edition, which `layout.attempted` reads."""
+    """Return a unique name for an attempt. It begins with the edition, which `layout.attempted` parses."""
     return f"{edition:04d}-{uuid.uuid4().hex[:16]}"
 
 
 def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress) -> LoadManifest | None:
-    """Write a load's edition and create its manifest; None when another attempt has taken that number.
+    """Write a load's edition and create its manifest. Return None when another attempt has taken its number.
 
-    Raise MillraceError when it cannot be written, or when the storage does not answer whether the manifest
+    Raise MillraceError when it cannot be written, or when the storage does not tell whether the manifest
     exists.
     """
     attempt = new_attempt(edition)
@@ -52,7 +52,9 @@ def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress
 
 
 def _create(topic: Topic, manifest: LoadManifest) -> bool:
-    """Return True if this attempt has the number, however often the storage's answers were lost."""
+    """Create the manifest, even if the storage's answers are lost. Return True if this attempt has the
+    number.
+    """
     path, content = manifest_path(manifest), encode(manifest)
     for turn in range(1, CREATE_TRIES + 1):
         try:
@@ -69,6 +71,8 @@ def _create(topic: Topic, manifest: LoadManifest) -> bool:
 
 
 def _discard(topic: Topic, load: int, attempt: str) -> None:
-    """Delete the files of a lost attempt; ignore errors of a storage that may have failed the attempt."""
+    """Delete the files of a lost attempt. Ignore errors of the storage: they may be the reason why the
+    attempt failed.
+    """
     with suppress(MillraceError):
         topic.storage.delete(rows_folder(topic.name, load, attempt))

@@ -1,4 +1,4 @@
-"""Remove the rows that erasures match from batches: for tasks that decode, and for new editions."""
+"""Removes the rows that erasures match from batches, for tasks that decode and for new editions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Eraser:
         self._conditions = [(each.id, Condition(each.where)) for each in self.erasing]
 
     def kept(self, rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-        """Return the rows that no erasure matches; a row that several match counts for the first of them."""
+        """Return the rows that no erasure matches. A row that several erasures match counts for the first."""
         for id_, condition in self._conditions:
             if not len(rows):
                 break

@@ -1,7 +1,8 @@
-"""Rows into Parquet files, one for each hour of `_time`, the event time that they are filed by (UTC).
+"""Writes rows into Parquet files, one for each hour of `_time`, the event time that decides a row's hour
+(UTC).
 
-Takes rows in any order: a task holds the rows of each hour until they make a row group, and a bounded number
-in all. Knows Arrow and Parquet in a local folder; no topics, no brokers, no storage.
+Takes rows in any order. A task holds the rows of each hour until they fill a row group, and a bounded number
+of bytes in all. Handles Arrow and Parquet in a local folder; depends on neither topics, brokers nor storage.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodi
 from millrace_warehouse.history.hours import HOUR_US, hour_of
 
 HELD_BYTES = 256 << 20
-"""Most bytes of rows that a task holds in memory; beyond them it writes the rows of the fullest hour."""
+"""Most bytes of rows that a task holds in memory. Above them it writes the rows of the fullest hour."""
 OPEN_FILES = 200
-"""Most Parquet files that a task keeps open; with more hours than that, some hours get a second file."""
+"""Most Parquet files that a task keeps open. With more hours than that, some hours get a second file."""
 
 Hours = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,7 +34,7 @@ class HourFile:
 
     path: Path
     hour: str
-    """`2015-05-17T10`, UTC, or UNFILED."""
+    """The hour in UTC, such as `2015-05-17T10`, or UNFILED."""
     metadata: pq.FileMetaData
     """The file's footer: its number of rows, and the columns' statistics for Iceberg."""
 
@@ -43,13 +44,14 @@ class HourFile:
 
 
 def hours_of(times: pa.Array) -> Hours:
-    """Return the hour of each `_time`, counted from 1970; -1 for null."""
+    """Return the number of each time's hour since 1970, or -1 for null."""
     micros = times.view(pa.int64())
     return np.asarray((micros.fill_null(-1) if micros.null_count else micros).to_numpy()) // HOUR_US
 
 
 class HourFiles:
-    """One task's open Parquet files, one per hour of its rows: `<folder>/<hour>-<name>-<4 digits>.parquet`.
+    """A task's open Parquet files, one for each hour of its rows: `<folder>/<hour>-<name>-<4
+    digits>.parquet`.
 
     The schema is that of the files, with the ids of the columns (`TableSchema.arrow_schema`).
     """
@@ -110,7 +112,7 @@ class HourFiles:
         self._closed.append(HourFile(path, hour, self._footers.pop()))
 
     def close(self) -> list[HourFile]:
-        """Write the rows still held, close every file and return the files, sorted by name."""
+        """Write the remaining rows and close every file. Return the files, sorted by name."""
         for hour in list(self._held):
             self._write(hour)
         for hour in list(self._open):

@@ -1,9 +1,10 @@
 """One load: new messages of a topic, read once, accounted for, and committed by one exclusive create.
 
-A run first completes what a crash left undone, and freezes its end. Each attempt starts at the end of the
-newest load, writes and accounts for the rows (`range_writer`), and creates the manifest (`attempt`).
-If another driver was first, the run starts over from that driver's load. The module does not import Spark: the
-job passes a function that runs the tasks. A load asks no catalog, so loads continue while the catalog is down.
+A run first completes what a crash left undone, and stores the plan of its end. Each attempt starts at the end
+of the newest load, writes and accounts for the rows (`range_writer`), and creates the manifest (`attempt`).
+If another driver was first, the run starts over from that driver's load. This module does not import Spark:
+the job passes a function that runs the tasks. A load asks no catalog, so loads continue while the catalog is
+down.
 """
 
 from __future__ import annotations
@@ -40,36 +41,36 @@ class LoadRun:
 
     context: range_writer.LoadContext
     bounds: Bounds = NO_BOUNDS
-    """Limits of the load; a run that has its plan already keeps to the plan's."""
+    """Limits of the load. A run that already has a plan keeps to the limits of the plan."""
     accept_new_topic: bool = False
-    """Load a topic that was deleted and recreated, or that is in a new cluster, from its beginning."""
+    """If the topic was deleted and recreated, or is in a new cluster, load it from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """Result of a run, for people and for scripts."""
+    """Result of a run; the command prints its fields."""
 
     topic: str
     run_id: str
     load: int | None
-    """The load that holds everything this run planned to load; None while the topic is empty."""
+    """The load that holds everything that this run planned to load; None while the topic is empty."""
     published: bool = False
-    """True if this call published it."""
+    """True if this call made the load."""
     rows: int = 0
     tombstones: int = 0
     """Messages without a value, which are neither rows nor failures."""
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in Kind})
-    """Every kind -> its part of `rejected`."""
+    """Kind -> its rejected records, for every kind."""
     hours: Mapping[str, int] = field(default_factory=dict)
     gaps: Sequence[str] = ()
     message: str
     notes: Sequence[str] = ()
-    """Facts worth knowing about a successful load."""
+    """Remarks on a successful load."""
     left_offsets: int = 0
     """Offsets after the newest load, not loaded yet."""
     left_bytes: int = 0
-    """The same in bytes of log; estimated on Apache Kafka."""
+    """Bytes of log after the newest load; an estimate on Apache Kafka."""
 
 
 def load_topic(run: LoadRun, name: str) -> LoadResult:
@@ -116,8 +117,8 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
 def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     """Write the ledger's entry of the newest load if it is missing.
 
-    Called before every attempt: the next load hides this one from all later runs, and the driver that made it
-    may have died right after creating its manifest.
+    Called before every attempt. Once there is a next load, later runs no longer look at this one, and the
+    driver that made it may have died right after creating its manifest.
     """
     if newest is None:
         return
@@ -160,9 +161,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
 
 
 def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
-    """Return each partition's part in the newest load; nothing when the loads are of an earlier
-    topic's log.
-    """
+    """Return each partition's part in the newest load; empty when the loads are of an earlier topic's log."""
     if newest is None or newest.topic_id != topic_id:
         return {}
     return {part.partition: part for part in newest.partitions}
@@ -182,7 +181,9 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
-    """Try once to load from the newest load's end to the plan's; None when another driver was first."""
+    """Try once to load from the newest load's end to the plan's. Return None when another driver
+    was first.
+    """
     storage, progress = run.context.storage, run.context.progress
     parts = range_writer.parts_to_load(
         run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
@@ -218,7 +219,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
 
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
-    """Return a note for fields of the messages for which the table has no column."""
+    """Return a note on fields of the messages for which the table has no column."""
     writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {
         pinned.table_schema.schema_id
     }
@@ -252,7 +253,9 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 def _nothing_to_do(
     topic: layout.Topic, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
-    """Return the load that holds everything up to the plan's end, and why there is nothing to do."""
+    """Return the load that holds everything up to the plan's end, and the reason why nothing is to
+    be done.
+    """
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
@@ -278,7 +281,9 @@ def _result(
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """Return a load's result and the offsets after the newest load; counts only if this run made it."""
+    """Return a load's result and the offsets after the newest load. Only the run that made the load reports
+    counts.
+    """
     own = load if load is not None and load.run_id == plan.run_id else None
     latest = run.context.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}

@@ -1,8 +1,8 @@
-"""From ranges of a log to the checked, unsealed manifest of one attempt: common to loads and re-loads.
+"""Writes ranges of a log into files and the unsealed manifest of one attempt, for loads and re-loads.
 
-Reads each range once, checks that the storage holds the files that the tasks report, accounts for every
-offset and record, refuses an account that does not close, and stores the files that the table and `verify`
-need. Decides neither what to read nor whether it counts.
+Reads each range once and checks that the storage holds the files that the tasks report. Accounts for every
+offset and record, and refuses an account that does not close. Stores the files that the table and `verify`
+need. Decides neither which offsets to read nor whether the attempt counts.
 
     parts = parts_to_load(context.client, topic, topic_id, loaded, ends)     the ranges to read
     manifest = write_ranges(context, draft, pinned, parts)                   the draft, completed
@@ -51,7 +51,9 @@ from millrace_warehouse.log.reading import fetch_from, has_byte_positions
 from millrace_warehouse.storage.interface import Storage
 
 ORIGIN_FETCH_BYTES = 4 << 20
-"""Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
+"""Most bytes read to find a position batch. A mirror appends less at a time, and ends each append with such a
+batch.
+"""
 
 _WRONG = {
     Kind.FOREIGN_FRAMING: "have a foreign framing",
@@ -67,7 +69,7 @@ _CURE = {
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A topic's schema record, and what tasks need to read and write its rows."""
+    """A topic's schema, and the settings with which tasks read and write its rows."""
 
     table_schema: TableSchema
     source: Source
@@ -76,9 +78,9 @@ class Pinned:
     def from_schema(
         cls, table_schema: TableSchema, connect: Callable[[], ClusterClient], lookup: Lookup
     ) -> Pinned:
-        """Pin a schema record, for rows with its columns.
+        """Return the settings of tasks for rows with the columns of a table schema.
 
-        Raise MillraceError if the registry's schema differs.
+        Raise MillraceError if the registry's schema has other columns.
         """
         schema = avro_schema(table_schema, lookup)
         return cls(
@@ -88,7 +90,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadContext:
-    """Settings of a load or a re-load; built in one place, by the job."""
+    """Connections, functions and settings of a load or a re-load. The job builds it."""
 
     storage: Storage
     client: ClusterClient
@@ -96,8 +98,8 @@ class LoadContext:
     run_id: str
     cut_bytes: int
     pin: Callable[[str, int], Pinned]
-    """Return the newest schema record of a topic, at least the record that a load has used: the number given,
-    or 0 for the first load, which pins the newest registered schema. Called per attempt.
+    """Function that returns the newest schema of a topic. It is called for each attempt, with the number of
+    the schema that the newest load used. The first load passes 0 and pins the newest registered schema.
     """
     progress: Progress
     max_rejected: RejectedLimits = DEFAULT_LIMITS
@@ -105,7 +107,7 @@ class LoadContext:
     tombstones_as_rows: bool = False
     """Write each tombstone as a row of nulls."""
     accept_gaps: bool = False
-    """Accept offsets that are missing in the middle of the log; they stay listed as a gap."""
+    """Accept offsets that are missing in the middle of the log. They are listed as a gap."""
 
 
 def unread_partition(partition: int) -> PartitionRange:
@@ -114,7 +116,7 @@ def unread_partition(partition: int) -> PartitionRange:
 
 
 def empty_after(part: PartitionRange) -> PartitionRange:
-    """Return the empty range after a load, for a partition without news."""
+    """Return the empty range after a load, for a partition without new offsets."""
     end, base = part.end, part.end_base
     return PartitionRange(
         partition=part.partition,
@@ -134,9 +136,11 @@ class LoadedPart:
     before: PartitionRange
     """Empty range at the end of the newest load."""
     range: Range | None = None
-    """Range to read; None without news."""
+    """Range to read; None without new offsets."""
     expired: Sequence[Gap] = ()
-    """Offsets before the range that retention deleted before any load; `control` if they had no records."""
+    """Offsets before the range that retention deleted before any load; their reason is `control` if they held
+    no records.
+    """
 
 
 def parts_to_load(
@@ -146,7 +150,7 @@ def parts_to_load(
     loaded: Mapping[int, PartitionRange],
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
-    """Return for every partition the range after the newest load, up to `ends`, and its expired offsets."""
+    """Return for each partition the range from the newest load's end to `ends`, and its expired offsets."""
     before = {p: unread_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
@@ -172,17 +176,18 @@ def parts_to_load(
 def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
-    """Return the offsets [start, end) of a partition, whose first batch must begin at the byte position
+    """Return the range [start, end) of a partition. Its first batch must begin at the byte position
     `base`.
     """
     return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 
 def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
-    """Return True if no record was in [start, first) of a log that now begins at `first`, by its first batch.
+    """Return True if no record was in [start, first) of a log that now begins at `first`, judging by its
+    first batch.
 
     A mirrored partition closes every append with a control batch, which no reader sees until more data
-    follows. Without this check a quiet partition would seem to have lost messages whenever it expires.
+    follows. Without this check a quiet partition would seem to lose messages whenever it expires.
     """
     with suppress(CorruptMessage):  # reported when the records are read
         for header, batch in split_batches(fetch_from(client, topic, partition, first, 1).records):
@@ -192,9 +197,10 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
 
 
 def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
-    """Return the source of a mirrored partition's records from an offset on, by the next position batch.
+    """Return the source of a mirrored partition's records from an offset on, as the next position batch
+    states it.
 
-    None when no position batch follows the offset: the partition is not mirrored.
+    Return None when no position batch follows the offset: the partition is not mirrored.
     """
     with suppress(CorruptMessage):  # reported when the records are read
         fetched = fetch_from(client, topic, partition, offset, ORIGIN_FETCH_BYTES)
@@ -213,10 +219,10 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 def write_ranges(
     context: LoadContext, draft: LoadManifest, pinned: Pinned, parts: Sequence[LoadedPart]
 ) -> LoadManifest:
-    """Write the rows of the parts into the attempt's folder; return the completed draft, not sealed yet.
+    """Write the rows of the parts into the attempt's folder. Return the completed draft, not sealed yet.
 
-    Raise MillraceError when the storage lacks a file, or an offset has neither a batch nor a reason to be
-    missing.
+    Raise MillraceError when the storage lacks a file, or when an offset has neither a batch nor a reason to
+    be missing.
     """
     topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     # After the newest edition was looked up: an erasure that is recorded later takes this number away.
@@ -281,7 +287,9 @@ def with_stored(
     counts: SequenceCounts,
     erased: SequenceCounts,
 ) -> LoadManifest:
-    """Return the manifest with the files for the table and `verify` stored in the attempt's folder."""
+    """Store the files for the table and for `verify` in the attempt's folder. Return the manifest that names
+    them.
+    """
     folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
     sequences, sequences_file = store_sequences(storage, folder, counts)
     erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)
@@ -327,8 +335,8 @@ def _write(
 def check_stored(topic: Topic, folder: str, files: Sequence[StoredFile]) -> None:
     """Raise MillraceError unless the storage lists every file with the size that its task has stored.
 
-    Other files in the folder come from tasks that ran twice; they are never read. Tasks hash the bytes on
-    their way in, and `verify` hashes them later: the driver does not read them.
+    Other files in the folder come from tasks that ran twice, and are never read. Tasks hash the bytes while
+    they store them, and `verify` hashes the files later, so the driver does not read them.
     """
     sizes = {f"{folder}/{listed.path}": listed.bytes for listed in topic.storage.files(folder)}
     for file in files:
@@ -378,7 +386,8 @@ def _epoch_at(stats: RangeStats) -> int | None:
 def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """Raise MillraceError for offsets that have neither a batch nor a reason to be missing.
 
-    Retention is a reason; so is compaction, if the topic is a compacted one of an Apache Kafka cluster.
+    Retention is a reason. Compaction is a reason if the topic is a compacted topic of an Apache Kafka
+    cluster.
     """
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or context.accept_gaps:
@@ -397,7 +406,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
 def _check_rejected(
     context: LoadContext, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
-    """MillraceError that names each kind of which more records were rejected than its limit allows."""
+    """Raise MillraceError, naming each kind with more rejected records than its limit allows."""
     read = sum(part.read for part in partitions)
     over: dict[Kind, str] = {}
     for kind in Kind:

@@ -1,8 +1,9 @@
-"""Messages that become no rows: rejected records, limited in number, and tombstones; written to other files.
+"""Messages that do not become rows: rejected records, limited in number, and tombstones. They get their own
+files.
 
 A few broken records are a producer's error and must not delay the other records. Many broken records point to
-an error in the load (a wrong registry or decoder); its rows must not be published.
-Each kind of rejected record has its own limit. Tombstones have none.
+an error in the load, such as a wrong registry or decoder, and its rows must not be published. Each kind of
+rejected record has its own limit. Tombstones have none.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ REJECTED_SCHEMA = pa.schema(
 """Columns of rejected records. A row is one record, or all `records` of a batch that cannot be unpacked.
 
 `raw` and `key` are null where an erasure has taken them out; `reason` quotes no value of the record.
-`timestamp` (ms) is the audit header's where `keyed` is true, else the record's, or a batch's largest. Files
-of earlier versions have none of the last four columns, or only the first two of them.
+`timestamp` (ms) is the audit header's time where `keyed` is true, else the record's time, or a batch's
+largest. Files of earlier versions lack the last two columns, or the last four.
 """
 BYTES = {"raw", "key"}
-"""Columns with bytes that a producer has written, in both kinds of files: an erasure takes them out."""
+"""Columns with bytes from a producer, in both kinds of files. An erasure takes these bytes out."""
 HELD_BYTES = 16 << 20
 """Most raw bytes that a task holds before it writes them: a cut may consist of rejected records only."""
 REASONS = 20
-"""Most reasons that a task counts separately; further reasons are counted together."""
+"""Most reasons that a task counts separately. Further reasons are counted together."""
 OTHER = "other reasons"
 
 
@@ -92,7 +93,9 @@ class RejectedLimit:
 
 
 DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
-"""A share alone would refuse one broken record of ten; a number alone would not notice a broken hour."""
+"""A number or a share, whichever is larger. A share alone would refuse one broken record of ten; a number
+alone would not notice a broken hour.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class RejectedLimits:
     """A limit for each kind."""
 
     limits: Mapping[Kind | None, RejectedLimit] = field(default_factory=dict)
-    """The limits that were given; the key None has that of all kinds without a separate one."""
+    """The limits that were given. The key None holds the limit of all kinds without a limit of their own."""
 
     @classmethod
     def parse(cls, text: str) -> RejectedLimits:
@@ -141,7 +144,7 @@ class AsideFile:
             self._write()
 
     def close(self) -> bool:
-        """Write the rows still held; return False if there was no row, and so no file."""
+        """Write the remaining rows. Return False if there was no row, and so no file."""
         if self._held:
             self._write()
         if self._writer is not None:
@@ -163,9 +166,7 @@ def rejected_rows(rejected: Sequence[RejectedRecords]) -> pa.Table:
 
 
 def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with one of the two schemas of such files, each without the bytes and the key of its
-    record.
-    """
+    """Return rows of rejected records or tombstones without the bytes and keys of their records."""
     there = set(rows.column_names) - BYTES
     columns = [
         rows.column(field.name) if field.name in there else pa.nulls(len(rows), field.type)
@@ -175,7 +176,7 @@ def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def read_without_bytes(content: Path | BinaryIO, schema: pa.Schema = REJECTED_SCHEMA) -> pa.Table:
-    """Return a file's rows without reading bytes and keys: unpacked they may be gigabytes."""
+    """Return a file's rows without reading bytes and keys, which may be gigabytes when unpacked."""
     with pq.ParquetFile(content) as file:
         names = [name for name in file.schema_arrow.names if name not in BYTES]
         return without_bytes(file.read(names), schema)

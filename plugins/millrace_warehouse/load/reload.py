@@ -1,9 +1,10 @@
-"""Reads loads again from the log, after a decoder or a schema was corrected: the next edition of each.
+"""Reads loads again from the log, after a decoder or a schema was corrected, into the next edition of each
+load.
 
-A run reads exactly the offsets that the load recorded. Before anything is written, it refuses offsets that
-have expired, and a log that has lost something since. The first edition stays as it is. The next one is made
-by one exclusive create in `editions/` and names the manifest that it replaces and the reason. The table
-follows with the next `publish`. Written without Spark, like `load`.
+A run reads exactly the offsets that the load's manifest states. Before it writes anything, it refuses offsets
+that have expired, and a log that has lost offsets since. The first edition stays as it is. The next edition
+is made by one exclusive create in `editions/`, and names the manifest that it replaces and the reason. The
+next `publish` updates the table. This module does not import Spark, like `load`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ReloadRun:
 
     context: range_writer.LoadContext
     reason: str
-    """The reason, for readers of the manifest."""
+    """Reason for the re-load, which the manifest keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,16 @@ class ReloadResult:
     tombstones_before: int
     rejected_before: int
     hours: Mapping[str, int]
-    """Rows of this edition by hour, for all hours with rows of this edition or of its predecessor."""
+    """Rows of this edition by hour, for all hours in which this edition or its predecessor has rows."""
 
 
 def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
-    """Return the loads with rows of one of these hours in any edition, or with rejected records that may be.
+    """Return the loads with rows of one of these hours in any edition, or with rejected records that may be
+    of these hours.
 
-    The event time of a rejected record may differ from the hour that it is filed under. So a load with such
-    records also counts if it has rows on both sides of an hour, or none. Reads every manifest of the topic.
+    The event time of a rejected record may differ from the hour in which it is filed. So a load with such
+    records also counts if it has rows both before and after an hour, or no rows. Reads every manifest of the
+    topic.
     """
     layout.require_load(topic)
     later = layout.editions_of(topic)
@@ -75,14 +78,17 @@ def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
 
 
 def _may_have(present: set[str], hours: Sequence[str]) -> bool:
-    """Return True if one of the hours lies between the first and last one present, or if none is present."""
+    """Return True if one of the hours lies between the first and the last present hour, or if no hour is
+    present.
+    """
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
 def reload_topic(run: ReloadRun, name: str, loads: Sequence[int]) -> list[ReloadResult]:
-    """Make the next edition of every load, unless this run has made it already; return the result of each.
+    """Make the next edition of every load, unless this run has made it already. Return the result of each
+    load.
 
-    MillraceError, and nothing is read, when the log no longer holds all of their offsets.
+    Raise MillraceError before reading anything when the log no longer holds all offsets.
     """
     topic = layout.Topic(run.context.storage, name)
     newest = layout.require_load(topic)
@@ -101,7 +107,7 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 
 
 def _heal(topic: layout.Topic) -> None:
-    """Write the ledger's entries that a crash after a create left out."""
+    """Write the ledger's entries that are missing because of a crash after a create."""
     for load, numbers in layout.editions_of(topic).items():
         for number in numbers:
             path = layout.edition_path(topic.name, load, number)
@@ -110,7 +116,7 @@ def _heal(topic: layout.Topic) -> None:
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
-    """Raise MillraceError when the topic is another one, or when offsets of a load are no longer in its log."""
+    """Raise MillraceError when the topic was recreated, or when the log no longer has offsets of a load."""
     if not manifests:
         return
     try:
@@ -138,7 +144,7 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
 
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
-    """Return the offset and byte position where a load began to read: after the offsets that had already
+    """Return the offset and byte position where a load began to read, after the offsets that had already
     expired.
     """
     gap = _expired(part)
@@ -146,7 +152,9 @@ def _start(part: PartitionRange) -> tuple[int, int | None]:
 
 
 def _expired(part: PartitionRange) -> Gap | None:
-    """Return the gap of offsets that had expired when a load began, with its reason; None when none had."""
+    """Return the gap of offsets that had expired when a load began, with its reason; None without such
+    offsets.
+    """
     first = part.gaps[0] if part.gaps else None
     if first is None or first.start != part.start or first.reason == "absent":
         return None
@@ -179,13 +187,13 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
 
 
 def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
-    """Return the erasures that were recorded since the rows of an edition were written."""
+    """Return the erasures that were created after the rows of an edition were written."""
     known = to_apply(topic, now(), again=True)
     return {each.id for each in known} - {*manifest.erasures}
 
 
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned) -> LoadManifest | None:
-    """Try once to make the next edition; None when another run was first."""
+    """Try once to make the next edition. Return None when another run was first."""
     limited, edition = _limited(run, replaced), replaced.edition + 1
 
     def write(attempt: str) -> LoadManifest:
@@ -206,9 +214,9 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: range_writer.Pinned
 
 
 def _limited(run: ReloadRun, replaced: LoadManifest) -> range_writer.LoadContext:
-    """Return settings with which gaps and rejected records that the load already had are no failure.
+    """Return settings that accept the gaps and rejected records that the load already had.
 
-    Other gaps than those are refused by `check_same_offsets`.
+    `check_same_offsets` refuses other gaps.
     """
     read, limits = sum(part.read for part in replaced.partitions), run.context.max_rejected
     allowed = {kind: max(limits.limit_for(kind).allowed(read), replaced.rejected) for kind in Kind}
@@ -243,7 +251,7 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[range_writer.LoadedPa
 
 
 def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
-    """Raise MillraceError unless both editions account for the same offsets and no offset is newly missing."""
+    """Raise MillraceError unless both editions account for the same offsets, without a new gap."""
     new = {part.partition: part for part in manifest.partitions}
     for old in replaced.partitions:
         part = new[old.partition]

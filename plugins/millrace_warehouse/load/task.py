@@ -1,8 +1,8 @@
 """One task of a load: reads a cut of the log, decodes it, writes Parquet and stores the files.
 
-Spark only schedules. pyarrow writes into a folder of this machine; finished files are stored under their
-final names in the folder of the attempt, and hashed on the way. A task may run twice: each run has its own
-file names, and the load's manifest names the files of the run whose result reached the driver.
+Spark only schedules. pyarrow writes into a local folder. Finished files are hashed and stored under their
+final names in the folder of the attempt. A task may run twice. Each run has its own file names, and the
+load's manifest names the files of the run whose result reached the driver.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _NO_HOUR = -1
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Settings for reading; sent to the tasks, so both callables must be picklable."""
+    """Settings for reading. Tasks receive them, so both functions must be picklable."""
 
     connect: Callable[[], ClusterClient]
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
-    """The Avro schema that messages are resolved to."""
+    """The Avro schema to which messages are resolved."""
     columns: pa.Schema
     """Columns of the Parquet files, with field ids."""
     iceberg: Mapping[str, Any]
@@ -75,7 +75,7 @@ class CutTask:
     """Folder of the attempt."""
     filing: Filing
     erasing: Sequence[Erasing] = ()
-    """Erasures whose rows are left out, and counted."""
+    """Erasures whose rows are left out and counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class CutResult:
     reasons: Mapping[Kind, Mapping[str, int]]
     """Kind -> reason -> rejected records."""
     aside_by_hour: Mapping[tuple[str, str], int]
-    """Hour and kind -> messages that became no rows."""
+    """Hour and kind -> messages that did not become rows."""
     foreign: bytes
-    """First bytes of a message with a foreign framing; empty without one."""
+    """First bytes of a message with a foreign framing; empty without such a message."""
     erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
     """Erasure, partition and hour -> rows that were left out."""
     packed_erased: bytes = b""
-    """Packed sequences of those rows; empty when nothing was erased."""
+    """Packed sequence numbers of the rows that were left out; empty when nothing was erased."""
 
     @property
     def sequences(self) -> SequenceCounts:
@@ -109,13 +109,11 @@ class CutResult:
 
 
 RunTasks = Callable[[Sequence[CutTask]], list[CutResult]]
-"""Runs `write_cut` on every task: in a Spark job, or one after the other."""
+"""Function that runs `write_cut` on every task: in a Spark job, or one after the other."""
 
 
 def write_cut(task: CutTask) -> CutResult:
-    """Read, decode and store one cut. May run twice for one cut: every run has its own
-    file names.
-    """
+    """Read, decode and store one cut. It may run twice for a cut: every run has its own file names."""
     stats, counts, source = RangeStats.for_cut(task.cut), SequenceCounts(), task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
@@ -149,7 +147,7 @@ def write_cut(task: CutTask) -> CutResult:
 
 
 class _Aside:
-    """A task's messages that became no rows: written into separate files, and counted."""
+    """A task's messages that did not become rows: written into separate files, and counted."""
 
     def __init__(self, task: CutTask, folder: Path) -> None:
         self._task = task
@@ -177,12 +175,12 @@ class _Aside:
                 self.foreign = self.foreign or record.raw[:FIRST_BYTES]
 
     def _hours(self, times_ms: Longs) -> Longs:
-        """Return the hour number of each message: _NO_HOUR where a row with that time would be UNFILED."""
+        """Return the hour number of each message, or _NO_HOUR where a row with that time would be UNFILED."""
         sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < self._task.filing.file_by_ms)
         return np.where(sound, times_ms // (HOUR_US // 1000), _NO_HOUR)
 
     def stored(self, records: int) -> tuple[list[RejectedFile], list[TombstoneFile]]:
-        """Store the files that have rows. The rows of the rejected file hold `records` rejected records."""
+        """Store the files that have rows. The rows of the rejected file stand for `records` records."""
         task, rejected, tombstones = self._task, list[RejectedFile](), list[TombstoneFile]()
         if self._rejected.close():
             described = _store(task, self._rejected.path, "rejected")
@@ -199,7 +197,7 @@ def _filed(number: int) -> str:
 
 
 class _Erased:
-    """Removes erased rows from a task's batches. There are nearly always no erasures in force."""
+    """Removes erased rows from a task's batches. Usually no erasure is in force."""
 
     def __init__(self, task: CutTask) -> None:
         self._eraser: Eraser | None = None
@@ -225,7 +223,7 @@ def _unpacked(packed: bytes) -> SequenceCounts:
 
 
 def pack_sequences(counts: SequenceCounts) -> bytes:
-    """Pack the counts for `CutResult.sequences` to read."""
+    """Pack the counts into bytes for `CutResult.sequences`."""
     return zlib.compress(json.dumps(counts.to_json()).encode(), 1)
 
 
@@ -241,7 +239,7 @@ def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Return a folder in Spark's local directory, if there is one: Spark deletes it after a task
+    """Return a temporary folder in Spark's local directory, if there is one: Spark deletes it after a task
     was killed.
     """
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]

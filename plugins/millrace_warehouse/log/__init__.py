@@ -1,4 +1,5 @@
-"""The log of a topic: offsets that a run reads, how bytes are fetched and framed, and how they become rows.
+"""The log of a topic: the offsets that a run reads, fetching and framing of bytes, and their decoding into
+rows.
 
-Knows no files.
+Depends on no files.
 """

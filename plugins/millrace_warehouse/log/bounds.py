@@ -1,10 +1,10 @@
-"""End of a run with a limit: a number of bytes, or a time, at batch boundaries.
+"""End of a run with a limit of bytes or of time, at boundaries of batches.
 
-Bytes are shared over the partitions in proportion to the bytes that wait there, and rounded down to whole
+Bytes are shared among the partitions in proportion to the bytes that wait in each, and rounded down to whole
 batches. A partition whose next batch is larger than its share takes that batch, so that every partition makes
-progress. A time limit takes everything before it, and the whole of the batch that it falls into. On Apache
-Kafka an offset is a record, so bytes are estimated from the size of the first records that wait. Reads only a
-few batches; freezes nothing: the load does that when it plans.
+progress. A time limit takes everything before it, and the whole batch that it falls into. On Apache Kafka an
+offset is a record, so bytes are estimated from the size of the first waiting records. Reads only a few
+batches, and stores nothing: the load stores the end in its plan.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WINDOW_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Most that one run may take of a topic; None for no limit."""
+    """The most that one run may take of a topic; None for no limit."""
 
     max_bytes: int | None = None
     until_ms: int | None = None
-    """Time of the Kafka records, in ms: the broker does not know event time."""
+    """Time limit in ms for the times of Kafka records: the broker does not know event times."""
 
 
 NO_BOUNDS = Bounds()
@@ -75,7 +75,7 @@ class _Waiting:
 
     def end_before(self, offset: int) -> int:
         """Return the end that takes everything before the offset: the end of the batch around it, or the
-        offset.
+        offset itself.
         """
         if offset >= self.end:
             return self.end
@@ -87,11 +87,11 @@ class _Waiting:
         return min(self.end, header.next_offset)
 
     def last_boundary(self, target: int, bytes_per_offset: float) -> int:
-        """Return the last start of a batch up to `target`, or the end of the first batch if it lies after
+        """Return the last start of a batch up to `target`, or the end of the first batch if that lies after
         `target`.
 
-        Searched for in ever larger pieces before the target: where offsets are byte positions, nearly every
-        target lies between the starts of two batches, and a fetch from there shows only the next batch.
+        The search goes back from the target in ever larger steps. Where offsets are byte positions, nearly
+        every target lies between the starts of two batches, and a fetch from there shows only the next batch.
         """
         first = self._first_data()
         window = WINDOW_BYTES
@@ -107,7 +107,7 @@ class _Waiting:
         return self.end if header is None else header.next_offset
 
     def _first_data(self) -> int:
-        """Start of the first batch with records; control batches alone are not worth a load."""
+        """Start of the first batch with records. Control batches alone need no load."""
         batches = self._batches(self.start, WINDOW_BYTES)
         return next((header.base_offset for header in batches if not header.is_control), self.start)
 
@@ -126,7 +126,7 @@ class _Waiting:
         return size / (last - self.start) if last > self.start else KAFKA_RECORD_BYTES
 
     def _batches(self, offset: int, max_bytes: int = 1) -> Iterator[BatchHeader]:
-        """Yield the batch around an offset and those after it; nothing when they have expired meanwhile."""
+        """Yield the batch around an offset and the batches after it; yield nothing when they have expired."""
         fetched = fetch_from(self.client, self.topic, self.partition, offset, max_bytes)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return

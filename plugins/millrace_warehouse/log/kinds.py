@@ -10,13 +10,13 @@ import string
 from enum import StrEnum
 
 FIRST_BYTES = 8
-"""Bytes of a message with a foreign framing that an error quotes."""
+"""Most bytes of a message with a foreign framing that an error quotes."""
 _LOOKED_AT = 64
 _JSON = re.compile(rb"""\s*(\{\s*["}]|\[\s*[\[{"\-0-9tfn\]])""")
-"""First characters of a JSON object or array; a line of a text log may begin with a bracket, too."""
+"""First characters of a JSON object or array. A line of a text log may begin with a bracket, too."""
 _TEXT = frozenset(string.printable)
 _LENGTH_FIRST, _TYPES = 2, (0, 1, 2, 5)
-"""Wire types of Protocol Buffers: that of text and bytes, and all of them."""
+"""Wire types of Protocol Buffers: the type of text and bytes, and all types."""
 
 
 class Kind(StrEnum):
@@ -27,7 +27,9 @@ class Kind(StrEnum):
     UNKNOWN_SCHEMA = "unknown_schema"
     """Messages with a schema id that the registry does not have."""
     BROKEN_BODY = "broken_body"
-    """Messages whose body does not become a row of their schema; also all records of an unreadable batch."""
+    """Messages whose body cannot be decoded into a row of their schema. Includes all records of an unreadable
+    batch.
+    """
 
     @property
     def words(self) -> str:
@@ -36,7 +38,7 @@ class Kind(StrEnum):
 
 TOMBSTONE = "tombstone"
 ASIDE = (TOMBSTONE, *(kind.value for kind in Kind))
-"""The kinds of messages that become no rows."""
+"""The kinds of messages that do not become rows."""
 
 
 def looks_like(value: bytes) -> str:

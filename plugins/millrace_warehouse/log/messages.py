@@ -1,8 +1,8 @@
-"""Raw batches to Arrow: framing, schema ids and columns put together, every record accounted for.
+"""Decodes raw batches into Arrow: framing, schema ids and columns, with every record accounted for.
 
 A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record becomes a row, is a
-tombstone, or is rejected with kind, reason, key and bytes; none is dropped. Does not fetch, write or know
-Spark.
+tombstone, or is rejected with kind, reason, key and bytes; no record is dropped. Neither fetches nor writes,
+and depends on no Spark.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 
 SLICE_ROWS = 10_000
-"""Rows decoded at a time: fewer rows cost more calls, more rows leave the processor's cache (measured)."""
+"""Rows decoded at a time. Fewer rows cost more calls; more rows exceed the processor's cache (measured)."""
 PREFIX_BYTES = 5
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
 )
-"""Columns of tombstones; `timestamp` is the record's, in ms, and `key` is null where the record has none."""
+"""Columns of tombstones. `timestamp` is the record's time in ms, and `key` is null where the record
+has none.
+"""
 _TIMESTAMP = [field.name for field in LOG_FIELDS].index("_timestamp")
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
@@ -51,11 +53,10 @@ class _Undecodable:
 
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
-    """Return a decoder by columns where possible, else by rows.
+    """Return a decoder by columns where possible, else a decoder by rows.
 
-    Raise SchemaError when the schemas do not fit.
-
-    A record of another type does not fit, even if it has all fields of the table.
+    Raise SchemaError when the schemas do not fit. A record of another type does not fit, even if it has all
+    fields of the table.
     """
     if writer.name not in (table.name, *table.aliases):
         raise SchemaError(f"it has type {writer.name}; the table's type {table.name} has no such alias")
@@ -71,7 +72,9 @@ class Filing:
     load: int
     """The load's number, for the column `_load`."""
     file_by_ms: int
-    """Time in ms since the epoch. Event times from it on, and before 2000, are null in `_time`."""
+    """Time in ms since the epoch. `_time` is null for event times from it on, and for event times before
+    2000.
+    """
     tombstones_as_rows: bool = False
     """True if a tombstone becomes a row of nulls."""
 
@@ -85,20 +88,22 @@ class RejectedRecords:
     records: int
     kind: Kind
     schema_id: int | None
-    """Signed 32-bit number, like the column: a message may have any four bytes there."""
+    """Signed 32-bit number, like the column: a message may have any four bytes in its place."""
     reason: str
     key: bytes | None
-    """None if the record has no key, and for a batch that cannot be unpacked."""
+    """Key of the record; None if it has no key, and for a batch that cannot be unpacked."""
     raw: bytes
     timestamp: int
-    """Time in ms by which auditing readers file it: the header's or the record's; a batch's largest time."""
+    """Time in ms by which auditing readers count the record: the audit header's or the record's, or a batch's
+    largest.
+    """
     keyed: bool = False
-    """True if the record has an audit header, by which auditing readers count it."""
+    """True if the record has an audit header, so that auditing readers count it by its sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """Accepted rows with the columns of `Decoder.arrow_schema`, and the other messages among them."""
+    """Decoded rows with the columns of `Decoder.arrow_schema`, and the other messages of the batch."""
 
     rows: pa.RecordBatch
     rejected: list[RejectedRecords]
@@ -110,8 +115,8 @@ class Decoder:
     """Decodes messages of any writer schema into the columns of one table's schema.
 
     `lookup` returns the parsed writer schema of an id, or None when the registry does not know the id. It
-    raises when the registry does not answer: an unknown id rejects a record, an unreachable registry fails
-    the task.
+    raises when the registry does not answer. So an unknown id rejects a record, and an unreachable registry
+    fails the task.
     """
 
     def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup, filing: Filing | None = None) -> None:
@@ -119,7 +124,8 @@ class Decoder:
         self._fields = arrow_fields(self.table)
         own = LOG_FIELDS if filing is None else [TIME, *LOG_FIELDS, LOAD]
         self.arrow_schema = pa.schema([*self._fields, *own])
-        """The table schema's fields, then LOG_FIELDS; a load has `_time` before and `_load` after LOG_FIELDS.
+        """The table schema's fields, then LOG_FIELDS. A load also has `_time` before LOG_FIELDS and `_load`
+        after them.
 
         All columns are nullable. A file's schema also has field ids, and a separate type for UUIDs.
         """
@@ -132,7 +138,7 @@ class Decoder:
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
-        """Yield the rows of a cut in batches of about 10,000, without records outside the range; fills in
+        """Yield the rows of a cut in batches of about 10,000, without records outside the range. Fill in
         `stats`.
         """
         for frames, rejected in frames_of(cut, fetched, stats):
@@ -145,7 +151,7 @@ class Decoder:
         return pa.RecordBatch.from_pylist([], schema=self.arrow_schema)
 
     def _decode_slice(self, partition: int, frames: Frames, stats: RangeStats) -> Iterator[DecodedBatch]:
-        """Return one batch of tombstones, one of foreign framing, then one for each schema id, ascending."""
+        """Yield one batch of tombstones, one of foreign framing, then one for each schema id, ascending."""
         if (frames.value_size < 0).any():
             yield self._decode_tombstones(
                 partition, frames.select(np.flatnonzero(frames.value_size < 0)), stats
@@ -236,7 +242,7 @@ class Decoder:
 def frames_of(
     cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
 ) -> Iterator[tuple[Frames, list[RejectedRecords]]]:
-    """Return the records of a cut that lie in its range, counted, and the batches that cannot be unpacked."""
+    """Yield the records of a cut that lie in its range, counted, and the batches that cannot be unpacked."""
     for some in fetched:
         start = max(cut.range.start, some.log_start)
         for frames, broken in frame_batches(some.batches):
@@ -326,7 +332,7 @@ def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[
 
 
 def timestamps(frames: Frames) -> pa.Array:
-    """Return the records' timestamps, null where the timestamp is no time between the years 1 and 9999."""
+    """Return the records' timestamps, null where a timestamp is not a time between the years 1 and 9999."""
     scale = SCALES["timestamp-millis"]
     valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
     at = None if valid.all() else np.flatnonzero(valid)
@@ -374,10 +380,10 @@ def _event_times(
 
 
 def filed_times(times: pa.Array, file_by_ms: int) -> pa.Array:
-    """Return the times that rows are filed by: null before 2000 and from `file_by_ms` on.
+    """Return the times that decide the rows' hours: null before 2000 and from `file_by_ms` on.
 
-    A producer's clock may show any time. An hour of 1970 would be the first hour of the table, and an hour
-    far ahead would be taken for the newest.
+    A producer's clock may show any time. An hour of 1970 would be the table's first hour, and an hour far in
+    the future would seem to be the newest.
     """
     span = pc.min_max(times.view(pa.int64()))
     first, last = span["min"].as_py(), span["max"].as_py()

@@ -1,8 +1,8 @@
 """Offset ranges of a partition: cut into tasks by bytes, and accounted for when they are joined again.
 
-A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task however
-the range was cut. Knows no sockets, schemas or Spark; does not look up "latest": a range is frozen before it
-is read.
+A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task,
+however the range was cut. Uses neither sockets, schemas nor Spark, and does not look up the latest offset: a
+range is fixed before it is read.
 
     stats = RangeStats.for_cut(cut)
     with ClusterClient(bootstrap) as client:
@@ -24,7 +24,9 @@ from millrace.records import Cursor
 from millrace_warehouse.log.kinds import Kind
 
 KAFKA_RECORD_BYTES = 100
-"""Assumed size of an Apache Kafka record. Rather small: too many tasks cost less than huge ones."""
+"""Assumed size of an Apache Kafka record. It is small on purpose: too many tasks cost less than
+huge tasks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Range:
     """The offsets [start, end) of one partition.
 
     `start_base` is the byte position where the first batch must begin if nothing is missing, from the
-    previous range's `RangeStats.cursor`; None when nothing was read before. With `topic_id`, a topic that was
-    recreated in the meantime is refused instead of read.
+    previous range's `RangeStats.cursor`; None when nothing was read before. With `topic_id`, reading a topic
+    that was recreated meanwhile fails.
     """
 
     topic: str
@@ -43,7 +45,9 @@ class Range:
     start_base: int | None = None
     topic_id: UUID | None = None
     byte_positions: bool = True
-    """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
+    """True for Millrace, where an offset is a byte position. False for Apache Kafka, where offsets are
+    consecutive.
+    """
 
     @property
     def name(self) -> str:
@@ -67,13 +71,15 @@ class Cut:
 
 
 def size_of(range_: Range) -> int:
-    """Return the bytes of log in a range; an estimate on Apache Kafka, whose offsets only count records."""
+    """Return the bytes of log in a range. On Apache Kafka, whose offsets count records, this is an
+    estimate.
+    """
     span = range_.end - range_.start
     return span if range_.byte_positions else span * KAFKA_RECORD_BYTES
 
 
 def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
-    """Split every range into cuts of about `cut_bytes`, in order; an empty range has none.
+    """Split every range into cuts of about `cut_bytes`, in order. An empty range has none.
 
     On Apache Kafka, where offsets count records, the size of a cut is estimated as in `size_of`.
     """
@@ -90,7 +96,7 @@ def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets [start, end) that no batch covers; `reason` is `expired` or `absent` (compacted, or lost)."""
+    """Offsets [start, end) that no batch covers. `reason` is `expired` or `absent` (compacted, or lost)."""
 
     start: int
     end: int
@@ -99,7 +105,7 @@ class Gap:
 
 @dataclass(slots=True)
 class RangeStats:
-    """Account of a cut, or of a whole range once joined."""
+    """Account of a cut, or of a whole range after its cuts were joined."""
 
     topic: str
     partition: int
@@ -107,17 +113,19 @@ class RangeStats:
     last: int
     data_batches: int = 0
     control_batches: int = 0
-    """Control batches, and the batches of aborted transactions: no data."""
+    """Control batches and batches of aborted transactions, which hold no data."""
     bytes: int = 0
     records: int = 0
-    """Data records whose offset lies in the range; counted where batches are unpacked, not by `read_cut`."""
+    """Data records whose offset lies in the range. They are counted when batches are unpacked, not by
+    `read_cut`.
+    """
     tombstones: int = 0
     rejected_by_kind: Counter[Kind] = field(default_factory=Counter)
     gaps: list[Gap] = field(default_factory=list)
     first_base: int | None = None
     """Base offset of the first batch read; None when no batch lies in the cut."""
     cursor: Cursor | None = None
-    """Position after the last batch read, where the next range goes on; None when no batch was read."""
+    """Position after the last batch read, where the next range continues; None when no batch was read."""
     min_time: int | None = None
     max_time: int | None = None
     """Smallest and largest event time in ms."""
@@ -139,7 +147,7 @@ class RangeStats:
 
 
 def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
-    """Return a range's account from those of its cuts, with the gaps before, between and after them.
+    """Join the accounts of a range's cuts, with the gaps before, between and after them.
 
     A single task cannot know whether its first batch follows the last batch of the task before it. Raise
     MillraceError when the cuts do not cover the range exactly once.
@@ -197,14 +205,12 @@ def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[G
 
 
 def _reaches(cursor: Cursor, base: int) -> bool:
-    """Return True if no record can lie between the cursor and a batch with that base, as in
-    `Cursor.follows`.
-    """
+    """Return True if no record can lie between the cursor and a batch at `base`, as in `Cursor.follows`."""
     return base <= cursor.next_offset or base == cursor.next_base
 
 
 def _merged(gaps: Sequence[Gap]) -> list[Gap]:
-    """Return the gaps in order; adjacent gaps with the same reason become one."""
+    """Return the gaps in order. Adjacent gaps with the same reason become one gap."""
     merged: list[Gap] = []
     for gap in gaps:
         if merged and merged[-1].end >= gap.start and merged[-1].reason == gap.reason:

@@ -1,7 +1,7 @@
-"""Reading a cut: whole raw batches of one partition in order, or an error.
+"""Reads a cut: whole raw batches of one partition in order, or an error.
 
-Skips batches of other cuts, control batches and aborted transactions; counts the latter two. Does not look
-inside batches: `messages.frames_of` leaves out single records outside the range.
+Skips batches of other cuts, control batches and aborted transactions, and counts the latter two. Does not
+unpack batches: `messages.frames_of` leaves out single records outside the range.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ _WAIT_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
+    """Some data batches of a cut in log order: whole, with checked CRCs, still compressed."""
 
     batches: list[Batch]
     log_start: int = 0
-    """Records before this offset have expired, though the first batch may still hold some of them: Apache
-    Kafka returns the whole batch that holds its log start."""
+    """Records before this offset have expired. The first batch may still hold some of them: Apache Kafka
+    returns the whole batch around its log start.
+    """
 
 
 def has_byte_positions(client: ClusterClient) -> bool:
-    """Return True for Millrace, where an offset is a byte position; False for Apache Kafka, where it is a
-    number.
-    """
+    """Return True for Millrace, where an offset is a byte position, and False for Apache Kafka."""
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
@@ -55,7 +54,10 @@ def fetch_from(
 
 
 def batches_of(records: memoryview, partition: str) -> Iterator[Batch]:
-    """Return the whole batches of an answer; MillraceError, naming the partition, when one is damaged."""
+    """Yield the whole batches of an answer.
+
+    Raise MillraceError, naming the partition, when a batch is damaged.
+    """
     try:
         yield from split_batches(records)
     except CorruptMessage as error:
@@ -71,12 +73,12 @@ def read_cut(
     timeout_s: float = 60.0,
     lost_ok: bool = False,
 ) -> Iterator[FetchedBatches]:
-    """Return the data batches whose base lies in the cut, in order; fill in `stats` on the way.
+    """Yield the data batches whose base offset lies in the cut, in order. Fill in `stats`.
 
-    The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged, the
-    topic is another one or is replaced meanwhile, the log ends before the cut does or nothing arrives for
-    `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`. With
-    `lost_ok` a topic that is missing or replaced gives nothing, and a log that ends too early gives its rest.
+    The same cut always gives the same batches, or MillraceError is raised: a batch is damaged, the topic was
+    recreated, the log ends before the cut does, or nothing arrives for `timeout_s`. Offsets that have expired
+    since the range was fixed are a gap in `stats`, and no error. With `lost_ok`, a topic that is missing or
+    was recreated gives nothing, and a log that ends too early gives its rest.
     """
     if cut.first >= cut.last:
         return
@@ -124,16 +126,18 @@ def _check_topic(client: ClusterClient, cut: Cut) -> None:
 
 @dataclass(slots=True)
 class _CutReader:
-    """State of reading one cut; pure, one fetch answer at a time."""
+    """State of reading one cut, one answer at a time. Makes no requests."""
 
     cut: Cut
     stats: RangeStats
     cursor: Cursor | None = None
     done: bool = False
     log_start: int = 0
-    """Start of the log when offsets were found to have expired."""
+    """Start of the log at the moment when offsets were found to have expired."""
     lost_from: int | None = None
-    """The first expired offset, until the next batch shows which expired offsets belong to this cut."""
+    """The first expired offset, until the next batch shows which of the expired offsets belong to
+    this cut.
+    """
     rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -199,10 +203,10 @@ class _CutReader:
         self.cursor = Cursor(log_start, log_start)
 
     def _record_expired(self, base: int) -> None:
-        """Record the gap of expired offsets, now that the base of the next batch is known.
+        """Add the gap of expired offsets, now that the base offset of the next batch is known.
 
-        A batch may begin before the log's start. The cut that contains its base reads the batch and accounts
-        for all of its offsets, including expired ones: for other cuts those are not lost.
+        A batch may begin before the log's start. The cut that contains its base offset reads the batch and
+        accounts for all of its offsets, including expired ones. For other cuts these offsets are not lost.
         """
         start, self.lost_from = self.lost_from, None
         if start is None or (base < self.cut.first and not self.cut.is_first):

@@ -1,7 +1,7 @@
-"""The catalog of a warehouse's tables: its own SQLite file, or one that pyiceberg's configuration names.
+"""The catalog of a warehouse's tables: its own SQLite file, or a catalog of pyiceberg's configuration.
 
-millrace.<topic>          the rows; `.` and `-` of the topic become `_` millrace.<topic>_hours    the changes
-of each hour by publications
+millrace.<topic>          the rows; `.` and `-` of the topic become `_`
+millrace.<topic>_hours    the changes of each hour by publications
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 NAMESPACE = "millrace"
 TRIES = 6
-"""Most tries of a request to a catalog; the pauses between them take 6 s together."""
+"""Most tries of a request to a catalog. The pauses between them add up to 6 s."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
 _REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -41,20 +41,22 @@ class CatalogError(MillraceError):
 
 
 class TableFileGone(MillraceError):
-    """A file of a table is missing: deleted meanwhile, or the catalog is older than the last expiry."""
+    """A file of a table is missing: it was deleted meanwhile, or the catalog is older than the last
+    expiry.
+    """
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
-    """Return the namespace and name of a topic's table: `.` and `-` become `_`."""
+    """Return the namespace and name of a topic's table. `.` and `-` of the topic become `_`."""
     return NAMESPACE, topic.replace(".", "_").replace("-", "_")
 
 
 def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:
-    """Open the catalog of that name, with its files in the storage; close it after use.
+    """Open the catalog of that name, with its files in the storage. Close it after use.
 
-    Without a name it is `catalog.db` in a local warehouse. `create` creates a missing file; else the catalog
-    has no tables. Raise MillraceError when there is no catalog, or when SQLite's file would lie on a network
-    file system.
+    Without a name, it is `catalog.db` in a local warehouse. `create` creates that file if it is missing;
+    without `create`, a catalog without tables stands in for it. Raise MillraceError when there is no catalog,
+    or when SQLite's file would lie on a network file system.
     """
     if name:
         return _configured(name)
@@ -98,7 +100,7 @@ def _open(connect_once: Callable[[], Catalog]) -> Catalog:
 
 
 def refuse_network_file_system(path: Path) -> None:
-    """Raise MillraceError if SQLite's file would lie where locks do not hold between machines."""
+    """Raise MillraceError if SQLite's file would lie where locks do not work between machines."""
     type_ = _file_system(path)
     if type_.startswith(_NETWORK):
         raise MillraceError(
@@ -108,7 +110,7 @@ def refuse_network_file_system(path: Path) -> None:
 
 
 def _file_system(path: Path) -> str:
-    """Return the type of a path's file system; empty where the system does not list file systems."""
+    """Return the type of a path's file system, or empty where the system does not list file systems."""
     try:
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
     except OSError:  # no Linux
@@ -124,7 +126,7 @@ def _unescaped(mount: str) -> str:
 
 
 def asked(what: str, question: Callable[[], T]) -> T:
-    """Return a catalog's answer. Raise CatalogError when it refuses, or has failed TRIES times."""
+    """Ask a catalog and return its answer. Raise CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
             return question()
@@ -175,9 +177,7 @@ def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
 
 @contextmanager
 def being_read(table: Table) -> Iterator[None]:
-    """Guard a reading of the table's manifests; TableFileGone when one disappears, as in an
-    erasure.
-    """
+    """Guard the reading of a table's manifests. Raise TableFileGone when one disappears, as in an erasure."""
     try:
         yield
     except FileNotFoundError as error:
@@ -195,9 +195,9 @@ def create_table(
     location: str,
     settings: Mapping[str, str],
 ) -> Table:
-    """Create a table, or return the one that another run has created at the same moment.
+    """Create a table, or return the table that another run has created at the same moment.
 
-    Its metadata lies at the location, or where the catalog puts it: some catalogs accept only their own
+    Its metadata lies at `location`, or at the catalog's own choice: some catalogs accept only their own
     location.
     """
     what = f"catalog {catalog.name}"

@@ -1,8 +1,9 @@
-"""Proof by sequences, within a publication, that an hour's rows are those that its loads have counted.
+"""Proof by sequence numbers, before a publication, that an hour's rows are the rows that its loads have
+counted.
 
-Reads the columns of the audit header in the files that are added, and in the table if its rows of an hour
-have not closed before. Compares them with the manifests of the loads. Asks no auditor; rows without a header
-have no sequences and are counted by load.
+Reads the columns of the audit header in the added files. Reads them in the table, too, if the hour's rows
+there have not passed this check before. Compares them with the manifests of the loads. Asks no auditor. Rows
+without a header have no sequence numbers and are counted by load.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _HOUR_MS = HOUR_US // 1000
 
 
 def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str, list[str]]:
-    """Map each hour whose rows differ from these loads' counts to the reasons.
+    """Map each hour whose rows differ from these loads' counts to the differences.
 
     Raise MillraceError when a manifest is missing or edited.
     """
@@ -52,7 +53,7 @@ def unclosed(topic: Topic, hours: Mapping[str, Sequence[LoadRows]]) -> dict[str,
 def unclosed_in_table(
     topic: Topic, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
-    """Return the reasons why a table's rows of an hour differ from these loads' counts, or [] if they agree.
+    """Return how a table's rows of an hour differ from these loads' counts, or [] if they agree.
 
     Rows of the loads `without`, which a publication removes, do not count.
     """

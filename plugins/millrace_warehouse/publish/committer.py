@@ -69,11 +69,11 @@ from millrace_warehouse.races import Conflict, Outrun, retried
 logger = logging.getLogger("millrace.warehouse.committer")
 
 MANIFEST_FILES = 256
-"""Largest number of files that one manifest names. A day needs one or two manifests, about 50 us a file."""
+"""Most files that one manifest names. A day needs one or two manifests; a file costs about 50 us."""
 SMALL_MANIFESTS = 10
-"""Number of manifests, each with less than half of MANIFEST_FILES, that the next commit merges into one."""
+"""Number of small manifests (less than half of MANIFEST_FILES) that the next commit merges into one."""
 SNAPSHOTS = 30
-"""Largest number of snapshots in a table's own history. metadata.json then stays at about 30 kB."""
+"""Most snapshots in a table's own history. metadata.json then stays at about 30 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,11 @@ class TableChange:
     removed: Sequence[DataFile] = ()
     """Files to remove from the table. If one of them is not in the table, the commit raises Conflict."""
     same_rows: bool = False
-    """True if the added files hold the rows of the removed files: the snapshot's operation is `replace`."""
+    """True if the added files hold the rows of the removed files. The snapshot's operation is then
+    `replace`.
+    """
     schema: Schema | None = None
-    """The columns from now on, with their ids; None keeps the present columns."""
+    """The table's new columns, with their ids; None keeps the present columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
@@ -96,10 +98,9 @@ class TableChange:
 def commit(table: Table, change: TableChange) -> Table:
     """Make the change and return the new table.
 
-    Raise Conflict when another commit has moved branch `main`.
-
-    Raise MillraceError when the storage refuses a file, or the catalog refuses every attempt. Raise
-    CatalogError when the catalog does not answer whether the change was made.
+    Raise Conflict when another commit has moved branch `main`. Raise MillraceError when the storage refuses a
+    file, or the catalog refuses every attempt. Raise CatalogError when the catalog does not tell whether the
+    change was made.
     """
     return _Commit(table, change).make()
 
@@ -110,7 +111,7 @@ class _Commit:
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
-        """Failure of the last try; empty before the first try."""
+        """Failure of the last try; empty before the first failure."""
         self._schema = table.schema()
         if change.schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
@@ -221,7 +222,7 @@ class _Commit:
         return tuple(updates)
 
     def _counts(self) -> dict[str, str]:
-        """Return the summary's properties that concern this commit alone."""
+        """Return the properties of the snapshot's summary that describe this commit alone."""
         collector, specs = SnapshotSummaryCollector(), self._table.specs()
         for file in self._change.added:
             collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
@@ -238,7 +239,7 @@ class _Commit:
         return summary
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return the snapshot's manifests: those written now, and those taken over."""
+        """Return the snapshot's manifests: the manifests written now, and the manifests taken over."""
         table, spec = self._table, self._table.spec()
         added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
         new, kept = self._without_removed()
@@ -252,7 +253,7 @@ class _Commit:
         return new, kept
 
     def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return main's manifests, rewritten without the removed files where they named any."""
+        """Return main's manifests. Manifests that name removed files are rewritten without them."""
         table = self._table
         head = table.metadata.snapshot_by_name(MAIN_BRANCH)
         manifests = head.manifests(table.io) if head is not None else []
@@ -287,7 +288,9 @@ class _Commit:
     def _entry(
         self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
     ) -> ManifestEntry:
-        """Return this snapshot's entry of a file. An added file's entry has no number: the list has it."""
+        """Return this snapshot's entry of a file. An added file's entry has no sequence number: the manifest
+        list has it.
+        """
         return ManifestEntry.from_args(
             status=status,
             snapshot_id=self._id,
@@ -315,7 +318,9 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: `main` must not move, other snapshots must be kept."""
+    """Return a requirement for each branch and tag: `main` must not move, and other snapshots must
+    be kept.
+    """
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -334,8 +339,8 @@ def _head(table: Table) -> int | None:
 
 
 def _basis(table: Table) -> tuple[object, ...]:
-    """Return the state on which a commit's work is based. While it holds, only the manifest list is written
-    again.
+    """Return the state on which a commit's work is based. While it stays equal, only the manifest list is
+    written again.
     """
     metadata = table.metadata
     columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
@@ -348,7 +353,9 @@ def _compression(table: Table) -> Any:
 
 
 def _existing(entry: ManifestEntry) -> ManifestEntry:
-    """Return an earlier snapshot's entry for another manifest, with the snapshot and number that added it."""
+    """Return an earlier snapshot's entry for another manifest, with the snapshot and sequence number that
+    added it.
+    """
     entry.status = ManifestEntryStatus.EXISTING
     return entry
 
@@ -364,13 +371,13 @@ def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
 
 
 def _partition(file: DataFile) -> int | None:
-    """Return the hour of a file as its partition's number, or None for a file without an hour or partition."""
+    """Return a file's hour as its partition's number, or None for a file without an hour or partition."""
     hour = file.partition[0] if len(file.partition) else None
     return None if hour is None else int(hour)
 
 
 def _by_hour(entry: ManifestEntry) -> int:
-    """Return a sort key that orders entries by the hour of their files, those without an hour first."""
+    """Return a sort key that orders entries by the hours of their files. Files without an hour come first."""
     hour = _partition(entry.data_file)
     return -1 if hour is None else hour
 
@@ -380,7 +387,7 @@ def _numbered(schema: Schema, number: int) -> Schema:
 
 
 def _old_snapshots(table: Table, head_only: bool) -> list[int]:
-    """Return main's snapshots beyond the newest SNAPSHOTS, except snapshots that a branch or tag names."""
+    """Return main's snapshots except the newest SNAPSHOTS and the snapshots that a branch or tag names."""
     head = table.current_snapshot()
     if head_only:
         others = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != MAIN_BRANCH}

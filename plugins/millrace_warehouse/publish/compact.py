@@ -1,11 +1,11 @@
-"""Puts the small files of published hours together, in one process; rows stay, and are counted by load.
+"""Merges the small files of published hours, in one process. The rows stay the same, and are counted by load.
 
-A quiet hour with too many small files gets few large ones, in one commit of the table. A source must be what
-its load, or an earlier compaction, has written, to the byte. The rows of each load are counted before and
-after: if they differ, there is no commit. A list of hashes lies beside the new files.
+A quiet hour with too many small files gets few large ones, in one commit of the table. A source must have
+exactly the bytes that its load, or an earlier compaction, has written. The rows of each load are counted
+before and after: if they differ, there is no commit. A list of hashes lies beside the new files.
 
-Nothing is deleted: a commit in between wins, and the files that this run has written in vain are strays,
-which `millrace expire` deletes. Knows no logs and no auditor.
+Nothing is deleted. If another commit wins, the files that this run has written are strays, which `millrace
+expire` deletes. Asks neither brokers nor an auditor.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from millrace_warehouse.races import retried
 from millrace_warehouse.requests import Compact
 
 COMMIT_BYTES = 4 << 30
-"""Bytes of small files that one commit replaces: the most work that a crash or a conflict wastes."""
+"""Bytes of small files that one commit replaces. It bounds the work that a crash or a conflict wastes."""
 STALE_S = 12 * 3600.0
-"""Give up work begun this long ago: `expire` deletes files that are a day old and in no table."""
+"""Age in seconds at which a run gives up its work. `expire` deletes files that are a day old and in
+no table.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedHour:
-    """One hour that has fewer files now, or would have."""
+    """One hour that has fewer files now, or would have them after a run without --dry-run."""
 
     hour: str
     rows: int
     files_before: int
     files_after: int
     bytes: int
-    """Bytes of the files that were put together; `rows` counts their rows."""
+    """Bytes of the merged files; `rows` counts their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactResult:
-    """Hours that a run has compacted, or would."""
+    """Hours that a run has compacted, or would compact."""
 
     topic: str
     hours: Sequence[CompactedHour]
     kept: Mapping[str, str]
-    """Hours that stay although they have many small files -> reason."""
+    """Hour that keeps its many small files -> reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ class _SmallFiles:
 
 
 def compact_topic(context: Context, request: Compact, name: str) -> CompactResult:
-    """Put the small files of quiet hours together. Raise MillraceError when the table is not as published."""
+    """Merge the small files of quiet hours.
+
+    Raise MillraceError when the table differs from its publication.
+    """
     topic = Topic(context.storage, name)
     table = _table(context, topic)
     done: list[_SmallFiles] = []
@@ -132,7 +137,7 @@ def _changed_lately(context: Context, table: Table, quiet_s: float) -> set[str]:
 
 
 def _groups(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
-    """Return files in the order of their paths, which is that of the loads, split at the target size."""
+    """Return files in the order of their paths, which is the order of loads, in groups of the target size."""
     groups: list[list[TableFile]] = [[]]
     size = 0
     for file in sorted(files, key=lambda file: file.file_path):
@@ -159,7 +164,7 @@ def _batches(hours: Sequence[_SmallFiles]) -> Iterator[list[_SmallFiles]]:
 def _compact(
     context: Context, topic: Topic, batch: Sequence[_SmallFiles], kept: dict[str, str]
 ) -> list[_SmallFiles]:
-    """Write the hours' new files and commit them together; return the hours that were done."""
+    """Write the hours' new files and commit them together. Return the compacted hours."""
     begun = context.clock()
     rewriting = Rewriting(topic, _table(context, topic))
     written: dict[str, list[TableFile]] = {}
@@ -188,10 +193,11 @@ def _compact(
 def _replaced(
     context: Context, topic: Topic, old: Sequence[TableFile], new: Sequence[TableFile], begun: float
 ) -> bool:
-    """Commit new files in place of old ones; False when another run was first, or this run has stood still.
+    """Commit new files in place of old ones. Return False when another run was first, or this run was
+    suspended for too long.
 
-    After a lost answer, the table shows whether the commit was made. A late commit meets another head, or the
-    very same replacement, and is refused.
+    After a lost answer, the table shows whether the commit was made. A late commit meets another head, or
+    finds the replacement already made, and is refused.
     """
 
     def attempt() -> bool:

@@ -1,6 +1,6 @@
 """Contents of a table: its files by their paths in the warehouse, and their rows by load.
 
-Reads metadata, and in files with rows of many loads only the column `_load`. Changes nothing.
+Reads metadata, and the column `_load` in files with rows of many loads. Changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def path_in_topic(uri: str, topic: str) -> str | None:
     """Return a file's path from the topic's folder, or None for a file outside a folder of that name.
 
     The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for `file:///` and
-    `s3://`, and a file that the table names must never seem unnamed.
+    `s3://`, and a file that the table names must always be recognized.
     """
     # The last such folder: the warehouse itself may lie below folders of these names.
     match = re.fullmatch(rf".*/{re.escape(topic)}/((?:rows|compacted|table|hours)/.*)", uri)
@@ -40,7 +40,7 @@ def path_in_topic(uri: str, topic: str) -> str | None:
 
 
 def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
-    """Return load and edition that wrote a file, by its path, or None for a file that no load wrote."""
+    """Return the load and edition that wrote a file, by its path, or None for a file that no load wrote."""
     kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
 
@@ -77,7 +77,7 @@ def named_files(table: Table, topic: str) -> set[str]:
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
-    """Return the smallest and largest load with rows in a file, by its entry's bounds; None without
+    """Return the smallest and largest load with rows in a file, by its entry's bounds, or None without
     bounds.
     """
     field = table.schema().find_field(LOAD.name).field_id
@@ -97,7 +97,7 @@ def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:
 
 
 def count_loads(files: FileIO, file: DataFile) -> RowsByLoad:
-    """Count the rows of a table's file by load; ArrowException or OSError for a broken file."""
+    """Count the rows of a table's file by load. Raise ArrowException or OSError for a broken file."""
     with files.new_input(file.file_path).open() as content, pq.ParquetFile(content) as parquet:
         if LOAD.name not in parquet.schema_arrow.names:
             return Counter({None: parquet.metadata.num_rows})

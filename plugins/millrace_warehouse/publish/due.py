@@ -1,15 +1,15 @@
-"""Choice of the hours that a run publishes, with the auditor's verdicts on them.
+"""Chooses the hours that a run publishes, with the auditor's verdicts on them.
 
-    named                          published whatever the verdict, empty ones, too
+    named by an option             published whatever the verdict, also without rows
     waits, complete                published with `proven`
     waits, unknown or carried      published when the hour ended `unproven_after_s` ago
-    waits, incomplete              never, unless named
-    published, gets rows           asked again: late rows may belong to more that is on its way
-    published, not complete        asked again with `proven`, the newest RECHECKED
-    published, judged otherwise    asked again with `proven`, complete ones too: the auditor says which
-    empty, behind complete hours   asked with `proven`: an hour without a row is complete, too
+    waits, incomplete              published only if named
+    published, gets rows           asked again: late rows may be part of more that is on its way
+    published, not complete        asked again with `proven`, the newest RECHECKED hours
+    published, judged otherwise    asked again with `proven`, also if complete: the auditor names these hours
+    empty, after complete hours    asked with `proven`: an hour without a row is complete, too
 
-Pure: asks through a function, and changes nothing but the state.
+Asks the auditor through a function, and changes nothing but the state.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from millrace_warehouse.publish.gate import MOST_HOURS
 from millrace_warehouse.publish.state import COMPLETE, PENDING, TableState
 
 Ask = Callable[[Iterable[str]], Mapping[str, HourVerdict]]
-"""Asks the auditor about hours; hour -> verdict, in the order of the hours."""
+"""Function that asks the auditor about hours. Returns hour -> verdict, in the order of the hours."""
 RECHECKED = 7 * 24
-"""Most published hours without a proof that one run asks the auditor about again."""
+"""Most published hours without a proof about which one run asks the auditor again."""
 EMPTY = 10_000
-"""Number of hours after the complete hours that one run searches for empty hours."""
+"""Number of hours after the complete hours in which one run looks for empty hours."""
 
 
 def choose(
@@ -40,9 +40,9 @@ def choose(
     unproven_after_s: float | None,
     now_s: float,
 ) -> None:
-    """Let every hour that is due into the state's next publication.
+    """Add every hour that is due to the state's next publication.
 
-    `rejudged`: hours of which the auditor says that their final verdict has changed.
+    `rejudged` are the hours whose final verdict has changed, as the auditor reports.
     """
     for hour, verdict in ask(hour for hour in named if hour not in state.changes).items():
         if state.is_published(hour):
@@ -62,9 +62,9 @@ def choose(
 
 
 def rejudged(state: TableState, changes: Callable[[str | None], Changes]) -> list[str]:
-    """Return the hours whose final verdict has changed since the state's cursor, and move the cursor on.
+    """Return the hours whose final verdict has changed since the state's cursor, and move the cursor.
 
-    Without a cursor, of all hours that were ever judged, the newest RECHECKED published ones.
+    Without a cursor, return the newest RECHECKED published hours of all hours that were ever judged.
     """
     newest = None if state.judged_through else {*heapq.nlargest(RECHECKED, state.published)}
     hours: list[str] = []
@@ -79,7 +79,7 @@ def rejudged(state: TableState, changes: Callable[[str | None], Changes]) -> lis
 
 
 def judge_late(state: TableState, ask: Ask) -> bool:
-    """Ask about the published hours whose rows change; True if there was one that had no verdict yet."""
+    """Ask about the published hours whose rows change. Return True if one of them had no verdict yet."""
     late = [hour for hour, change in state.changes.items() if change.verdict is None]
     for hour, verdict in ask(late).items():
         state.changes[hour].verdict = verdict
@@ -97,9 +97,10 @@ def _is_due(
 
 
 def _judge_again(state: TableState, hour: str, verdict: HourVerdict) -> None:
-    """A new verdict on a published hour is a change when it makes the hour complete, or takes that back.
+    """Apply a new verdict on a published hour, if it makes the hour complete or withdraws that.
 
-    A complete hour with more on its way stays: the late rows, when they come, are judged.
+    A complete hour whose late rows are still on their way stays complete: these rows are judged when they
+    come.
     """
     if verdict.verdict in (UNASKED, PENDING):
         return
@@ -108,7 +109,7 @@ def _judge_again(state: TableState, hour: str, verdict: HourVerdict) -> None:
 
 
 def _fill(state: TableState, ask: Ask) -> None:
-    """Publish the empty hours behind the complete ones, up to the newest hour that has rows."""
+    """Publish the empty hours after the complete hours, up to the newest hour that has rows."""
     filed = [number_of(hour) for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
     last = max([*state.published, *filed], default=0)
     number = state.complete_until

@@ -2,12 +2,12 @@
 
 A data file of a load is deleted when its hour is published from the load's newest edition, no snapshot of the
 table names the file, and the load's rows of that hour were counted in the table. A file that `compact` or a
-re-load wrote is deleted when no snapshot names it. Both kinds are first recorded in `expired/`, and deleted
-by a run that finds them unneeded again after the readers' time: after a crash at any step the next run
+re-load wrote is deleted when no snapshot names it. Both kinds are first listed in `expired/`. A run that
+finds them still unneeded after the readers' time deletes them. After a crash at any step the next run
 continues. Manifests, rejected records and the files beside a manifest stay.
 
-Files of an attempt that never became a load are deleted when its number is taken and a day has passed: a
-running load loses nothing. Knows no logs and no auditor.
+Files of an attempt that never became a load are deleted when its number is taken and a day has passed, so a
+running load loses nothing. Asks neither brokers nor an auditor.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from millrace_warehouse.storage import Listed
 from millrace_warehouse.storage.interface import DRAFT
 
 STALE_S = 24 * 3600.0
-"""Files that may belong to a run that stands still are left alone for this time."""
+"""Age in seconds up to which files are left alone that a suspended run may own."""
 METADATA_S = 3 * 24 * 3600.0
-"""The table's metadata is left alone for this time: other programs commit as well."""
+"""Age in seconds up to which the table's metadata is left alone: other programs commit as well."""
 _RECORD = re.compile(r"(\d{10})-.+\.json")
 _BESIDE = {ENTRIES, SEQUENCES, ERASED}
 """Files that stay in a folder without rejected records."""
@@ -54,13 +54,13 @@ _BESIDE = {ENTRIES, SEQUENCES, ERASED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireResult:
-    """Files that a run deleted, or would have."""
+    """Files that a run deleted, or would delete."""
 
     topic: str
     data_files: int
-    """Data files of loads whose rows the table or a newer edition has."""
+    """Data files of loads whose rows are in the table or in a newer edition."""
     compacted_files: int
-    """Files that `compact` or a re-load wrote and no snapshot names."""
+    """Files that `compact` or a re-load wrote and that no snapshot names."""
     metadata_files: int
     """Metadata files of the table that no snapshot names."""
     strays: int
@@ -68,9 +68,9 @@ class ExpireResult:
     plans: int
     bytes: int
     waiting: int
-    """Data files and compacted files that are deleted once readers have had their time."""
+    """Data files and compacted files that are deleted once the readers' time has passed."""
     kept: Mapping[str, str]
-    """Old loads whose files stay -> reason."""
+    """Old load whose files stay -> reason."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,10 @@ class _Unneeded:
 
 
 def expire_topic(context: Context, request: Expire) -> ExpireResult:
-    """Delete old files that are not needed. Raise MillraceError when the table is not as published."""
+    """Delete old files that are not needed.
+
+    Raise MillraceError when the table differs from its publication.
+    """
     topic = Topic(context.storage, request.topic)
     newest = require_loads(context.catalog, topic)
     published = _Published.read(context, topic)
@@ -127,7 +130,7 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
 
 @dataclass(frozen=True)
 class _Published:
-    """The table as published, but for compaction; checked before anything is deleted."""
+    """The published table, maybe compacted since. It is checked before anything is deleted."""
 
     topic: Topic
     table: Table
@@ -151,8 +154,8 @@ class _Published:
         return head_files(self.table)
 
     def check_files(self, present: Collection[str]) -> None:
-        """Raise MillraceError when a file of the table is missing: unneeded files may be the last with its
-        rows.
+        """Raise MillraceError when a file of the table is missing: a file that seems unneeded may be the last
+        with its rows.
         """
         files = (file.file_path for files in self._files.values() for file in files)
         paths = {contents.path_in_topic(uri, self.topic.name) for uri in files}
@@ -168,7 +171,7 @@ class _Published:
         return {}
 
     def rows(self, hour: str, load: int) -> int:
-        """Return the rows that the table has of a load in an hour, counted in its files."""
+        """Return the number of a load's rows of an hour in the table, counted in its files."""
         if hour not in self._rows:
             count = contents.RowsByLoad()
             for file in self._files.get(hour, ()):
@@ -196,7 +199,7 @@ def _find_rows(
     found: _Unneeded,
     rows: Mapping[str, Listed],
 ) -> None:
-    """Sort the files below `rows/`: needed ones, unneeded ones, and strays."""
+    """Sort the files below `rows/` into needed files, unneeded files, and strays."""
     folders: dict[str, dict[str, Listed]] = defaultdict(dict)
     for path, file in rows.items():
         folders[path.split("/")[1]][path] = file
@@ -264,7 +267,7 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
 def _old_compacted(
     context: Context, published: _Published, rewritten: Mapping[str, Listed]
 ) -> Iterator[tuple[str, Listed]]:
-    """Yield files that no load wrote and no snapshot names, and lists without such files."""
+    """Yield files that no load wrote and that no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
     for path, file in rewritten.items():
@@ -320,7 +323,9 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 
 def _lost_publications(context: Context, topic: Topic, newest: Publication) -> dict[str, Listed]:
-    """Return manifests of failed attempts to publish. The ledger or the table names every valid manifest."""
+    """Return the manifests of failed attempts to publish: the ledger or the table names every valid
+    manifest.
+    """
     count = {*topic.recorded(Folder.PUBLICATIONS)}
     count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
@@ -346,7 +351,9 @@ def _old_drafts(context: Context, topic: Topic) -> dict[str, Listed]:
 def _written_down(
     context: Context, request: Expire, found: _Unneeded, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
-    """Record newly unneeded files. Return data and compacted files to delete now, and how many stay."""
+    """List newly unneeded files in `expired/`. Return the data files and compacted files to delete now, and
+    the number of files that stay.
+    """
     if published is None:
         return {}, {}, 0
     entries = list(expired_entries(published.topic))
@@ -381,10 +388,10 @@ def _written_down(
 
 
 def _fenced(context: Context, published: _Published) -> _Published:
-    """Return the table after a commit without rows: no commit that was begun before can be made any more.
+    """Make a commit without rows and return the table after it. Commits that began earlier now fail.
 
-    A publication, a compaction or a re-load that stood still for days would name files that are deleted now,
-    and so would a rebuild that runs at this moment.
+    A publication, a compaction, a re-load or a rebuild that was suspended for days could otherwise name files
+    that are deleted now.
     """
     _commit_nothing(published.table)
     fenced = _Published.read(context, published.topic)
@@ -395,7 +402,7 @@ def _fenced(context: Context, published: _Published) -> _Published:
 
 
 def _commit_nothing(table: Table) -> None:
-    """Commit no rows; another commit that is faster serves as well."""
+    """Commit no rows. If another commit is faster, it has the same effect."""
     with suppress(Conflict):
         commit(table, TableChange())
 

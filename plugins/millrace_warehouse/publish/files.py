@@ -1,4 +1,4 @@
-"""Files of loads that a publication adds to the table, as entries that name them in place."""
+"""Files of loads that a publication adds to the table, as entries that name the files where they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from millrace_warehouse.storage.interface import Storage
 
 
 def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[IcebergDataFile], int]:
-    """Return the entries of the added rows, and the newest schema record that they need, or 0 without rows.
+    """Return the entries of the added rows, and the number of the newest schema that they need, or 0 without
+    rows.
 
     Raise MillraceError when a file is missing or has another size than its load states: a table that names it
     could not be read.

@@ -2,8 +2,8 @@
 
 With its verdict an auditor returns the loads that it has counted in an hour, and the number of rows that it
 found in their files. The publisher knows the added rows from manifests, and the present rows from the table's
-entries. The verdict holds for these rows only when all of them agree. Knows neither how to ask an auditor,
-nor sequences: `closing` compares those.
+entries. The verdict is valid for these rows only when all of them agree. Asks no auditor, and does not
+compare sequence numbers; `closing` does.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ class Judgement:
 
     verdict: HourVerdict
     loads: Sequence[LoadHour] = ()
-    """Loads on whose rows the verdict rests, with the edition that was counted."""
+    """Loads on whose rows the verdict is based, with the edition that was counted."""
     rejected: int = 0
     """Messages of the hour that loads have set aside."""
 
 
 MOST_HOURS = 1_000
-"""Most hours in one question. An auditor answers for at most 10,000 windows, six for each hour."""
+"""Most hours in one question. An auditor answers for at most 10,000 windows, and an hour has six."""
 
 
 class Auditor(Protocol):
     """Interface of an auditor: verdicts on hours."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
-        """Judge hours such as `2015-05-17T10`, ascending, all within MOST_HOURS."""
+        """Return the judgement of each hour. The hours, such as `2015-05-17T10`, ascend within a span of
+        MOST_HOURS.
+        """
 
     def changes(self, topic: str, since: str | None) -> Changes:
         """Return the hours whose final verdict changed since a cursor; all judged hours for None."""
 
 
 class NoAuditor:
-    """Stands in for the auditor in a run without one: every hour is `unasked`."""
+    """Replaces the auditor in a run without one. Every hour is `unasked`."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
         return dict.fromkeys(hours, Judgement(verdict=HourVerdict(verdict=UNASKED)))
@@ -53,7 +55,7 @@ class NoAuditor:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows that the table has of an hour once the publication is made."""
+    """Rows of an hour that the table has once the publication is made."""
 
     loads: Mapping[int, LoadHour]
     """Load -> its edition, its manifest's hash, and its rows of the hour by that manifest."""
@@ -62,9 +64,10 @@ class TableRows:
 
 
 def refusal(topic: str, judged: Sequence[LoadHour], held: TableRows) -> HourVerdict | None:
-    """Return the verdict to use instead of `complete` if the judged rows are not the table's future rows.
+    """Return the verdict to use instead of `complete` if the judged rows are not the table's future rows,
+    else None.
 
-    The verdict is `pending` if the auditor has only not counted everything yet, else `incomplete`.
+    The verdict is `pending` if the auditor only has not counted everything yet, else `incomplete`.
     """
     wrong: list[str] = []
     counted = {each.load: each for each in judged}

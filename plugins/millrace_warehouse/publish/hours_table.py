@@ -1,21 +1,21 @@
 """The table of hours, `<name>_hours`: one row for each change that a publication made, for SQL.
 
-    hour          timestamptz   its beginning; null for rows without an hour
-    last          timestamptz   the beginning of the last hour of a run of empty hours; null for one hour
-    publication   long          the newest one of an hour is how the hour is now
-    kind          string        first, late, reload or verdict
-    verdict, watermark, checked, reasons                 what the auditor said
-    added, removed              long; their sum over an hour is its rows
-    loads         list<long>    that the added rows came with
-    rejected      long          messages of the hour that loads have set aside; null in rows of before
+    hour          timestamptz   beginning of the hour; null for rows without an hour
+    last          timestamptz   beginning of the last of several empty hours in a row; null for one hour
+    publication   long          an hour's newest publication shows its present state
+    kind          string        first, late, reload, erase, verdict or rebuild
+    verdict, watermark, checked, reasons                 the auditor's verdict
+    added, removed              long; the sum of added - removed over an hour is its number of rows
+    loads         list<long>    loads of the added rows
+    rejected      long          messages of the hour that loads have set aside; null in rows of older versions
     tombstone, foreign_framing, unknown_schema, broken_body
-                                long; messages that became no rows: their sum over an hour is what it has
-    created, path, sha256       of the publication's record
-    snapshot_id   long          of the table, where the run that wrote the row knew it
+                                long; messages that did not become rows: an hour has the sum of its rows
+    created, path, sha256       of the publication's manifest
+    snapshot_id   long          of the table, if the run that wrote the row knew it
 
-Derived from the records, and appended after the publication's commit: a run that died before has its rows
-appended by the next one. The table's property says through which publication the rows are there, and is set
-in the commit of the rows, so each of them is there once.
+Derived from the publications' manifests, and appended after the publication's commit. If a run dies before,
+the next run appends its rows. A property of the table of hours states the last publication whose rows it has.
+The commit of the rows sets it, so each row is there once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.races import retried
 
 FILES = 100
-"""Files of the table of hours at which one is made of all of them."""
+"""Number of files of the table of hours at which they are merged into one."""
 REJECTED, LAST = "rejected", "last"
 SCHEMA = Schema(
     NestedField(1, "hour", TimestamptzType()),
@@ -80,7 +80,7 @@ def hours_identifier(topic: str) -> tuple[str, str]:
 
 
 def bring_up_to_date(catalog: Catalog, topic: Topic, table: Table, publication: Publication) -> None:
-    """Append the changes of every publication through this one that the table of hours lacks."""
+    """Append the changes of every publication, through this one, that the table of hours lacks."""
 
     def attempt() -> None:
         hours = _table_of_hours(catalog, topic)
@@ -155,7 +155,7 @@ def _rows(publication: Publication, path: str, snapshot: int | None) -> Iterator
 
 
 def _append(table: Table, rows: list[dict[str, Any]], number: int) -> None:
-    """One commit: the rows, and the publication that they go through; many small files become one."""
+    """Commit the rows and the number of their last publication. Merge the files when there are many."""
     new = pa.Table.from_pylist(rows, schema_to_pyarrow(table.schema()))
     small: list[DataFile] = []
     if _files(table) >= FILES:

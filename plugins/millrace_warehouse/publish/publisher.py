@@ -62,7 +62,9 @@ from millrace_warehouse.races import Conflict, Outrun, retried
 from millrace_warehouse.requests import Publish
 
 CATCH_UP = 1_000
-"""Newer loads that cause a publication although no hour changes: the next run need not read them."""
+"""Number of newer loads that causes a publication even if no hour changes, so that later runs need not read
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +82,21 @@ class WaitingHour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishResult:
-    """Result of a run: its publication, or for a dry run the publication that would be made."""
+    """Result of a run: its publication, or for a dry run the publication that it would make."""
 
     topic: str
     table: str
-    """`millrace.PageView`, the name in the catalog."""
+    """Name in the catalog, such as `millrace.PageView`."""
     published: bool
-    """True when this run made a publication; False when there was nothing to change, or for a dry run."""
+    """True when this run made a publication; False for a dry run, or when there was nothing to change."""
     publication: Publication | None
-    """Newest publication, or for a dry run the publication that would be made; None before the first."""
+    """Newest publication, or for a dry run the publication that it would make; None before the first."""
     path: str = ""
-    """Path of the publication's record, from the warehouse's root."""
+    """Path of the publication's manifest from the warehouse's root."""
     snapshot_id: int | None = None
     metadata_location: str = ""
     changes: Sequence[HourChange] = ()
-    """Changes by this run's publication; empty when it made none."""
+    """Changes by this run's publication; empty without one."""
     waiting: Sequence[WaitingHour] = ()
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
@@ -102,8 +104,8 @@ class PublishResult:
 def publish_topic(context: Context, request: Publish, name: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
-    Without changes there is no commit. MillraceError, with advice, when the table differs from its newest
-    publication, and when the catalog does not answer.
+    Without changes there is no commit. Raise MillraceError, with advice, when the table differs from its
+    newest publication, or when the catalog does not answer.
     """
     topic = layout.Topic(context.storage, name)
     layout.check_topic(topic)
@@ -118,9 +120,11 @@ class _Attempts:
         self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
         self._read = ""
-        """Location of the table's metadata that this run has read last."""
+        """Location of the table's metadata that this run read last."""
         self._made: set[str] = set()
-        """Paths of the records for which a commit was tried: the table may turn out to name any of them."""
+        """Paths of the publications that this run tried to commit: the table may turn out to name any of
+        them.
+        """
 
     def publish(self) -> PublishResult:
         what = f"{self._topic} was not published"
@@ -168,7 +172,9 @@ class _Attempts:
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
-        """Return a result without a commit, or of a rebuild only; finish what an earlier run left undone."""
+        """Return a result without a commit, or after a rebuild only. Finish the work that an earlier run
+        left.
+        """
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
             bring_up_to_date(self._context.catalog, self._topic, table, before)
@@ -176,7 +182,7 @@ class _Attempts:
         return self._result(table, before, state.unpublished, published=rebuild, changes=changes)
 
     def _rebuild(self) -> None:
-        """Rebuild the table, once; rows of newer loads are then published as always."""
+        """Rebuild the table once. Rows of newer loads are then published as usual."""
         if self._request.dry_run:
             raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
         table, publication = rebuild_table(self._context, self._topic, self._request.run_id)
@@ -185,7 +191,9 @@ class _Attempts:
         self._context.progress("table made again")
 
     def _ask(self, hours: Iterable[str]) -> dict[str, HourVerdict]:
-        """Return hour -> verdict; ask the auditor about new hours, up to MOST_HOURS in one question."""
+        """Map each hour to its verdict. Ask the auditor about new hours, at most MOST_HOURS in one
+        question.
+        """
         asked = dict.fromkeys(hours)
         if UNFILED in asked:
             self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)
@@ -208,7 +216,7 @@ class _Attempts:
                 state.unpublished[hour] = loads
 
     def _refused(self, table: Table | None, state: TableState) -> dict[str, HourVerdict]:
-        """Return hour -> the verdict in place of `complete`."""
+        """Map each hour that is not complete after all to the verdict in place of `complete`."""
         complete = {
             hour: change
             for hour, change in state.changes.items()
@@ -240,7 +248,7 @@ class _Attempts:
         }
 
     def _held(self, state: TableState, hour: str, change: PendingChange, there: int) -> TableRows:
-        """Return the rows that the table will have of an hour, given its rows `there` now."""
+        """Return the rows of an hour that the table will have, given its present number `there`."""
         editions = {rows.load: rows.edition for rows in change.loads}
         for judged in self._judgements[hour].loads:
             if judged.load <= state.through.load:
@@ -252,14 +260,14 @@ class _Attempts:
         return TableRows(loads, there - change.removed + change.added)
 
     def _read_edition(self, load: int, edition: int) -> tuple[str, Mapping[str, int]]:
-        """Return the hash of an edition's manifest, and its rows by hour; cached for thousands of hours."""
+        """Return the hash of an edition's manifest, and its rows by hour. Cached for thousands of hours."""
         manifest = layout.read_edition(self._topic, load, edition)
         return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: TableRows) -> HourVerdict | None:
-        """Return the verdict to use if the auditor's verdict does not hold for these rows.
+        """Return the verdict to use if the auditor's verdict is not valid for these rows, else None.
 
-        The rows are fixed now, so the auditor is asked once more: it may have counted the newest rows
+        The rows no longer change, so the auditor is asked once more: it may have counted the newest rows
         meanwhile.
         """
         topic = self._topic.name
@@ -320,7 +328,7 @@ class _Attempts:
         )
 
     def _settle(self, table: Table, publication: Publication) -> None:
-        """Do the steps after a commit. If this run dies before, the next run does them."""
+        """Do the steps after a commit. If this run dies before them, the next run does them."""
         context = self._context
         add_to_ledger(context.storage, table.properties[PATH], publication)
         context.progress("recorded")

@@ -1,8 +1,8 @@
 """Result of `millrace tables`: the names of a topic's table, its state, and a command line for each reader.
 
-`make test-readers` runs each line as it is printed. A line holds what this process knows of the catalog, and
-no secret: further settings of a catalog or a storage belong in the reader's own configuration.
-Changes nothing.
+`make test-readers` runs each line as it is printed. A line holds the settings of the catalog that this
+process knows, and no secret. Further settings of a catalog or a storage belong in the reader's own
+configuration. Changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.interface import Storage
 
 SPARK_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-"""Iceberg's newest runtime for Spark 4.1; 4.0 has a separate one, 4.2 and 4.3 have none yet."""
+"""Iceberg's newest runtime for Spark 4.1. Spark 4.0 has a separate one; 4.2 and 4.3 have none yet."""
 SQLITE_DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
 
 
@@ -42,10 +42,10 @@ class TableDescription:
     publication: int
     published_at: str
     schema: int
-    """Number of the record in `schema/`."""
+    """Number of the schema in `schema/`."""
     rows: int
     published: str
-    """The hours from the first to the last published one; some between them may wait."""
+    """First and last published hour; hours between them may wait."""
     complete: str
     """The hours [from, to) that are complete by the auditor's verdict, without a gap."""
     through_load: int
@@ -129,7 +129,7 @@ def _readers(storage: Storage, catalog: Catalog, topic: str, table: Table) -> di
 
 
 def _spark_settings(storage: Storage, catalog: Catalog, *, local: bool) -> dict[str, str]:
-    """Return the settings of Iceberg's catalog in Spark; {} for a kind of catalog that was not tested."""
+    """Return the settings of Iceberg's catalog in Spark, or {} for a kind of catalog that was not tested."""
     settings = {"": "org.apache.iceberg.spark.SparkCatalog"}
     if local:
         # Iceberg's JDBC catalog stores the tables under its own name, so Spark must use the same name.

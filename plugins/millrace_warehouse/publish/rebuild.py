@@ -1,13 +1,14 @@
-"""Rebuilds a topic's table from the newest publication's record, the loads, and the remaining files.
+"""Rebuilds a topic's table from the newest publication's manifest, the loads, and the remaining files.
 
-For a table that was dropped, rolled back or changed by others, and for a catalog that was lost or restored.
-The record states the published hours and the newest load they follow; the manifests state the rows of each
-load in each hour. An hour keeps its files when they hold exactly those rows. Else its rows come from the
-files of its loads; where those have expired, from the files that the table had, or that `compact` wrote. A
-file is taken when none of its rows is there already. Rows without any file left are reported, and missing.
+Serves a table that was dropped, rolled back or changed by other programs, and a catalog that was lost or
+restored. The publication states the published hours and the newest load that they include; the manifests
+state the rows of each load in each hour. An hour keeps its files if they hold exactly these rows. Else its
+rows come from the files of its loads, and where those have expired, from the files that the table had or that
+`compact` wrote. A file is taken only if none of its rows is there already. Rows without any remaining file
+are reported as lost.
 
-An existing table is rebuilt in place: readers see the old rows or the new ones. A table with delete files,
-with other partitions, or with files of its own missing, is dropped, without its data, and recreated.
+An existing table is rebuilt in place: readers see either the old rows or the new ones. A table with delete
+files, with other partitions, or with missing files of its own is dropped, without its data, and recreated.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from millrace_warehouse.storage.streams import open_file
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A file that may have rows that an hour needs."""
+    """A file that may hold rows that an hour needs."""
 
     file: IcebergDataFile
     counts: RowsByLoad
@@ -82,10 +83,11 @@ class _NeededRows:
     files: list[IcebergDataFile] = field(default_factory=list)
 
     def take(self, attempts: Sequence[Sequence[_Candidate]]) -> None:
-        """Take files of several attempts, which may have the same rows: the choice with the fewest rows left.
+        """Take files of several attempts, which may hold the same rows. Choose the files that leave the
+        fewest rows missing.
 
-        Each attempt is tried as the first one. Its own files have no row twice, but a file of another attempt
-        may exclude some of them.
+        Each attempt is tried as the first one. Its own files hold no row twice, but a file of another attempt
+        may hold some of the same rows.
         """
         best = self.wanted, self.files
         for number, first in enumerate(attempts):
@@ -108,7 +110,9 @@ class _NeededRows:
 def _without_repeats(
     wanted: RowsByLoad, found: Iterable[_Candidate]
 ) -> tuple[RowsByLoad, list[IcebergDataFile]]:
-    """Return the rows still missing, and the files taken: only with wanted rows, and none of them twice."""
+    """Return the rows that are still missing, and the taken files. These hold wanted rows only, and no row
+    twice.
+    """
     left, files = wanted.copy(), []
     there: dict[tuple[int, int], list[pa.Array]] = {}
     for each in found:
@@ -128,7 +132,7 @@ def _without_repeats(
 
 
 def _offsets(found: _Candidate) -> dict[tuple[int, int], pa.Array]:
-    """Load and partition -> the offsets that a file has of them."""
+    """Map each load and partition to the offsets in a file."""
     with found.open() as source, pq.ParquetFile(source) as parquet:
         rows = parquet.read(columns=[LOAD.name, TOPIC_PARTITION.name, OFFSET.name])
     groups = rows.group_by([LOAD.name, TOPIC_PARTITION.name]).aggregate([(OFFSET.name, "list")])
@@ -143,9 +147,9 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
 
 
 def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[Table, Publication]:
-    """Rebuild the table of the newest publication, as far as files are left; return the next publication.
+    """Rebuild the table of the newest publication, as far as files remain. Return the next publication.
 
-    Raise Conflict when another commit to main was faster: read again, then begin again.
+    Raise Conflict when another commit to main was faster: read the table again and start over.
     """
     catalog = context.catalog
     table, head = _table(context, topic)
@@ -203,7 +207,7 @@ def _is_newer(context: Context, topic: str, table: Table) -> bool:
 
 
 def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | None, str, int]:
-    """Return the newest readable record, its path, and the highest number that any publication has had."""
+    """Return the newest readable publication, its path, and the highest number of any publication."""
     paths = []
     folder = layout.Folder.PUBLICATIONS.path(topic.name)
     for name in topic.recorded(layout.Folder.PUBLICATIONS):
@@ -224,7 +228,7 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
 
 
 def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
-    """Return the rows that every published hour must have, the existing files of loads, and the newest
+    """Return the rows that every published hour must have, with the existing files of loads, and the newest
     schema.
     """
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
@@ -250,7 +254,9 @@ def _choose(
     head: list[IcebergDataFile],
     editions: Mapping[str, int],
 ) -> None:
-    """Choose files for every hour: its present ones, else those of its loads, else any with its rows."""
+    """Choose files for every hour: its present files, else the files of its loads, else any files with its
+    rows.
+    """
     in_head: dict[str, list[_Candidate]] = {}
     for file in head:
         assert table is not None
@@ -286,7 +292,7 @@ def _is_replaced(topic: str, state: TableState, file: IcebergDataFile) -> bool:
 
 
 def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
-    """Load -> rows of a file of the table; nothing for a file that cannot be read."""
+    """Map each load to its rows in a file of the table; empty for a file that cannot be read."""
     bounds = stated_loads(table, file)
     try:
         if bounds is None or bounds[0] != bounds[1]:
@@ -303,7 +309,7 @@ def _compacted(
 ) -> Iterator[tuple[str, _Candidate]]:
     """Yield files below `compacted/` that are not in the table, newest first, with their attempt's folder.
 
-    Leaves out files with rows of other editions than these, as far as a list states the editions.
+    Leaves out files that hold rows of other editions than these, if a list states their editions.
     """
     folder = layout.Folder.COMPACTED.path(topic.name)
     for found in sorted(topic.storage.files(folder), key=lambda found: found.modified, reverse=True):
@@ -332,7 +338,9 @@ def _compacted(
 
 
 def _lost(state: TableState, hours: Mapping[str, _NeededRows]) -> list[HourChange]:
-    """Record rows without any file left, or found again, by hour; such an hour waits for a verdict."""
+    """Update the state's lost rows: rows without any remaining file, and rows that were found again. Return a
+    change for each hour concerned; such an hour waits for a verdict.
+    """
     before, changes = state.lost, []
     state.lost = {
         hour: [

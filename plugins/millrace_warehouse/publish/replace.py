@@ -1,7 +1,9 @@
-"""Takes the rows of earlier editions out of the table: by whole files if possible, else by copying the rest.
+"""Takes the rows of earlier editions out of the table: whole files if possible, else by copying the other
+rows.
 
-A file with rows of one load has the same smallest and largest `_load`; a file that `compact` wrote may hold
-many loads. The removed rows are counted by hour: unless their number is the edition's, nothing is published.
+A file with rows of one load has the same smallest and largest `_load`. A file that `compact` wrote may hold
+rows of many loads. The removed rows are counted by hour: unless their number is the edition's, nothing is
+published.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from millrace_warehouse.publish.rewriting import Rewriting
 def take_out(
     topic: Topic, table: Table, loads: Collection[int], expected: Mapping[str, int]
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """Return the files that leave the table with the rows of these loads, and new files with the other rows.
+    """Return the files that leave the table, and new files with their rows of other loads.
 
-    `expected` states the rows that leave each hour. Raise MillraceError when the table has more or fewer.
+    `expected` states the number of rows that leave each hour. Raise MillraceError when the table has more or
+    fewer.
     """
     removed: list[DataFile] = []
     added: list[DataFile] = []

@@ -1,4 +1,6 @@
-"""pyiceberg's REST catalog with a limit on every wait: by itself it waits for ever for a silent server."""
+"""pyiceberg's REST catalog with a time limit on every request. Without it, pyiceberg waits for ever for a
+silent server.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from pyiceberg.catalog import rest
 from requests import Session
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
-"""Most time for a connection, and for an answer. A commit that was given up on may still be made."""
+"""Most seconds for a connection, and for an answer. A commit that was given up on may still be made."""
 
 
 class RestCatalog(rest.RestCatalog):
-    """A REST catalog whose requests fail after a time limit, whatever signs them."""
+    """A REST catalog whose requests fail after a time limit, with any kind of authentication."""
 
     def _config_headers(self, session: Session) -> None:
         # pyiceberg's first step with a session, before it asks for a token.

@@ -52,9 +52,11 @@ class Rewriting:
     def write(
         self, hour: str, sources: Sequence[TableFile], without: Collection[int] = ()
     ) -> TableFile | None:
-        """Write one file with the sources' rows, except the rows of some loads; None when no row is left.
+        """Write one file with the sources' rows, except the rows of some loads. Return None when no row
+        remains.
 
-        Raise MillraceError when a source was changed, or when the storage returns other rows.
+        Raise MillraceError when a source was changed, or when the storage returns other rows than were
+        written.
         """
         folder = rewritten.rewritten_folder(self._topic.name, self._attempt)
         name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
@@ -104,7 +106,9 @@ class Rewriting:
         count: RowsByLoad,
         copied: ContentsDigest,
     ) -> bool:
-        """Write a local file; count its rows by load, digest their contents; False when no row is left."""
+        """Write a local file, count its rows by load, and digest their contents. Return False when no row
+        remains.
+        """
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
@@ -144,7 +148,7 @@ class Rewriting:
 
 
 def _row_groups(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of the size of a row group, none of them empty."""
+    """Yield the same rows in tables of the size of a row group. No table is empty."""
     held: list[pa.Table] = []
     rows = size = 0
     for batch in batches:

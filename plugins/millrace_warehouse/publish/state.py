@@ -1,9 +1,9 @@
-"""Hours of a table and hours that wait: the state that each publication's record hands on.
+"""The state of a table's hours, published and waiting, which each publication stores for the next.
 
-A run reads one record and the manifests of newer loads, so it costs the same however long history is. An hour
-is published or it waits, never both: rows that come for a published hour are added to it at once. Whether an
-hour is complete is what it is told, by `due` and by the publisher, which may hold an hour back. Pure: knows
-manifests, no storage, no catalog and no auditor.
+A run reads one publication and the manifests of newer loads, so its cost does not grow with history. An hour
+is either published or waits: rows that come for a published hour are added to it at once. The state does not
+decide whether an hour is complete; `due` and the publisher do. Handles manifests; uses neither a storage, a
+catalog nor an auditor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ReadEdition = Callable[[int, int], LoadManifest]
 def _still_complete(
     before: HourVerdict | None, old: LoadManifest, new: LoadManifest, hour: str
 ) -> HourVerdict | None:
-    """Return the verdict of a complete hour of which only erased rows are gone: nobody needs to be asked."""
+    """Return the verdict of a complete hour that has lost erased rows only. The auditor need not be asked."""
     gone = old.rows_by_hour().get(hour, 0) - new.rows_by_hour().get(hour, 0)
     reasons = [*(before.reasons if before is not None else ())]
     if gone:
@@ -54,13 +54,15 @@ def _still_complete(
 
 
 def _if_sound(hour: str | None) -> int | None:
-    """Return the number of an hour, or None without an hour, and for one before 2000."""
+    """Return the number of an hour, or None for None and for an hour before 2000."""
     number = None if hour is None else number_of(hour)
     return number if number is None or number >= FIRST_HOUR else None
 
 
 def _joined(changes: Iterable[HourChange], rejected: Mapping[str, int]) -> list[HourChange]:
-    """Make one change of each run of empty complete hours with the same verdict, watermark and reasons."""
+    """Merge the changes of empty complete hours in a row that have the same verdict, watermark and
+    reasons.
+    """
     joined: list[HourChange] = []
     for change in changes:
         merged = joined[-1] if joined else change
@@ -96,13 +98,13 @@ class PendingChange:
 
 @dataclass(slots=True)
 class TableState:
-    """The state that a record holds, and what the next publication will change."""
+    """The state that a publication holds, and the changes of the next publication."""
 
     number: int
     through: Through
     schema: int
     published: set[int]
-    """Numbers of hours, as in `incomplete`; UNFILED apart."""
+    """Numbers of the published hours, like `incomplete`; UNFILED is stated separately."""
     unfiled_published: bool
     incomplete: set[int]
     unpublished: dict[str, list[LoadRows]]
@@ -110,16 +112,18 @@ class TableState:
     rows: int
     lost: dict[str, list[LoadRows]]
     aside: dict[str, Counter[str]] = field(default_factory=dict)
-    """Hour -> kind -> messages that became no rows; the hour's next change takes them along."""
+    """Hour -> kind -> messages that did not become rows. The hour's next change takes them over."""
     judged_through: str | None = None
-    """The auditor's cursor behind which no final verdict has changed."""
+    """The auditor's cursor. No final verdict has changed before it without being in the table."""
     changes: dict[str, PendingChange] = field(default_factory=dict)
     replaced: dict[int, int] = field(default_factory=dict)
-    """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
+    """Re-loaded load -> the edition whose rows the table has and must lose."""
 
     @classmethod
     def from_publication(cls, publication: Publication | None) -> TableState:
-        """Return the state that a publication has left; that before the first one for None."""
+        """Return the state that a publication has left. For None, return the state before the first
+        publication.
+        """
         if publication is None:
             nothing = Through(load=0, sha256="", editions={})
             return cls(0, nothing, 0, set(), False, set(), {}, None, 0, {})
@@ -142,15 +146,15 @@ class TableState:
         return self.unfiled_published if hour == UNFILED else number_of(hour) in self.published
 
     def is_complete(self, number: int | None) -> bool:
-        """Return True for the number of a complete hour; None stands for UNFILED, which never is."""
+        """Return True for the number of a complete hour. None is UNFILED, which is never complete."""
         return number in self.published and number not in self.incomplete
 
     def follow(
         self, loads: Iterable[LoadManifest], editions: Mapping[int, int], read_edition: ReadEdition
     ) -> None:
-        """Take in newer loads, and newer editions of any load: to published hours, or to what waits.
+        """Add the rows of newer loads and of newer editions to published hours, or to the waiting rows.
 
-        Of a load that was read again only the newest edition counts.
+        Of a re-loaded load only the newest edition counts.
         """
         for load, edition in sorted(editions.items()):
             before = self.through.editions.get(str(load), 1)
@@ -170,7 +174,9 @@ class TableState:
             self._count_aside(manifest, 1)
 
     def _count_aside(self, manifest: LoadManifest, sign: int) -> None:
-        """Add the messages of a load that became no rows, or with -1 take out those of a replaced edition."""
+        """Add a load's messages that did not become rows. With sign -1, subtract the messages of a replaced
+        edition.
+        """
         for each in manifest.aside_by_hour:
             kinds = self.aside.setdefault(each.hour, Counter())
             kinds[each.kind] += sign * each.messages
@@ -184,7 +190,9 @@ class TableState:
             self.unpublished.setdefault(hour, []).append(rows)
 
     def _change(self, hour: str, kind: str) -> PendingChange:
-        """Return the hour's change; an erasure says nothing new of its verdict, anything beside one does."""
+        """Return the hour's pending change. An erasure alone keeps the verdict; any other change needs a new
+        one.
+        """
         change = self.changes.setdefault(hour, PendingChange(kind))
         if change.kind == "erase" and kind != "erase":
             change.kind, change.verdict = kind, None
@@ -222,7 +230,7 @@ class TableState:
         self.through = replace(self.through, editions=seen)
 
     def _found_again(self, hour: str, load: int) -> int:
-        """Forget that rows of a load are lost, because a newer edition has them; how many they were."""
+        """Forget that rows of a load are lost, because a newer edition has them. Return their number."""
         lost = [rows for rows in self.lost.get(hour, ()) if rows.load == load]
         rest = [rows for rows in self.lost.pop(hour, ()) if rows.load != load]
         if rest:
@@ -230,7 +238,7 @@ class TableState:
         return sum(rows.rows for rows in lost)
 
     def publish(self, hour: str, verdict: HourVerdict) -> None:
-        """Let an hour that waits, or has no rows at all, into the table."""
+        """Publish an hour that waits, or that has no rows at all."""
         loads = self.unpublished.pop(hour, [])
         self.changes[hour] = PendingChange("first", loads, verdict=verdict)
 
@@ -239,7 +247,7 @@ class TableState:
         self.changes.setdefault(hour, PendingChange("verdict")).verdict = verdict
 
     def settled(self) -> list[HourChange]:
-        """Return all changes by the next publication, hour by hour. This state then is the state after it."""
+        """Return all changes by the next publication, hour by hour. The state is then the state after it."""
         changes = []
         for hour, change in sorted(self.changes.items()):
             if change.kind in ("reload", "erase") and not change.loads and not change.removed:
@@ -281,7 +289,7 @@ class TableState:
 
     @property
     def complete_until(self) -> int | None:
-        """Return the end of the unbroken run of complete hours from `complete_from` on."""
+        """Return the end of the unbroken sequence of complete hours from `complete_from` on."""
         until = self.complete_from
         while until is not None and self.is_complete(until):
             until += 1
@@ -296,9 +304,9 @@ class TableState:
         changes: Sequence[HourChange],
         rejected: Mapping[str, int] | None = None,
     ) -> Publication:
-        """Return the record of the next publication, which leaves this state behind.
+        """Return the next publication, which stores this state.
 
-        `rejected`: changed hour -> messages of it that loads have set aside.
+        `rejected` maps each changed hour to its messages that loads have set aside.
         """
         return sealed(
             Publication(

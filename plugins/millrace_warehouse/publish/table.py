@@ -1,12 +1,12 @@
 """A topic's Iceberg table: its creation, its publication, and the check that the two agree.
 
     millrace.format, .topic                       format and owner of the table
-    millrace.publication                          its number, with .path and .sha256 of the record
-    millrace.through, .schema                     the newest load that was considered; the schema record
+    millrace.publication                          its number, with .path and .sha256 of its manifest
+    millrace.through, .schema                     the newest load that was considered; the schema's number
     millrace.complete-from, .complete-until       the complete hours, without a gap
 
-Properties survive changes of a table by others, compaction and expiry; a snapshot's summary may not. They are
-set in the publication's own commit. A rollback keeps them, so the rows are counted, too.
+These properties survive changes by other programs, compaction and expiry; a snapshot's summary may not. The
+publication's own commit sets them. A rollback keeps them, so the rows are counted, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NUMBER = "millrace.publication"
 PATH = "millrace.publication.path"
 SHA256 = "millrace.publication.sha256"
 RUN_ID = "millrace.run-id"
-"""In a snapshot's summary only: the run that has made it."""
+"""Property of a snapshot's summary only: the run that made the snapshot."""
 THROUGH = "millrace.through"
 SCHEMA = "millrace.schema"
 COMPLETE_FROM = "millrace.complete-from"
@@ -90,7 +90,7 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
 def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
     """Return the newest load.
 
-    Raise MillraceError when there is none, naming a table that has followed loads.
+    Raise MillraceError when there is none, and name the table if it has rows of lost loads.
     """
     if (newest := layout.newest_load(topic)) is not None:
         return newest
@@ -105,16 +105,15 @@ def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
 
 
 def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
-    """Create the topic's empty table, or return another run's.
+    """Create the topic's empty table, or return another run's empty table.
 
-    Raise Conflict when that one has rows already.
+    Raise Conflict when another run's table has rows already: the rows to add were chosen for an empty table
+    and would be there twice.
 
-    The rows to add were chosen for an empty table: added to another run's rows they would be there twice.
-
-    Catalogs number the columns of a new table themselves: pyiceberg's number all top-level columns first, as
-    in our files, SeaweedFS each column with the fields inside it. So a column with fields inside is created
-    as text, and gets its type, with the ids of our files, in the first publication's commit. No row has ever
-    been text.
+    Catalogs number the columns of a new table themselves. pyiceberg's number all top-level columns first, as
+    our files do; SeaweedFS numbers each column with the fields inside it. So a column with fields inside is
+    created as text. The first publication's commit gives it its type, with the ids of our files. No row has
+    ever been text.
     """
     first = read_schema(topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
@@ -149,7 +148,7 @@ def _without_fields(field: NestedField) -> NestedField:
 def publication_of(topic: layout.Topic, table: Table | None) -> Publication | None:
     """Return the manifest of the table's publication, or None before the first publication.
 
-    Raise MillraceError if the manifest is missing. Raises TableChanged if it was edited, or if a later
+    Raise MillraceError if the manifest is missing. Raise TableChanged if it was edited, or if a later
     publication exists: then the table was dropped, or the catalog is older than the warehouse.
     """
     properties = table.properties if table is not None else {}
@@ -177,7 +176,7 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
 
 
 def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None, Publication | None]:
-    """Return the topic's table and its newest publication; TableChanged when the two disagree.
+    """Return the topic's table and its newest publication. Raise TableChanged when the two disagree.
 
     Both are read again when another run has committed between the two readings.
     """
@@ -197,10 +196,10 @@ def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None
 
 
 def check_table(table: Table, publication: Publication | None) -> None:
-    """TableChanged unless the table has as many rows as its newest publication left, and no deletes.
+    """Raise TableChanged unless the table has as many rows as its newest publication left, and no deletes.
 
-    A rollback, a DELETE and an INSERT by others show here; a compaction does not. Two changes of rows that
-    cancel out are for `millrace verify`, which counts rows by load and hour.
+    A rollback, and a DELETE or INSERT by other programs, are noticed here; a compaction passes. Two changes
+    whose numbers of rows cancel out are found by `millrace verify`, which counts rows by load and hour.
     """
     rows, deletes = counted_rows(table)
     expected = publication.rows if publication is not None else 0
@@ -221,9 +220,9 @@ def check_table(table: Table, publication: Publication | None) -> None:
 
 
 def snapshot_left_out(table: Table, number: int) -> int | None:
-    """Return a publication's snapshot that is not an ancestor of main, or None if it is, or is not known.
+    """Return a publication's snapshot if it is not an ancestor of main; None if it is, or is not known.
 
-    A rollback to before a re-load shows here: the number of rows may be the same.
+    This reveals a rollback to before a re-load, after which the number of rows may be the same.
     """
     line = {snapshot.snapshot_id for snapshot in ancestors_of(table.current_snapshot(), table.metadata)}
     for snapshot in table.metadata.snapshots:
@@ -234,7 +233,9 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
 
 
 def check_columns(table: Table, columns: Schema) -> None:
-    """TableChanged unless the table has these columns, and only the hour of `_time` as its partition."""
+    """Raise TableChanged unless the table has these columns, and only the hour of `_time` as its
+    partition.
+    """
     topic = table.properties[TOPIC]
     if not is_partitioned_as_made(table):
         raise TableChanged(
@@ -253,8 +254,8 @@ def is_partitioned_as_made(table: Table) -> bool:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """Return True if every column has that id, name and type; catalogs may drop the documentation
-    of columns.
+    """Return True if every column has the same id, name and type. Catalogs may drop the documentation of
+    columns.
     """
     return _described(table.schema()) == _described(columns)
 
@@ -267,7 +268,7 @@ def _described(schema: Schema) -> dict[int, tuple[str, str]]:
 
 
 def counted_rows(table: Table) -> tuple[int, int]:
-    """Return the rows of the table's head, and its number of delete files: by its summary, else counted."""
+    """Return the number of rows of the table's head and of its delete files: by its summary, else counted."""
     head = table.current_snapshot()
     if head is None:
         return 0, 0
@@ -298,7 +299,7 @@ def commit_publication(
     added: Sequence[DataFile],
     removed: Sequence[DataFile],
 ) -> Table:
-    """Write a publication's record, then make its commit; return the table after it.
+    """Write a publication's manifest, then make its commit. Return the table after it.
 
     Raise Conflict when another commit to main was faster.
     """

@@ -1,8 +1,8 @@
-"""pyiceberg's FileIO over the storage verbs, named by `py-io-impl` in the settings of our own client.
+"""pyiceberg's FileIO on a warehouse's storage, named by `py-io-impl` in the settings of our own client.
 
-A file that pyiceberg writes is on disk when its stream is closed, so that a catalog never names a file that a
-power failure can take away: pyiceberg's own FileIO syncs nothing. The table does not know of this class;
-every other engine reads the same files by its own means.
+A file that pyiceberg writes is on disk when its stream is closed, so a catalog never names a file that a
+power failure can take away. pyiceberg's own FileIO does not sync files. The table does not name this class,
+so other engines read the same files with their own classes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoredInput(InputFile):
         return [listed.path for listed in self._storage.files(self._path)] == [""]
 
     def open(self, seekable: bool = True) -> io.BufferedReader:
-        """Return the file as a stream; FileNotFoundError is raised by the first read."""
+        """Return the file as a stream. If the file is missing, the first read raises FileNotFoundError."""
         return open_file(self._storage, self._path)
 
 
@@ -94,7 +94,7 @@ class StoredOutput(OutputFile):
 
 
 class StoredStream:
-    """Bytes of a file, which `close` stores and an error inside `with` discards."""
+    """Bytes of a file. `close` stores them, and an error inside `with` discards them."""
 
     def __init__(self, storage: Storage, path: str) -> None:
         self._storage, self._path = storage, path

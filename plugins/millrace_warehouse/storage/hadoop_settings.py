@@ -1,7 +1,7 @@
-"""Addresses of WebHDFS, the user and the settings of new files, from Hadoop's configuration, without Java.
+"""Addresses of WebHDFS, the user and the settings of new files, from Hadoop's configuration. Uses no Java.
 
-Reads core-site.xml and hdfs-site.xml in HADOOP_CONF_DIR, or in $HADOOP_HOME/etc/hadoop. Without them the
-warehouse's address must name a NameNode, and Hadoop's default ports apply.
+Reads core-site.xml and hdfs-site.xml in HADOOP_CONF_DIR, or in $HADOOP_HOME/etc/hadoop. Without these files
+the warehouse's address must name a NameNode, and Hadoop's default ports apply.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 from millrace.errors import ConfigError
 
 PATIENCE_S = 120.0
-"""Most time for retries of a request: a NameNode that restarts is back within it."""
+"""Most seconds for retries of a request: a NameNode that restarts is ready again within them."""
 _FILES = ("core-site.xml", "hdfs-site.xml")
 _RPC_PORT = 8020
 _WEB = "0.0.0.0:9870"
-"""Hadoop's default: this port, on the NameNode's own host."""
+"""Hadoop's default web address: this port on the NameNode's own host."""
 _UNITS = {unit: 1 << 10 * power for power, unit in enumerate("kmgtpe", 1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebHdfs:
-    """Addresses and user of WebHDFS; sent to tasks."""
+    """Addresses and user of WebHDFS, which tasks receive."""
 
     addresses: tuple[str, ...]
     """`host:port` of the NameNodes, of which one is active."""
@@ -39,7 +39,7 @@ class WebHdfs:
 
 
 def read_settings() -> dict[str, str]:
-    """Read Hadoop's configuration; {} without one. Raise ConfigError when it cannot be read."""
+    """Read Hadoop's configuration, or return {} without one. Raise ConfigError when it cannot be read."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (home and f"{home}/etc/hadoop")
     settings = {}
@@ -82,7 +82,7 @@ def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdf
 
 
 def web_addresses(settings: Mapping[str, str], authority: str) -> list[str]:
-    """Return the webHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
+    """Return the WebHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
     addresses = []
     for service in _listed(settings.get("dfs.nameservices")):
         for node in _listed(settings.get(f"dfs.ha.namenodes.{service}")) or [""]:
@@ -102,14 +102,16 @@ def _with_port(address: str) -> str:
 
 
 def _on_host(web: str, rpc: str) -> str:
-    """Return the web address; 0.0.0.0, which means every interface, becomes the RPC address's host."""
+    """Return a web address. If its host is 0.0.0.0, which means every interface, use the RPC
+    address's host.
+    """
     host, _, port = web.rpartition(":")
     return f"{rpc.partition(':')[0]}:{port}" if host == "0.0.0.0" else web
 
 
 def _new_files(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of CREATE, as Hadoop's own client has them; the NameNode decides those not
-    configured.
+    """Return the parameters of CREATE as Hadoop's own client sends them. The NameNode decides those that are
+    not configured.
     """
     umask = settings.get("fs.permissions.umask-mode", "022")
     parameters = {"unmaskedpermission": "666"}

@@ -1,10 +1,10 @@
-"""A warehouse on HDFS, by WebHDFS alone: no Java and no libhdfs, in the driver and in tasks.
+"""A warehouse on HDFS, through WebHDFS alone: no Java and no libhdfs, in the driver and in tasks.
 
-A closed file may be in the memory of its DataNodes only, so every file is written with SYNC_BLOCK: each
+A closed file may be only in the memory of its DataNodes. So every file is written with SYNC_BLOCK: each
 DataNode of the pipeline has it on disk before it confirms. A whole file gets its name by a RENAME, which the
-NameNode does atomically and logs before it answers: a confirmed file stays as it is, even if something still
-writes to a draft. `create` has renameoptions=NONE, which refuses an existing target; `put` has OVERWRITE. The
-better known RENAME without options would move the file INTO a folder of that name.
+NameNode does atomically and logs before it answers. So a confirmed file does not change, even if a delayed
+request still writes to a draft. `create` uses renameoptions=NONE, which refuses an existing target; `put`
+uses OVERWRITE. The better known RENAME without options would move the file INTO a folder of that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_warehouse.storage.webhdfs import WebHdfsClient
 
 
 class HdfsStorage:
-    """The storage verbs on HDFS."""
+    """Storage on HDFS."""
 
     def __init__(self, root: str, where: WebHdfs) -> None:
         self.root = root
@@ -68,7 +68,9 @@ class HdfsStorage:
         return sorted(self._files(folder, ""), key=lambda found: found.path)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with everything in it, without the trash; nothing if there is none."""
+        """Delete a file, or a folder with everything in it, without the trash. Do nothing when it does not
+        exist.
+        """
         self._client.ask("DELETE", self._path(path), op="DELETE", recursive="true")
 
     def _path(self, path: str) -> str:
@@ -79,7 +81,9 @@ class HdfsStorage:
         self._client.ask("PUT", draft, op="RENAME", destination=target, renameoptions=options)
 
     def _statuses(self, folder: str, after: str) -> Iterator[dict[str, Any]]:
-        """Yield the NameNode's entries of a folder after a name; for a file its own entry, without a name."""
+        """Yield the NameNode's entries of a folder after a name. For a file, yield its own entry, without a
+        name.
+        """
         while True:
             try:
                 # In lower case: Hadoop 3.5 ignores the documented `startAfter`, and begins the listing

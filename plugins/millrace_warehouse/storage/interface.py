@@ -1,7 +1,7 @@
 """The interface of a warehouse's storage: six operations. Drivers and tasks use the same storage.
 
-Everything depends on `create`: only one of several callers can create a name, with a whole file on disk.
-Nothing is ever renamed, moved or written twice. Depends on neither manifests nor Parquet.
+Everything depends on `create`: only one of several callers can create a name, and the file is whole and on
+disk. No file is ever renamed, moved or written twice. Depends on neither manifests nor Parquet.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import BinaryIO, Protocol
 CHUNK_BYTES = 8 << 20
 """Most bytes of a file that an operation holds in memory at a time."""
 DRAFT = "."
-"""Prefix of the name of a file that is still being created, or that a crash left. `names` omits drafts."""
+"""Prefix of the name of a file that is being created, or that a crash left unfinished. `names` omits such
+drafts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Size and hash of a file that `put` has stored, computed on the way."""
+    """Size and hash of a file that `put` has stored, computed while it was stored."""
 
     bytes: int
     sha256: str
@@ -28,17 +30,17 @@ class Listed:
     """A file in a listing."""
 
     path: str
-    """Relative to the folder that was listed, with `/`."""
+    """Path relative to the listed folder, with `/`."""
     bytes: int
     modified: float
-    """Seconds since the epoch, by the storage's clock."""
+    """Time of the last change in seconds since the epoch, by the storage's clock."""
 
 
 class Storage(Protocol):
-    """Files under one warehouse; every path is relative to it, with `/`. Can be pickled.
+    """Files of one warehouse. Every path is relative to the warehouse, with `/`. Can be pickled.
 
-    Methods raise MillraceError, with advice, if the storage refuses a request or does not answer in time, and
-    FileNotFoundError where their docstring says so.
+    Methods raise MillraceError, with advice, if the storage refuses a request or does not answer in time.
+    They raise FileNotFoundError where their docstring says so.
     """
 
     @property
@@ -57,18 +59,18 @@ class Storage(Protocol):
     def put(self, path: str, content: BinaryIO) -> Written:
         """Store a file and its folders. On return, the file is on disk.
 
-        The caller must choose a unique name, as an existing file of the name is replaced.
+        The caller must choose a unique name, because an existing file of the name is replaced.
         """
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a whole file on disk, with its folders. Return False if the file exists with other bytes.
 
         True means that the file holds these bytes, even if an answer was lost and the request was repeated. A
-        caller that must be the only creator puts a unique value into the bytes, such as its attempt.
+        caller that must be the only creator puts a unique value, such as its attempt, into the bytes.
         """
 
     def names(self, folder: str, after: str = "") -> list[str]:
-        """Return the names in a folder that sort after `after`, files and folders, sorted; [] without a
+        """Return the names of files and folders in a folder that sort after `after`, sorted; [] without a
         folder.
 
         Drafts (see DRAFT) are left out.

@@ -1,7 +1,7 @@
 """A warehouse in a folder that every process sees: a local disk, or a mounted file system (`file://`).
 
-`create` is a private draft and link(2): exclusive in the kernel, and the whole content appears at once. A
-stored file is on disk with the folders that lead to it, up to the mount point. Knows no other storage.
+`create` writes a private draft and then uses link(2): it is exclusive in the kernel, and the whole content
+appears at once. A stored file is on disk together with the folders that lead to it, up to the mount point.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
-    """The storage verbs on a POSIX file system."""
+    """Storage on a POSIX file system."""
 
     folder: str
-    """Absolute, without a slash at its end."""
+    """Absolute path without a slash at its end."""
 
     @property
     def root(self) -> str:
@@ -132,7 +132,7 @@ class LocalStorage:
 def _sync_above(path: Path) -> None:
     """Sync every folder that leads to the path, up to its mount point: each may be new.
 
-    Includes folders of other runs: such a run may have died, or stand still, between making and syncing one.
+    This includes folders of other runs: such a run may have died, or may be suspended, before syncing them.
     """
     for folder in path.parents:
         try:

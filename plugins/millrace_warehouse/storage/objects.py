@@ -1,13 +1,13 @@
 """A warehouse in an object store: S3 and stores with its protocol, Google Cloud Storage, Azure (ABFS).
 
-An object is whole and durable once the store has confirmed it, so `put` needs no more than that. An
-interrupted upload of several parts leaves parts that no listing shows: let a lifecycle rule of the bucket
-delete them. `create` is a conditional PUT (If-None-Match: *, ifGenerationMatch=0). Some stores ignore the
-condition and let every writer succeed: the first `create` of a process takes a unique name twice, and refuses
-a store that accepts both.
+An object is whole and durable once the store has confirmed it, so `put` is a plain upload. An interrupted
+upload of several parts leaves parts that no listing shows; a lifecycle rule of the bucket must delete them.
+`create` is a conditional PUT (If-None-Match: *, ifGenerationMatch=0). Some stores ignore the condition and
+let every writer succeed. So the first `create` of a process takes a unique name twice, and refuses a store
+that accepts both.
 
-Addresses and credentials are variables of the environment (AWS_*, GOOGLE_*, AZURE_*), as obstore reads them;
-they are sent to tasks with the storage. The only module here that knows obstore.
+Addresses and credentials are environment variables (AWS_*, GOOGLE_*, AZURE_*), as obstore reads them. Tasks
+receive them with the storage. Only this module imports obstore.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VARIABLES = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_", "abfs": "AZURE_", "abfss": "AZURE_"}
-"""The scheme of an address -> prefix of its variables in the environment."""
+"""Scheme of an address -> prefix of its environment variables."""
 PATIENCE_S = 120.0
-"""Most time for retries of a request."""
+"""Most seconds for retries of a request."""
 PAUSE_S = 1.0
-"""Seconds between two tries of a request; obstore repeats each try itself."""
+"""Seconds between two tries of a request. obstore retries each try itself."""
 _REQUEST_S = 60.0
 _MISSING_TRIES = 3
 _UNKNOWN = re.compile(r"Configuration key: '(\w+)'")
@@ -53,7 +53,7 @@ _REFUSED = re.compile(r"status code: (?:4(?!08|09|29)\d\d|501)")
 
 
 def settings_of(root: str) -> dict[str, str]:
-    """Return the variables of the environment that the store at this address knows.
+    """Return the environment variables for the store at this address.
 
     Raise ConfigError for a bad address.
     """
@@ -89,7 +89,7 @@ def _open(root: str, settings: Mapping[str, str], patience_s: float) -> store.Ob
 
 
 class ObjectStorage:
-    """The storage verbs in a bucket or a container."""
+    """Storage in a bucket or a container."""
 
     def __init__(self, root: str, settings: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
         self.root = root
@@ -161,7 +161,7 @@ class ObjectStorage:
         return self._until_answered("create", path, attempt)
 
     def _check_exclusive(self, folder: str) -> None:
-        """Take a name twice. Raise MillraceError when the store accepts both."""
+        """Create a unique name twice. Raise MillraceError when the store accepts both."""
         name = f"{folder}/{DRAFT}twice.{uuid.uuid4().hex}".lstrip("/")
         try:
             self._is_exclusive = self._create(name, b"first") and not self._create(name, b"second")
@@ -228,10 +228,9 @@ class ObjectStorage:
     ) -> T:
         """Repeat an attempt whose failure may be temporary.
 
-        Raise FileNotFoundError or MillraceError if it is not.
-
-        A missing object may be an upload of several parts whose last answer was lost, or a name that another
-        process is about to create.
+        Raise FileNotFoundError or MillraceError if it is not temporary. An object that seems missing may be
+        an upload of several parts whose last answer was lost, or a name that another process is about to
+        create.
         """
         deadline, missing = time.monotonic() + self._patience_s, 0
         while True:

@@ -1,4 +1,4 @@
-"""From the address of a warehouse to its storage: the only module that knows every kind of storage."""
+"""Finds the storage of a warehouse by its address. Only this module knows every kind of storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored file as a seekable stream, and hashes of files on their way to a storage or back."""
+"""Stored files as seekable streams, and hashes of files while they are stored or read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def open_file(storage: Storage, path: str) -> io.BufferedReader:
 
 
 def measure(storage: Storage, path: str) -> Written:
-    """Return the size and SHA-256 of a stored file, read in chunks. Raise FileNotFoundError."""
+    """Return the size and SHA-256 of a stored file, read in chunks.
+
+    Raise FileNotFoundError when it is missing.
+    """
     size, sha256 = 0, hashlib.sha256()
     while chunk := storage.read(path, size, CHUNK_BYTES):
         sha256.update(chunk)
@@ -45,7 +48,7 @@ def measure(storage: Storage, path: str) -> Written:
 
 
 def size_of(storage: Storage, path: str) -> int:
-    """Return the size of a stored file in bytes. Raise FileNotFoundError."""
+    """Return the size of a stored file in bytes. Raise FileNotFoundError when it is missing."""
     found = storage.files(path)
     if [listed.path for listed in found] != [""]:
         raise FileNotFoundError(storage.uri(path))

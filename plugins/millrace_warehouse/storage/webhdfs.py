@@ -1,12 +1,12 @@
-"""Requests of WebHDFS, which every NameNode and DataNode serves, repeated until they are answered.
+"""Requests to WebHDFS, which every NameNode and DataNode serves, repeated until they are answered.
 
     ask(...)     of the active NameNode: names, status, renames
     store(...)   PUT op=CREATE: the NameNode names a DataNode, which takes the bytes
     fetch(...)   GET op=OPEN: the NameNode names a DataNode, which returns the bytes
 
 A temporary failure (no answer, safe mode, a standby, a broken pipeline) is retried within `patience_s`, with
-another NameNode and another DataNode if there is one. So every request must be safe to repeat. Knows HTTP;
-drafts, and the contents of folders, are the caller's concern.
+another NameNode and another DataNode if there is one. So every request must be safe to repeat. Handles HTTP;
+the caller handles drafts and the contents of folders.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BEHIND_THE_END = "out of the range [0,"
 
 
 class HdfsNotReady(MillraceError):
-    """HDFS does not serve at the moment: its NameNode is away, in safe mode, or a standby."""
+    """HDFS does not serve at the moment: its NameNode does not answer, is in safe mode, or is a standby."""
 
 
 _SENTENCES: dict[str, tuple[type[MillraceError], str]] = {
@@ -77,7 +77,7 @@ _SENTENCES: dict[str, tuple[type[MillraceError], str]] = {
         "the NameNode does not answer: check its address and that it runs, then run again",
     ),
 }
-"""The class of an exception, without its package -> the error to raise instead, and its text."""
+"""Class of an exception, without its package -> the error to raise instead, and its text."""
 _NO_DATANODE = re.compile(r"could only be (?:written|replicated) to \d+ [^\n]*")
 
 
@@ -86,7 +86,7 @@ class _NotNow(Exception):
 
 
 class _NoDataNode(_NotNow):
-    """A DataNode that the NameNode named does not answer."""
+    """The DataNode that the NameNode named does not answer."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"DataNode {address}: {reason}")
@@ -106,12 +106,13 @@ class WebHdfsClient:
     def ask(self, method: str, path: str, **parameters: str) -> Any:
         """Return the active NameNode's answer, parsed, or None when it is empty.
 
-        Raise FileNotFoundError and FileExistsError as Hadoop does.
+        Raise FileNotFoundError or FileExistsError where Hadoop does.
         """
         return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
 
     def store(self, path: str, content: BinaryIO) -> tuple[str, Written]:
-        """Create a draft beside a path, with a local stream's bytes, folders included; return its path.
+        """Create a draft beside a path, with a local stream's bytes, and missing folders. Return the draft's
+        path and hash.
 
         The draft is closed, has the right length and is on the disks of its DataNodes. Each try has a new
         draft: a DataNode that was given up on may carry out an earlier try, or half of it, much later.
@@ -148,7 +149,10 @@ class WebHdfsClient:
         return drafts[-1], written
 
     def fetch(self, path: str, start: int, length: int | None) -> bytes:
-        """Return a file's bytes, or a range that may end after it; FileNotFoundError without a file."""
+        """Return a file's bytes, or a range, which may end after the file.
+
+        Raise FileNotFoundError without a file.
+        """
         bounds = {"offset": str(start)} | ({} if length is None else {"length": str(length)})
 
         def attempt(without: Mapping[str, str]) -> bytes:
@@ -183,7 +187,7 @@ class WebHdfsClient:
         return str(self._ask(method, path, noredirect="true", **parameters)["Location"])
 
     def _ask(self, method: str, path: str, **parameters: str) -> Any:
-        """Return the active NameNode's answer; that NameNode is asked first the next time."""
+        """Return the active NameNode's answer. The next request asks that NameNode first."""
         refusals = []
         for address in self._addresses:
             url = f"http://{address}/webhdfs/v1{quote(path)}"
@@ -227,7 +231,7 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
 
 
 def explained(name: str, message: str) -> MillraceError | None:
-    """Translate one of Hadoop's exceptions, by its class and message; None for an unknown one."""
+    """Translate one of Hadoop's exceptions by its class and message. Return None for an unknown exception."""
     if no_datanode := _NO_DATANODE.search(message):
         return MillraceError(
             f"no DataNode takes a block ({no_datanode[0][:200]}): check that DataNodes run and have space"

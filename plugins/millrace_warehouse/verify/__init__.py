@@ -1,9 +1,10 @@
 """Proof that a warehouse is what was loaded and published: every manifest, every byte, every row.
 
-Three separate proofs: history (chain, laws, ledger, SHA-256 of every file), publications (a replay of the
-loads' manifests gives the state in each publication's manifest) and the table (rows by load and hour, counted
-in its present files). Reads with pyarrow and pyiceberg alone. A broker, if one is named, is asked only for
-its offsets. A problem is one line. A note is a defect that the next run corrects by itself.
+There are three separate proofs. History: the chain, the laws, the ledger, and the SHA-256 of every file.
+Publications: a replay of the loads' manifests gives the state in each publication's manifest. The table: its
+rows by load and hour, counted in its present files. Reads with pyarrow and pyiceberg alone. If a broker is
+named, it is asked only for its offsets. A problem is one line. A note is a defect that the next run corrects
+by itself.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from millrace_warehouse.verify.table import Head, check_table
 from millrace_warehouse.verify.values import check_values
 
 CHECKS = 3
-"""Largest number of checks of a topic while other runs change the topic."""
+"""Most checks of a topic while other runs change the topic."""
 WAITING = timedelta(days=1)
-"""Age from which rows that are loaded and not published are noted in the report."""
+"""Age at which the report notes rows that are loaded and not published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRun:
-    """Settings of one verification; built in one place, by the command."""
+    """Settings of one verification. The command builds it."""
 
     storage: Storage
     catalog: Catalog | None
@@ -89,7 +90,9 @@ def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
 
 
 def _verified(run: VerifyRun, topic: layout.Topic) -> TopicReport:
-    """Return the report of one topic; repeat a check with problems if others changed the topic meanwhile."""
+    """Return the report of one topic. Repeat a check that found problems if other runs changed the topic
+    meanwhile.
+    """
     for _ in range(CHECKS - 1):
         before = _version(run, topic)
         report = _verify_topic(run, topic)
@@ -142,7 +145,7 @@ def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
 
 
 def _head(check: Check, catalog: Catalog, publications: int) -> Head | None:
-    """Return the head of the topic's table; None, with a problem, if it is missing or unreadable."""
+    """Return the head of the topic's table, or None, with a problem, if it is missing or unreadable."""
     try:
         table: Table | None = find_table(catalog, check.topic.name)
         if table is not None:

@@ -27,16 +27,20 @@ class TopicReport:
     files: int = 0
     """Data files of loads."""
     expired: int = 0
-    """Data files of loads that were deleted because the table, or a newer edition, has their rows."""
+    """Data files of loads that were deleted because their rows are in the table or in a newer edition."""
     rows: int = 0
     """Rows of the newest edition of each load."""
     published: int | None = None
-    """Rows of the table, counted in its own files; None without a catalog or before the first publication."""
+    """Rows of the table, counted in its own files; None without a catalog, or before the first
+    publication.
+    """
     compared: int = 0
-    """Rows of the table in files that no load wrote, whose values were compared with their loads' files."""
+    """Rows of the table in files that no load wrote and whose values were compared with their
+    loads' files.
+    """
     problems: list[str] = field(default_factory=list)
     hours: dict[str, str] = field(default_factory=dict)
-    """Problem -> the hour whose rows it is about; other problems concern the whole topic."""
+    """Problem -> the hour whose rows it concerns; other problems concern the whole topic."""
     notes: list[str] = field(default_factory=list)
     """Findings that the next run corrects by itself, or that a publication ends."""
 
@@ -48,7 +52,7 @@ class Check:
     topic: layout.Topic
     report: TopicReport
     progress: Progress
-    """Called with the path of each load, publication and file before it is checked."""
+    """Callback with the path of each load, publication and file before it is checked."""
 
     @property
     def storage(self) -> Storage:
@@ -67,7 +71,7 @@ class Check:
         return {f"{self.topic}/{folder}/{name}" for name in self.topic.recorded(folder)}
 
     def read(self, cls: type[M], path: str) -> M | None:
-        """Read a manifest or record, and check its own hash and the ledger's; None when it is unreadable."""
+        """Read a manifest and check its own hash and the ledger's. Return None when it cannot be read."""
         self.progress(path)
         try:
             manifest: M = decode(cls, self.storage.read(path), path)

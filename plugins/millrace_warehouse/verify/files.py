@@ -1,8 +1,8 @@
-"""Proof of the files: each file below `rows/` is as a load wrote it, or the table has its rows elsewhere.
+"""Proof of the files: each file below `rows/` is as a load wrote it, or its rows are elsewhere in the table.
 
-A data file belongs to history until its rows are published. Then it belongs to the table: a compaction with
-an expiry may delete it, and the table is proven by counting its rows. While the table names a file, the file
-must exist. Reads each file once, for its SHA-256.
+A data file belongs to history until its rows are published. From then on it belongs to the table: a
+compaction with an expiry may delete it, and the table is proven by counting its rows. A file that the table
+names must exist. Reads each file once, for its SHA-256.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ class CheckedFiles:
     whole: dict[str, DataFile] = field(default_factory=dict)
     """Data files that are as they were written, by their paths from the topic's folder."""
     unproven: int = 0
-    """Rows of published files that are missing, if no table was named that could have the rows."""
+    """Rows of missing published files, if no table was named that could hold these rows."""
 
 
 def check_files(
     check: Check, history: History, replay: Replay | None, named: Collection[str] | None
 ) -> CheckedFiles:
-    """Hash every file of every edition; `named` are the paths in the table's head, None if not known."""
+    """Hash every file of every edition. `named` are the paths in the table's head, or None if they are not
+    known.
+    """
     checked = CheckedFiles()
     topic = check.topic
     sizes = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
@@ -69,7 +71,7 @@ def check_files(
 
 
 def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
-    """Report files of replaced editions that were made during an erasure and may have erased rows."""
+    """Report files of replaced editions that were made during an erasure and may hold erased rows."""
     for manifest in history.manifests.values():
         files = (*manifest.files, *manifest.aside_files)
         if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
@@ -90,7 +92,7 @@ def _expired(check: Check) -> set[str]:
 
 
 def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
-    """Return True for an unchanged file, False for a changed one, None for a missing one."""
+    """Return True for an unchanged file, False for a changed file, None for a missing file."""
     path = f"{check.topic}/{file.path}"
     hour = file.hour if isinstance(file, DataFile) else None
     if size is None:
@@ -113,7 +115,7 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
 def _may_be_gone(
     manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
 ) -> bool:
-    """Return True when the table has or had the rows of a file, or a newer edition replaced them."""
+    """Return True when the table has or had the rows of a file, or when a newer edition replaced them."""
     if file.path in expired and _is_replaced(manifest, history):
         return True
     if replay is None:
@@ -125,7 +127,7 @@ def _may_be_gone(
 
 
 def _is_replaced(manifest: LoadManifest, history: History) -> bool:
-    """Return True for an edition that another has replaced: an erasure deletes its files at once."""
+    """Return True for an edition that another edition has replaced: an erasure deletes its files at once."""
     return manifest.edition < history.editions[manifest.load][-1]
 
 
@@ -135,7 +137,7 @@ def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool
 
 
 def _note_strays(check: Check, history: History, paths: Collection[str]) -> None:
-    """Note files that no manifest names, but not a running load's folder; report foreign files."""
+    """Note files that no manifest names, except in a running load's folder. Report foreign files."""
     newest = max(history.editions, default=0)
     left: dict[str, int] = {}
     for path in paths:

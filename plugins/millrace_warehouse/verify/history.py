@@ -1,6 +1,6 @@
 """Proof of history: an unbroken chain of loads and editions, each in the ledger and within the two laws.
 
-Reads manifests, the ledger, schema records and plans; no data file.
+Reads manifests, the ledger, schemas and plans, and no data file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class History:
 
 
 def check_history(check: Check) -> History:
-    """Check the loads of a topic, then their editions, schema records and plans."""
+    """Check the loads of a topic, then their editions, schemas and plans."""
     history = History()
     _check_loads(check, history)
     _check_editions(check, history)

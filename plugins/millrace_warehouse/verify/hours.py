@@ -25,7 +25,7 @@ COLUMNS = ("publication", "kind", "verdict", "added", "removed", "sha256")
 
 
 def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publication]) -> None:
-    """Hold the rows of a topic's table of hours against its publications."""
+    """Compare the rows of a topic's table of hours with its publications."""
     stated = list(publications)
     name = ".".join(hours_identifier(check.topic.name))
     try:
@@ -79,7 +79,7 @@ def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publicati
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
-    """Read the table of hours; one of an older version has no column `last`."""
+    """Read the table of hours. A table of an older version has no column `last`."""
     columns = tuple(name for name in ("hour", *COLUMNS, LAST) if name in table.schema().column_names)
     rows: list[dict[str, Any]] = table.scan(selected_fields=columns).to_arrow().to_pylist()
     return rows

@@ -1,4 +1,6 @@
-"""The newest load against the log: the same topic, not shorter, and no offsets expired before a load."""
+"""Comparison of the newest load with the log: the same topic, not shorter, and no offsets expired before a
+load.
+"""
 
 from __future__ import annotations
 

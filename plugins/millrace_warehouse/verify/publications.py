@@ -1,8 +1,8 @@
-"""Proof of the publications: the replay of all manifests gives the state that each record states.
+"""Proof of the publications: the replay of all manifests gives the state that each publication states.
 
-The chain of records is followed back from the table, or from the ledger, and replayed from an empty table:
-every row of every published load, and every row that waits. The replay is a second implementation: the
-publishing code cannot vouch for itself. Reads records and manifests alone.
+The chain of publications is followed back from the table, or from the ledger, and replayed from an empty
+table: every row of every published load, and every row that waits. The replay is a second implementation,
+because the publishing code cannot vouch for itself. Reads manifests alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
 
 Rows = dict[str, dict[int, LoadRows]]
-"""Hour -> load -> the load's rows in it."""
+"""Hour -> load -> the load's rows of the hour."""
 
 
 @dataclass(slots=True)
@@ -27,14 +27,14 @@ class Replay:
     """Rows that the table must hold after the last publication, and rows that wait."""
 
     publications: Sequence[Publication]
-    """The chain, the oldest first."""
+    """The chain of publications, the oldest first."""
     published: set[str] = field(default_factory=set)
-    """Published hours, UNFILED among them."""
+    """Published hours, with UNFILED if its rows are published."""
     incomplete: set[str] = field(default_factory=set)
     table: Rows = field(default_factory=lambda: defaultdict(dict))
     waiting: Rows = field(default_factory=lambda: defaultdict(dict))
     lost: Rows = field(default_factory=dict)
-    """Rows that the table should have, but for which a rebuild found no file."""
+    """Rows that the table should hold, but for which a rebuild found no file."""
     through: int = 0
     editions: dict[int, int] = field(default_factory=dict)
     was_in_table: set[tuple[int, int, str]] = field(default_factory=set)
@@ -52,7 +52,7 @@ class Replay:
         return _total(self.table) - _total(self.lost)
 
     def expected(self, hour: str) -> dict[int, int]:
-        """Load -> the rows of an hour that must be in the table."""
+        """Return load -> the number of its rows of an hour that must be in the table."""
         lost = self.lost.get(hour, {})
         parts = self.table.get(hour, {})
         return {load: part.rows - (lost[load].rows if load in lost else 0) for load, part in parts.items()}
@@ -79,9 +79,11 @@ class _Change:
 def check_publications(
     check: Check, history: History, recorded: Collection[str], head: str | None
 ) -> Replay | None:
-    """Check the chain of records that ends at path `head`; None without a chain or a replay of it.
+    """Check the chain of publications that ends at path `head`. Return None without a chain or without its
+    replay.
 
-    `recorded` are the paths of the records in the ledger. Without `head`, the newest of them is the end.
+    `recorded` are the paths of the publications in the ledger. Without `head`, the chain ends at the newest
+    of them.
     """
     head = head or max(recorded, default=None)
     if head is None:
@@ -99,7 +101,7 @@ def check_publications(
 
 
 def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
-    """Return the records from the oldest that can be reached to `head`."""
+    """Return the publications from the oldest that can be reached to `head`, each with its path."""
     publications: list[tuple[str, Publication]] = []
     path, sha256 = head, ""
     while path:
@@ -140,7 +142,7 @@ def _replayed(
 
 
 def _play(replay: Replay, history: History, publication: Publication) -> list[str]:
-    """Replay one publication; return every way in which its record differs."""
+    """Replay one publication. Return every way in which its manifest differs."""
     if publication.loads.load < replay.through:
         return [
             f"it follows the loads to {publication.loads.load}, the publication before to {replay.through}"
@@ -205,7 +207,7 @@ def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange, ho
 
 
 def _lose(replay: Replay, changes: dict[str, _Change], hour: str, parts: Iterable[LoadRows]) -> None:
-    """Take rows that a rebuild lost out of an hour, or put them back: only the record lists them."""
+    """Take rows that a rebuild lost out of an hour, or put them back. Only the publication lists them."""
     before = sum(part.rows for part in replay.lost.pop(hour, {}).values())
     lost = {part.load: part for part in parts}
     if lost:
@@ -236,7 +238,7 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
 
 
 def _compare_states(replay: Replay, publication: Publication) -> list[str]:
-    """Return every way in which a record's state differs from the replay's."""
+    """Return every way in which a publication's state differs from the replay's."""
     problems = []
     hours = replay.published - {UNFILED}
     if _ranges(hours) != [list(pair) for pair in publication.published]:
@@ -261,7 +263,7 @@ def _compare_states(replay: Replay, publication: Publication) -> list[str]:
 
 
 def _ranges(hours: Iterable[str]) -> list[list[str]]:
-    """[first, last] hours, ascending, neither overlapping nor adjoining."""
+    """Return the ranges [first, last] of these hours, ascending, neither overlapping nor adjoining."""
     ranges: list[list[int]] = []
     for number in sorted(number for number in map(partition_of, hours) if number is not None):
         if ranges and ranges[-1][1] + 1 == number:
@@ -272,7 +274,9 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
 
 
 def _check_complete(replay: Replay, publication: Publication) -> list[str]:
-    """Check the complete hours: each must be published and complete, and the hour after them must not be."""
+    """Check the complete hours: each must be published and complete, and the hour after them must not be
+    complete.
+    """
     complete = replay.published - replay.incomplete - {UNFILED}
     start, end = (
         partition_of(publication.complete_from or UNFILED),

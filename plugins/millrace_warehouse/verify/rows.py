@@ -1,7 +1,8 @@
-"""Proof of single rows: the offset, sequence number and hour of each, also of rows in the table only.
+"""Proof of single rows: the offset, sequence number and hour of each row, also of rows that only the table
+has.
 
-Reads every data file. Rows in the table only are compared with the ranges of their loads; that none of them
-is there twice is proven within each hour.
+Reads every data file. Rows that only the table has are compared with the ranges of their loads. The check
+that none of them is there twice is made within each hour.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _BROKEN = (pa.ArrowException, OSError)
 
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Read every existing data file of loads: hours and offsets; for loads with all files also the counts."""
+    """Read every existing data file of loads and check hours and offsets. For loads whose files all exist,
+    check the counts, too.
+    """
     takers = taking_bytes(check.topic)
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
@@ -78,9 +81,10 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
 def _read(
     check: Check, path: str, content: BinaryIO | InputStream, hour: str, found: Found
 ) -> Iterator[pa.RecordBatch]:
-    """Read the columns of a file that locate each row; check hours, and add offsets to `found`.
+    """Read the columns of a file that locate each row. Check hours, and add offsets to `found`.
 
-    ArrowException or OSError if the file is broken. Rows without a load are reported where rows are counted.
+    Raise ArrowException or OSError if the file is broken. Rows without a load are reported where rows are
+    counted.
     """
     with content, pq.ParquetFile(content) as file:
         names = file.schema_arrow.names
@@ -122,7 +126,9 @@ def _check_partitions(where: str, manifest: LoadManifest, found: Found, whole: b
 
 
 def _check_offsets(where: str, part: PartitionRange, offsets: Offsets) -> Iterator[str]:
-    """Report offsets that are there twice, outside the range, or in a gap; a line for the first of each."""
+    """Yield a line for the first offset that is there twice, that lies outside the range, or that lies in a
+    gap.
+    """
     distinct, times = np.unique(offsets, return_counts=True)
     where = f"{where} offsets [{part.start}, {part.end})"
     if len(distinct) != len(offsets):
@@ -163,9 +169,10 @@ def _check_aside(
     stated: Mapping[int, int],
     takers: Collection[str],
 ) -> Iterator[str]:
-    """Check the messages without rows: their number by partition, and no bytes that an erasure took.
+    """Yield the differences of messages without rows: their number by partition, and bytes that an erasure
+    takes.
 
-    Bytes and keys are read only if an erasure has taken them: unpacked they may be gigabytes.
+    Bytes and keys are read only if an erasure takes them: unpacked they may be gigabytes.
     """
     counted: dict[int, int] = {}
     wanted = {"partition", "records", *(BYTES if takers else ())}
@@ -194,7 +201,7 @@ def _check_aside(
 
 
 def check_erased(check: Check, head: Head | None, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Search every current file for rows that a finished erasure matches, while its condition exists."""
+    """Search every present file for rows that a finished erasure matches, while its condition exists."""
     conditions = {
         erasure.id: Condition(where)
         for erasure in recorded(check.topic)
@@ -229,7 +236,9 @@ def check_erased(check: Check, head: Head | None, history: History, whole: Mappi
 
 
 def check_others(check: Check, head: Head, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Read the table's files that no load wrote: hours, and the offsets of each load within each hour."""
+    """Read the table's files that no load wrote. Check hours, and the offsets of each load within
+    each hour.
+    """
     by_hour: dict[str, list[str]] = {}
     for file in head.files:
         if path_in_topic(file.file_path, check.topic.name) not in whole:

@@ -1,8 +1,8 @@
-"""Proof of the table: its rows by load and hour, counted in its files, are those of the publications.
+"""Proof of the table: its rows by load and hour, counted in its files, are the rows of the publications.
 
-A file that a load wrote counts as its manifest states, once its SHA-256 is proven; in any other file the
-column `_load` is read. So the proof holds after any program's compaction and expiry. A rollback, deleted rows
-and foreign rows are reported as such; foreign columns are named.
+A file that a load wrote counts as its manifest states, once its SHA-256 is proven. In any other file the
+column `_load` is read. So the proof is valid after any program's compaction and expiry. A rollback, deleted
+rows, foreign rows and foreign columns are reported as such.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Counted:
     rows: dict[str, RowsByLoad] = field(default_factory=lambda: defaultdict(Counter))
     files: dict[tuple[str, int | None], list[str]] = field(default_factory=lambda: defaultdict(list))
     sound: bool = True
-    """False when a file could not be counted: this explains missing rows."""
+    """False when a file could not be counted, which explains missing rows."""
 
 
 def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, DataFile]) -> None:
@@ -106,7 +106,9 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
 
 
 def _check_line(check: Check, table: Table, newest: Publication) -> None:
-    """Report a head that does not come after the newest publication's snapshot, if that is still known."""
+    """Report a head of main that does not descend from the newest publication's snapshot, if that is still
+    known.
+    """
     if (left_out := snapshot_left_out(table, newest.number)) is not None:
         head = table.current_snapshot()
         at = head.snapshot_id if head is not None else "nothing"
@@ -117,7 +119,7 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 
 
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
-    """Report changed columns or partitions: readers look for the rows' values by them."""
+    """Report changed columns or partitions: readers find the rows' values by them."""
     try:
         check_columns(table, read_schema(check.topic, newest.schema).schema)
     except TableChanged as error:
@@ -164,7 +166,7 @@ def _count(
 
 
 def _check_written(check: Check, path: str, known: KnownFiles) -> None:
-    """Raise MillraceError for a file with a list beside it that is not as it was written."""
+    """Raise MillraceError for a listed file that is not as it was written."""
     stored = known.stored(path) if path.startswith("compacted/") else None
     if stored is not None and measure(check.storage, f"{check.topic}/{path}").sha256 != stored.sha256:
         raise MillraceError("it was changed: its SHA-256 differs from the written file's")
@@ -175,7 +177,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _differences(counted: _Counted, replay: Replay) -> Iterator[tuple[str, str]]:
-    """Yield hour and line, ascending, for each load whose rows in the hour differ from the published ones."""
+    """Yield an hour and a line, ascending, for each load whose rows in the hour differ from the published
+    rows.
+    """
     for hour in sorted(counted.rows.keys() | replay.table.keys()):
         there, stated = counted.rows.get(hour, Counter()), replay.expected(hour)
         for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):

@@ -1,8 +1,8 @@
 """Proof of values: rows that the table has in other files hold the same values as their loads' files.
 
-A row in its load's own file is proven by the file's SHA-256. The other rows were copied, by a compaction, a
+A row in its load's own file is proven by the file's SHA-256. Other rows were copied by a compaction, a
 re-load, an erasure or another program. While history still has their files, each column is compared at each
-depth, as a reader of the table gets it. Holds one column of one hour at a time.
+depth, as a reader of the table gets it. Holds one column of one hour in memory at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEYS = (LOAD.name, TOPIC_PARTITION.name, OFFSET.name)
 def check_values(
     check: Check, head: Head, history: History, replay: Replay, whole: Mapping[str, DataFile]
 ) -> None:
-    """Compare the rows of each hour that the table has in files which no load wrote."""
+    """Compare the rows of each hour that are in files which no load wrote."""
     named, table = head.paths(check.topic.name), head.table
     copies: dict[str, list[str]] = {}
     for file in head.files:
@@ -81,7 +81,7 @@ def check_values(
 def _stored(
     hour: str, history: History, replay: Replay, named: Collection[str], whole: Mapping[str, DataFile]
 ) -> dict[int, list[DataFile]]:
-    """Return load -> its files of an hour that the table does not name, for loads whose files all exist."""
+    """Map each load to its files of an hour that the table does not name, if all its files exist."""
     stored: dict[int, list[DataFile]] = {}
     for load, part in replay.table.get(hour, {}).items():
         manifest = history.manifests.get((load, part.edition))
