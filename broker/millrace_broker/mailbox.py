@@ -70,6 +70,7 @@ class Mailbox:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self._posted: deque[Callable[[], None]] = deque()
+        self._at_end_of_turn: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._sweep_at = MIN_SWEEP
         self._numbers = itertools.count()
@@ -122,20 +123,17 @@ class Mailbox:
 
         self.after(seconds, again)
 
-    def begin(self, steps: Steps, after_each: Callable[[], None] = lambda: None) -> None:
+    def begin(self, steps: Steps) -> None:
         """Run a coroutine on the loop: its first step now, each further step after the future it awaits.
 
-        `after_each` follows each step. If a step raises, the exception is logged and the coroutine ends; the
-        caller of `begin` is not notified. A coroutine that still waits when the loop ends takes no further
-        step: its `finally` blocks run whenever Python frees it, so they must not act on the broker.
+        If a step raises, the exception is logged and the coroutine ends; the caller of `begin` is not
+        notified. A coroutine that still waits when the loop ends takes no further step: its `finally` blocks
+        run whenever Python frees it, so they must not act on the broker.
         """
 
         def step() -> None:
-            try:
-                with contextlib.suppress(StopIteration):
-                    steps.send(None).add_done_callback(lambda _: self.post(step))
-            finally:
-                after_each()
+            with contextlib.suppress(StopIteration):
+                steps.send(None).add_done_callback(lambda _: self.post(step))
 
         self._run(step)
 
@@ -144,6 +142,17 @@ class Mailbox:
         over: Future[None] = Future()
         self.after(seconds, lambda: over.set_result(None))
         await outcome(over)
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None:
+        """Run `function`, which raises nothing, at the end of this turn of the loop."""
+        self._at_end_of_turn.append(function)
+
+    def end_turn(self) -> None:
+        """Run the functions of `at_end_of_turn`."""
+        if self._at_end_of_turn:
+            functions, self._at_end_of_turn = self._at_end_of_turn, []
+            for function in functions:
+                function()
 
     def seconds_to_next(self) -> float | None:
         """Return the seconds that the loop may sleep; None for any time."""
@@ -186,3 +195,30 @@ class Mailbox:
         """Close the pipe; nothing may be posted any more."""
         os.close(self.wake_fd)
         os.close(self._wake_end)
+
+
+class News:
+    """Wakes the one coroutine of the loop that waits for news. On the loop only."""
+
+    __slots__ = ("_has_come", "_mailbox", "_waiting")
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox, self._has_come = mailbox, False
+        self._waiting: Future[None] | None = None
+
+    def come(self) -> None:
+        """Wake the coroutine. If it does not wait now, its next `wait` returns at once."""
+        self._has_come = True
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.set_result(None)
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until news has come since the last `wait`, or for `seconds`."""
+        if not self._has_come:
+            self._waiting = Future()
+            timer = None if seconds is None else self._mailbox.after(seconds, self.come)
+            await outcome(self._waiting)
+            if timer is not None:
+                timer.cancel()
+        self._has_come = False

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from millrace_broker.mailbox import MIN_SWEEP, Mailbox, outcome, started_threads
+from millrace_broker.mailbox import MIN_SWEEP, Mailbox, News, outcome, started_threads
 from tests.support import Clock
 
 
@@ -195,19 +195,29 @@ def test_a_coroutine_that_fails_is_logged_with_its_traceback_and_stops_no_other(
     assert "in with_a_bug" in caplog.text
 
 
-def test_what_follows_each_step_of_a_coroutine_also_follows_one_that_fails(mailbox: Mailbox) -> None:
-    awaited, done = Future[None](), list[str]()
+def test_news_wakes_who_waits_and_news_that_came_before_is_not_missed(mailbox: Mailbox, clock: Clock) -> None:
+    news, looks = News(mailbox), list[float]()
 
     async def steps() -> None:
-        done.append("first")
-        await outcome(awaited)
-        done.append("second")
-        raise RuntimeError("a bug")
+        for seconds in (None, None, 2.0, None):
+            await news.wait(seconds)
+            looks.append(clock.now)
 
-    mailbox.begin(steps(), lambda: done.append("after"))
-    awaited.set_result(None)
+    mailbox.begin(steps())
     mailbox.run()
-    assert done == ["first", "after", "second", "after"]
+    assert looks == []
+    news.come()
+    news.come()
+    mailbox.run()
+    assert looks == [clock.now], "both are looked at together"
+    news.come()
+    mailbox.run()
+    assert len(looks) == 2
+    assert mailbox.seconds_to_next() == 2
+    clock.now += 2
+    mailbox.run()
+    mailbox.run()
+    assert len(looks) == 3
 
 
 def test_coroutines_that_sleep_go_on_in_the_order_of_their_times(mailbox: Mailbox, clock: Clock) -> None:

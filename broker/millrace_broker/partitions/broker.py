@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from typing import TypeAlias, TypeVar
 from uuid import UUID
@@ -27,13 +26,13 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchRequest
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
-from millrace_broker.mailbox import Mailbox, outcome, started_threads
+from millrace_broker.mailbox import Mailbox, News, outcome, started_threads
 from millrace_broker.partitions.clock_check import ClockCheck
 from millrace_broker.partitions.fetch import Answer, Fetch
 from millrace_broker.partitions.flush import FlushThreads
+from millrace_broker.partitions.hosted import HostedPartition, HostedPartitions, State
 from millrace_broker.partitions.partition import Partition, Producing
 from millrace_broker.partitions.replicas import Replicas
-from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.partitions.standstill import Standstill
 from millrace_broker.partitions.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace_broker.storage.log_directory import LogDirectory
@@ -54,32 +53,6 @@ MAY_PASS = (errors.StorageError, InvalidTopicConfig)
 setting of its topic that this release does not know."""
 RECORD_DELAY_S = 1.0
 """Delay before the broker writes its partitions into ZooKeeper: one write for all changes in this time."""
-
-
-class State(Enum):
-    """State of a partition on this broker. The method beside a state enters it."""
-
-    OPENING = auto()  # _open
-    SERVING = auto()  # _serve
-    FAILED = auto()  # _fail
-    DELETING = auto()  # _remove, _delete
-
-
-@dataclass(slots=True)
-class Hosted:
-    """A partition that this broker leads or has a replica of, or whose log it deletes."""
-
-    topic_id: UUID
-    state: State
-    partition: Partition | None = None
-    """Set while the partition is served."""
-    replica: LogView | None = None
-    """Set if the partition has other replicas, whether it is served here or not."""
-    configured: TopicState | None = None
-    """Topic whose settings apply to the partition."""
-    opening: Future[PartitionLog] | None = None
-    error: BaseException | None = None
-    """Error of the last attempt to open the partition's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +89,9 @@ class Broker:
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs, self._directory, self._still_there = logs, directory, still_there
         self.clock_check = ClockCheck(logs.clock, cluster)
-        self._hosted: dict[TopicPartition, Hosted] = {}
+        self._hosted = HostedPartitions()
         self._staged: dict[Partition, None] = {}
         self._recording = self._is_retaining = False
-        self._at_end_of_turn: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
         self.flushes = FlushThreads(mailbox)
@@ -133,7 +105,7 @@ class Broker:
             clock,
         )
         self.replicas = Replicas(
-            config, cluster, mailbox, self.flushes, self, directory, self._standstill.doubtful
+            config, cluster, mailbox, self.flushes, self._hosted, directory, self._standstill.doubtful
         )
 
     # Partitions
@@ -149,12 +121,13 @@ class Broker:
         kept = self._kept()
         logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in kept.items()]
         for (key, topic), opened in zip(kept.items(), logs, strict=True):
+            one = self._host(key, topic)
             try:
-                self._serve(key, topic, opened.result())
+                self._serve(one, opened.result())
             except (errors.MillraceError, OSError) as error:
-                self._fail(key, topic, error)
+                self._fail(one, error)
         self.cluster.store(self.logs)
-        self.mailbox.every(RETENTION_INTERVAL_S, self._apply_retention)
+        self.mailbox.every(RETENTION_INTERVAL_S, lambda: self.mailbox.begin(self._apply_retention()))
         self._standstill.watch()
 
     def _set_aside_deleted(self) -> None:
@@ -172,8 +145,9 @@ class Broker:
     def partition(self, topic: str, number: int) -> Partition:
         """Return a partition led here; otherwise raise BrokerError with the reason. From any thread."""
         hosted = self._hosted.get((topic, number))
-        if hosted is not None and hosted.partition is not None:
-            return hosted.partition
+        partition = None if hosted is None else hosted.partition
+        if partition is not None:
+            return partition
         state = self.cluster.topics.get(topic)
         if state is None or number not in state.partitions:
             raise errors.UnknownTopicOrPartition(
@@ -183,7 +157,7 @@ class Broker:
             raise errors.NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
         if hosted is not None and hosted.error is not None:
             raise errors.StorageError(str(hosted.error))
-        if hosted is not None and hosted.replica is not None:
+        if hosted is not None and hosted.is_replicating:
             if self.replicas.is_stopping:
                 raise errors.NotLeader(
                     f"broker {self.config.broker_id} stops, and hands {topic}-{number} over"
@@ -194,19 +168,14 @@ class Broker:
     @property
     def partitions(self) -> Mapping[TopicPartition, Partition]:
         """Every partition that is now served here. From any thread."""
-        every = list(self._hosted.items())
-        return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
+        every = [(key, hosted.partition) for key, hosted in list(self._hosted.items())]
+        return {key: partition for key, partition in every if partition is not None}
 
     @property
     def logs(self) -> Mapping[TopicPartition, LogView]:
         """Every open log, served or not. From any thread."""
-        logs: dict[TopicPartition, LogView] = {}
-        for key, hosted in list(self._hosted.items()):
-            if hosted.replica is not None:
-                logs[key] = hosted.replica
-            elif hosted.partition is not None:
-                logs[key] = hosted.partition.log
-        return logs
+        every = list(self._hosted.items())
+        return {key: hosted.opened for key, hosted in every if hosted.state is State.OPEN}
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
@@ -224,20 +193,21 @@ class Broker:
 
     def refresh(self) -> None:
         """Bring the hosted partitions in step with the cluster: open new and delete removed partitions."""
+        self._hosted.names = {topic.topic_id: name for name, topic in self.cluster.topics.items()}
         kept = self._kept()
-        for key, hosted in list(self._hosted.items()):
-            if key not in kept or not _is_as_in(kept[key], key[1], hosted):
-                if hosted.replica is not None:
-                    self._remove_replica(key, hosted)
-                elif hosted.partition is not None:
-                    self._remove(key, hosted, hosted.partition)
-                elif hosted.state is State.FAILED:
+        for key, one in list(self._hosted.items()):
+            if key not in kept or not _is_as_in(kept[key], one):
+                if one.state is State.OPEN:
+                    self.mailbox.begin(self._remove(one))
+                elif one.state is State.FAILED:
                     del self._hosted[key]
         for key, topic in kept.items():
-            if key not in self._hosted:
-                self.mailbox.begin(self._open(key, topic))
-            elif (hosted := self._hosted[key]).partition is not None and hosted.configured is not topic:
-                self._configure(hosted.partition, hosted, topic)
+            hosted = self._hosted.get(key)
+            if hosted is None:
+                self.mailbox.begin(self._open(self._host(key, topic)))
+            elif hosted.state is State.OPEN and hosted.topic is not topic:
+                hosted.topic = topic
+                hosted.configure(self.config)
         self.replicas.refresh()
 
     def zookeeper_restored(self) -> None:
@@ -303,129 +273,112 @@ class Broker:
         broker = self.config.broker_id
         return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 
-    async def _open(self, key: TopicPartition, topic: TopicState) -> None:
-        hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
-        hosted.state = State.OPENING
-        hosted.opening = self._pools["open"].submit(self._open_log, key, topic)
+    def _host(self, key: TopicPartition, topic: TopicState) -> HostedPartition:
+        one = self._hosted[key] = HostedPartition(key, topic, News(self.mailbox))
+        self._hosted.names[topic.topic_id] = topic.name
+        return one
+
+    async def _open(self, one: HostedPartition) -> None:
+        one.state = State.OPENING
+        one.opening = self._pools["open"].submit(self._open_log, one.key, one.topic)
         try:
-            opened = await outcome(hosted.opening)
+            opened = await outcome(one.opening)
         except Exception as error:
-            self._fail(key, topic, error)
+            self._fail(one, error)
             self.refresh()  # it may be another topic's partition by now
             return
-        current = self._current(key, topic.topic_id)
+        current = self._current(one.key, one.topic_id)
         if current is None:
-            await self._delete(key)
-        elif not self._keeps(current.partitions[key[1]]):
-            del self._hosted[key]  # other brokers got it meanwhile
+            await self._delete(one)
+        elif not self._keeps(current.partitions[one.key[1]]):
+            del self._hosted[one.key]  # other brokers got it meanwhile
         else:
+            one.topic = current
             try:
-                self._serve(key, current, opened)
+                self._serve(one, opened)
             except Exception as mistake:
-                self._fail(key, current, mistake)
+                self._fail(one, mistake)
 
-    def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
-        opened.is_replica = topic.partitions[key[1]].is_replicated
-        if opened.is_replica:
-            self._hosted[key] = Hosted(topic.topic_id, State.SERVING, replica=opened)
-            self._record_soon()
-            self.replicas.add(key, topic, opened)
+    def _serve(self, one: HostedPartition, opened: PartitionLog) -> None:
+        state = one.topic.partitions[one.key[1]]
+        opened.is_replica = state.is_replicated
+        one.state, one.error, one.opened, one.log = State.OPEN, None, opened, opened
+        self._record_soon()
+        if state.is_replicated:
+            self.replicas.begin(one)
             return
         partition = Partition(
-            *key,
-            topic.topic_id,
-            topic.partitions[key[1]].leader_epoch,
+            *one.key,
+            one.topic_id,
+            state.leader_epoch,
             opened,
             self.mailbox,
             self.flushes,
             self._standstill.doubtful,
         )
-        hosted = self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)
-        self._configure(partition, hosted, topic)
-        self._record_soon()
+        one.serve(partition, self.config)
         partition.maybe_flush()  # a log that is led here again may still hold what was not flushed
-        logger.info(
-            "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
-        )
-
-    def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
-        hosted = self._hosted[key]
-        hosted.partition = partition
-        topic = self._current(key, hosted.topic_id)
-        if topic is not None:
-            self._configure(partition, hosted, topic)
-
-    def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
-        """Stop serving a partition that this broker no longer leads. The log stays."""
-        self._staged.pop(partition, None)
-        self._hosted[key].partition = None
+        start, end = opened.log_start_offset, opened.high_watermark
+        logger.info("serving %s from offset %s to %s", one.name, start, end)
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """Hand the led partitions over to other replicas, because this broker stops; then call `then`."""
         self.replicas.hand_over(then)
 
-    def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        before = self._hosted.get(key)
-        self._hosted[key] = Hosted(topic.topic_id, State.FAILED, error=error)
-        self._let_others_lead(key, topic, error)
-        if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
+    def _fail(self, one: HostedPartition, error: BaseException) -> None:
+        before, one.state, one.error, one.partition = one.error, State.FAILED, error, None
+        self._let_others_lead(one, one.topic, error)
+        if before is not None and str(before) == str(error):
             return
         if isinstance(error, MAY_PASS):
-            logger.error("cannot serve %s-%s: %s; trying again", *key, error)
+            logger.error("cannot serve %s: %s; trying again", one.name, error)
         else:
             bug = error if errors.is_bug(error) else None
-            logger.error("cannot serve %s-%s until a restart: %s", *key, error, exc_info=bug)
+            logger.error("cannot serve %s until a restart: %s", one.name, error, exc_info=bug)
 
-    def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
+    def _let_others_lead(self, one: HostedPartition, topic: TopicState, error: BaseException) -> None:
         """Resign as leader. After an error of MAY_PASS the log is whole; any other may mean lost data."""
-        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
+        self.replicas.resign_unopened(one.key, topic, is_whole=isinstance(error, MAY_PASS))
 
     def _retry_failed(self) -> None:
         """Open the failed partitions again whose error may have passed."""
-        for key, hosted in list(self._hosted.items()):
-            if hosted.state is State.FAILED and hosted.error is not None:
-                topic = self._current(key, hosted.topic_id)
-                if topic is not None and isinstance(hosted.error, MAY_PASS):
-                    self.mailbox.begin(self._open(key, topic))
+        for key, one in list(self._hosted.items()):
+            if one.state is State.FAILED and one.error is not None:
+                topic = self._current(key, one.topic_id)
+                if topic is not None and isinstance(one.error, MAY_PASS):
+                    one.topic = topic
+                    self.mailbox.begin(self._open(one))
                 elif topic is not None:
-                    self._let_others_lead(key, topic, hosted.error)
+                    self._let_others_lead(one, topic, one.error)
 
-    def _remove(self, key: TopicPartition, hosted: Hosted, partition: Partition) -> None:
-        """Stop serving a partition. Delete its log only if the partition was deleted."""
+    async def _remove(self, one: HostedPartition) -> None:
+        """Stop serving or replicating a partition. Delete its log only if the partition was deleted."""
         self._record_soon()
-        self._staged.pop(partition, None)
-        if (topic := self._current(key, partition.topic_id)) is not None:
-            is_replicated = topic.partitions[key[1]].is_replicated
-            why = "has several replicas now" if is_replicated else "is led by another broker now"
-            logger.warning("%s %s; its log is kept", partition.name, why)
-            del self._hosted[key]
-            partition.close(errors.NotLeader(f"{partition.name} {why}"), lambda: None)
-            return
-        logger.info("deleting %s: it is not in the cluster any more", partition.name)
-        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
-        partition.close(
-            errors.UnknownTopicOrPartition(f"{partition.name} was deleted"),
-            lambda: self.mailbox.begin(self._delete(key)),
-        )
-
-    def _remove_replica(self, key: TopicPartition, hosted: Hosted) -> None:
-        """Stop replicating a partition. Delete its log only if the partition was deleted."""
-        name, is_gone = f"{key[0]}-{key[1]}", self._current(key, hosted.topic_id) is None
-        self._record_soon()
-        why: errors.BrokerError = errors.NotLeader(f"other brokers have {name} now")
-        if is_gone:
-            logger.info("deleting %s: it is not in the cluster any more", name)
-            why = errors.UnknownTopicOrPartition(f"{name} was deleted")
+        partition, topic = one.partition, self._current(one.key, one.topic_id)
+        if topic is None:
+            logger.info("deleting %s: it is not in the cluster any more", one.name)
+            one.remove(State.DELETING, errors.UnknownTopicOrPartition(f"{one.name} was deleted"))
+        elif one.is_replicated:
+            logger.info("the replicas of %s are others now", one.name)
+            one.remove(State.CLOSING, errors.NotLeader(f"other brokers have {one.name} now"))
         else:
-            logger.info("the replicas of %s are others now", name)
+            is_replicated = topic.partitions[one.key[1]].is_replicated
+            why = "has several replicas now" if is_replicated else "is led by another broker now"
+            logger.warning("%s %s; its log is kept", one.name, why)
+            one.remove(State.CLOSING, errors.NotLeader(f"{one.name} {why}"))
+            del self._hosted[one.key]
+        if partition is not None:
+            self._staged.pop(partition, None)
+        if one.is_replicated:
+            await outcome(one.ended)
+        elif partition is not None and one.gone is not None:
+            await outcome(partition.close(one.gone))
+        if topic is None:
+            await self._delete(one)
+        elif one.is_replicated:
+            await self._put_away(one)
 
-        def free() -> None:
-            self.mailbox.begin(self._delete(key) if is_gone else self._put_away(key, hosted.topic_id))
-
-        self.replicas.remove(key, hosted.topic_id, why, free)
-        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
-
-    async def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
+    async def _put_away(self, one: HostedPartition) -> None:
         """Set a replica's log aside if ZooKeeper itself, not only the snapshot, has the replica elsewhere.
 
         The log stays until ZooKeeper confirms this. It also stays if this broker has the only replica now.
@@ -433,42 +386,42 @@ class Broker:
 
         def work() -> None:
             self.cluster.confirm()
-            topic = self._current(key, topic_id)
-            if topic is not None and self.config.broker_id not in topic.partitions[key[1]].replicas:
-                self._logs.set_open_aside(*key, "belongs to a partition that other brokers have")
+            topic = self._current(one.key, one.topic_id)
+            if topic is not None and self.config.broker_id not in topic.partitions[one.key[1]].replicas:
+                self._logs.set_open_aside(*one.key, "belongs to a partition that other brokers have")
 
         try:
             await outcome(self._pools["delete"].submit(work))
         except Exception as error:
-            logger.warning("the log of %s-%s stays here: %s", *key, error, exc_info=errors.is_bug(error))
-        del self._hosted[key]
+            logger.warning("the log of %s stays here: %s", one.name, error, exc_info=errors.is_bug(error))
+        del self._hosted[one.key]
         self.refresh()
 
-    async def _delete(self, key: TopicPartition) -> None:
+    async def _delete(self, one: HostedPartition) -> None:
         """Delete an unused log. A new topic of the same name is opened only after the deletion.
 
         If ZooKeeper still has the partition, the log stays. If ZooKeeper may have been restored from a copy
         that is older than the partition, the log is set aside.
         """
-        topic_id = self._hosted[key].topic_id
+        one.state = State.DELETING
 
         def work() -> None:
             try:
-                is_there = self._still_there(*key, topic_id)
+                is_there = self._still_there(*one.key, one.topic_id)
             except errors.MillraceError as error:
-                self._logs.set_open_aside(*key, f"may belong to a topic that ZooKeeper has lost ({error})")
+                why = f"may belong to a topic that ZooKeeper has lost ({error})"
+                self._logs.set_open_aside(*one.key, why)
                 return
             if is_there:
-                self._logs.shut(*key)
+                self._logs.shut(*one.key)
             else:
-                self._logs.delete(*key)
+                self._logs.delete(*one.key)
 
-        self._hosted[key] = Hosted(topic_id, State.DELETING)
         try:
             await outcome(self._pools["delete"].submit(work))
         except Exception as error:
-            logger.error("cannot delete %s-%s: %s", *key, error, exc_info=errors.is_bug(error))
-        del self._hosted[key]
+            logger.error("cannot delete %s: %s", one.name, error, exc_info=errors.is_bug(error))
+        del self._hosted[one.key]
         self.refresh()
 
     def _record_soon(self) -> None:
@@ -482,51 +435,39 @@ class Broker:
             self._recording = True
             self.mailbox.after(RECORD_DELAY_S, record)
 
-    def _configure(self, partition: Partition, hosted: Hosted, topic: TopicState) -> None:
-        hosted.configured = topic
-        partition.mirrored = topic.partitions[partition.number].origin is not None
-        before = partition.log.config
-        try:
-            config = partition.log.config = topic_log_config(self.config, topic.settings)
-        except errors.BrokerError as error:
-            logger.error("settings of topic %s: %s", topic.name, error)
-            return
-        if (config.flush_ms, config.flush_messages) != (before.flush_ms, before.flush_messages):
-            partition.flush()  # when it is due was decided by those of before
-
-    def _apply_retention(self) -> None:
+    async def _apply_retention(self) -> None:
         if self._is_retaining:
             return
-        hosted = list(self._hosted.values())
-        led = [one.partition for one in hosted if one.partition is not None and one.replica is None]
-        logs = [(partition.name, partition.background, None) for partition in led]
-        every = [*logs, *self.replicas.retentions()]
-
-        def work() -> None:
-            by_time = self.clock_check.look()
-            for name, partition_log, leader_start in every:
-                try:
-                    if by_time and self.clock_check.wrong:
-                        partition_log.count_anew(self.clock_check.wrong)
-                    partition_log.expires_by_time = by_time
-                    for base in partition_log.apply_retention(leader_start):
-                        logger.info("retention deleted segment %s of %s", base, name)
-                except (OSError, errors.MillraceError) as error:
-                    logger.error("retention of %s: %s", name, error)
-            if by_time:
-                self._logs.delete_expired()
-
-        def applied(done: Future[None]) -> None:
-            self._is_retaining = False
-            if done.exception() is not None:
-                logger.error("retention failed", exc_info=done.exception())
-            for partition in self.partitions.values():  # retention may have begun a new file of a mirror
-                partition.note_append()
-                partition.maybe_flush()
-            self._retry_failed()
-
-        self._submit("delete", work, applied)
+        logs = [
+            (one.name, one.opened, one.leader_start)
+            for one in self._hosted.values()
+            if one.state is State.OPEN and not one.is_changing
+        ]
         self._is_retaining = True
+        try:
+            await outcome(self._pools["delete"].submit(self._retain, logs))
+        except Exception:
+            logger.exception("retention failed")
+        self._is_retaining = False
+        for partition in self.partitions.values():  # retention may have begun a new file of a mirror
+            partition.note_append()
+            partition.maybe_flush()
+        self._retry_failed()
+
+    def _retain(self, logs: Sequence[tuple[str, BackgroundSide, int | None]]) -> None:
+        """Apply retention to logs, each with the position before which a follower may delete. In a thread."""
+        by_time = self.clock_check.look()
+        for name, log, leader_start in logs:
+            try:
+                if by_time and self.clock_check.wrong:
+                    log.count_anew(self.clock_check.wrong)
+                log.expires_by_time = by_time
+                for base in log.apply_retention(leader_start):
+                    logger.info("retention deleted segment %s of %s", base, name)
+            except (OSError, errors.MillraceError) as error:
+                logger.error("retention of %s: %s", name, error)
+        if by_time:
+            self._logs.delete_expired()
 
     # Records
 
@@ -627,10 +568,6 @@ class Broker:
             failed()
             raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error
 
-    def at_end_of_turn(self, function: Callable[[], None]) -> None:
-        """Run `function`, which raises nothing, at the end of this turn."""
-        self._at_end_of_turn.append(function)
-
     def end_of_turn(self) -> None:
         """Append the staged batches with one write for each partition, then let each woken fetch look once.
 
@@ -641,10 +578,7 @@ class Broker:
             staged, self._staged = self._staged, {}
             for partition in staged:
                 partition.write()
-        if self._at_end_of_turn:
-            functions, self._at_end_of_turn = self._at_end_of_turn, []
-            for function in functions:
-                function()
+        self.mailbox.end_turn()
 
     def check_administrator(self, address: str) -> None:
         """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""
@@ -690,10 +624,8 @@ class Broker:
         self._logs.close()
 
 
-def _is_as_in(topic: TopicState, number: int, hosted: Hosted) -> bool:
+def _is_as_in(topic: TopicState, one: HostedPartition) -> bool:
     """Return False if the partition was recreated, or changed between one replica and several."""
-    if topic.topic_id != hosted.topic_id:
+    if topic.topic_id != one.topic_id:
         return False
-    if hosted.partition is None and hosted.replica is None:
-        return True
-    return topic.partitions[number].is_replicated == (hosted.replica is not None)
+    return one.state is not State.OPEN or topic.partitions[one.key[1]].is_replicated == one.is_replicated

@@ -58,8 +58,6 @@ class Source(Protocol):
         """Build the landmarks that a read lacked, in a thread, and wake parked fetches. StorageError: not
         now."""
 
-    def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
-
 
 class Fetch:
     """A fetch under way; `answer` is called once, on the loop.
@@ -110,7 +108,7 @@ class Fetch:
         """Look again at the end of this turn, however many partitions have grown."""
         if not self._woken and self._answer is not None:
             self._woken = True
-            self._source.at_end_of_turn(self._look)
+            self._source.mailbox.at_end_of_turn(self._look)
 
     def _time_is_up(self) -> None:
         self._look(final=True)

@@ -32,15 +32,8 @@ class Connected(Protocol):
 class Follower:
     """One follower's connection, and its request that waits for news."""
 
-    def __init__(
-        self,
-        connection: Connected,
-        session: ReplicaSession,
-        mailbox: Mailbox,
-        at_end_of_turn: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self.connection, self.session = connection, session
-        self._mailbox, self._at_end_of_turn = mailbox, at_end_of_turn
+    def __init__(self, connection: Connected, session: ReplicaSession, mailbox: Mailbox) -> None:
+        self.connection, self.session, self._mailbox = connection, session, mailbox
         self._answer: Answer | None = None
         self._max_bytes = 0
         self._timer: Timer | None = None
@@ -63,7 +56,7 @@ class Follower:
         self.session.changed(partition)
         if self._answer is not None and not self._woken:
             self._woken = True
-            self._at_end_of_turn(self._look)
+            self._mailbox.at_end_of_turn(self._look)
 
     def end(self, now: float) -> None:
         """Note that the connection has ended, or another one takes its place."""
@@ -92,10 +85,8 @@ class Follower:
 class Followers:
     """Every broker that copies from this one."""
 
-    def __init__(
-        self, mailbox: Mailbox, find: FindLed, at_end_of_turn: Callable[[Callable[[], None]], None]
-    ) -> None:
-        self._mailbox, self._find, self._at_end_of_turn = mailbox, find, at_end_of_turn
+    def __init__(self, mailbox: Mailbox, find: FindLed) -> None:
+        self._mailbox, self._find = mailbox, find
         self._followers: dict[int, Follower] = {}
 
     def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> bool:
@@ -108,7 +99,7 @@ class Followers:
                 known.end(self._mailbox.now())
                 known.connection.abort(f"broker {request.follower} copies by another one now")
             session = ReplicaSession(request.follower, request.directory, self._find)
-            known = Follower(connection, session, self._mailbox, self._at_end_of_turn)
+            known = Follower(connection, session, self._mailbox)
             self._followers[request.follower] = known
         return known.fetch(request, answer)
 

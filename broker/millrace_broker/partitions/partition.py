@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
@@ -108,7 +109,7 @@ class Partition:
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
-        self._when_idle: Callable[[], None] | None = None
+        self._idle: Future[None] = Future()
 
     @property
     def name(self) -> str:
@@ -235,18 +236,21 @@ class Partition:
         """Call `then` when consumers see the log up to `end`. Starts no flush."""
         self._watched.append((end, then))
 
-    def close(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
-        """Stop serving the partition: refuse every waiting request; call `when_idle` once no flush runs."""
+    def close(self, why: BrokerError) -> Future[None]:
+        """Stop serving the partition and refuse every waiting request. The result is done once no flush
+        runs."""
         self.gone = why
         staged, self._staged = self._staged, []
         for batches, producing, index in staged:
             self._notify(producing, index, [why] * len(batches))
         self.refuse_waiting(why)
         self.wake_parked()
-        if self._flushing or self._flushing_soon:
-            self._when_idle = when_idle
-        else:
-            when_idle()
+        self._note_idle()
+        return self._idle
+
+    def _note_idle(self) -> None:
+        if self.gone is not None and not (self._flushing or self._flushing_soon or self._idle.done()):
+            self._idle.set_result(None)
 
     def finalize(self) -> None:
         """Flush the rest in this thread and answer waiting requests, after the flush threads have ended."""
@@ -292,8 +296,7 @@ class Partition:
             # publishes it, and only that one knows its waiting requests.
             self._publish(flushed)
             self.maybe_flush()
-        if self._when_idle is not None and not (self._flushing or self._flushing_soon):
-            self._when_idle()
+        self._note_idle()
 
     def _publish(self, flushed: LogState) -> None:
         """Make flushed bytes visible."""

@@ -12,7 +12,7 @@ one at a time, and reports each outcome.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -114,12 +114,14 @@ class Leadership:
         lag_s: float,
         prefer_after_s: float,
         is_sure: bool,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`won` is the state that the election wrote; the epoch starts where `log` ends.
 
         `lag_s`: a follower that has not flushed the log's end of that long ago leaves the in-sync replicas.
         `prefer_after_s`: time for which the first replica must be in sync before it gets the lead. `is_sure`:
-        since this process started, `log` has had everything committed, so it is no older copy.
+        since this process started, `log` has had everything committed, so it is no older copy. `changed` is
+        called once this leader may serve, and once it is outrun.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
@@ -131,7 +133,7 @@ class Leadership:
         self.is_outrun = False
         """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
         self._is_sure, self._last_epoch = is_sure, log.epochs.last
-        self._log, self._lag_s, self._prefer_after_s = log, lag_s, prefer_after_s
+        self._log, self._lag_s, self._prefer_after_s, self._changed = log, lag_s, prefer_after_s, changed
         self._units = deque([self.start])
         self._followers: dict[tuple[int, str], _Follower] = {}
         self._seen: set[tuple[int, str]] = set()
@@ -216,6 +218,8 @@ class Leadership:
             counts = directory in (state.isr.get(broker), state.eligible.get(broker))
             goes_further = (last_epoch, position) > (self._last_epoch, self.start)
             self.is_outrun |= counts and goes_further and self.check(position, last_epoch) is not None
+            if self.is_outrun:
+                self._changed()
 
     def closed(self, broker: int, directory: str, now: float) -> None:
         """Note that the follower's connection ended, or that it no longer copies this partition."""
@@ -329,6 +333,8 @@ class Leadership:
         before = self.committed
         while self._units and self._units[0] <= flushed:
             self.committed = self._units.popleft()
+        if before < self.start <= self.committed:
+            self._changed()
         return self.committed > before
 
     def _flushed_by(self, replicas: Mapping[int, str]) -> int:

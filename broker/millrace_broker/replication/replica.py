@@ -14,6 +14,8 @@ then elects itself again, in a new epoch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Report
 from millrace_broker.replication.following import Following
 from millrace_broker.replication.leadership import Leadership, ReplicaLog, Snapshot
@@ -34,16 +36,26 @@ class Replica:
     """The role of one broker's copy of one partition with several replicas."""
 
     def __init__(
-        self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float, prefer_after_s: float
+        self,
+        broker: int,
+        directory: str,
+        log: ReplicaLog,
+        *,
+        lag_s: float,
+        prefer_after_s: float,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`directory` is the id of the log directory that holds `log`."""
+        """`directory` is the id of the log directory that holds `log`.
+
+        `changed` is called after every event from outside that may change what this replica must do.
+        """
         self.broker, self.directory, self.log = broker, directory, log
         self.leading: Leadership | None = None
         self.following: Following | None = None
         self.is_campaigning = False
         self.snapshot: Snapshot | None = None
         self.live: Directories = {}
-        self._lag_s, self._prefer_after_s = lag_s, prefer_after_s
+        self._lag_s, self._prefer_after_s, self._changed = lag_s, prefer_after_s, changed
         self._leaderless_since: float | None = None
         self._is_sure = False
         """True once the log had everything that a serving leader has committed: it is no older copy."""
@@ -52,16 +64,20 @@ class Replica:
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
         """Take in a state read from ZooKeeper; a state older than the known one changes nothing."""
-        if self.snapshot is None or snapshot.version > self.snapshot.version:
+        before = self.snapshot
+        if before is None or snapshot.version > before.version:
             self.snapshot = snapshot
             self.has_seen_newer &= self.broker not in snapshot.state.reports
             self.has_seen_newer &= not self._is_settled(snapshot.state)
         self._take_role(now)
+        if before is None or before[1:] != snapshot[1:]:  # most new versions are about other partitions
+            self._changed()
 
     def see_brokers(self, live: Directories, now: float) -> None:
         """Take in the registered brokers, as last read."""
         self.live = live
         self._take_role(now)
+        self._changed()
 
     def _take_role(self, now: float) -> None:
         if self.snapshot is None:
@@ -92,6 +108,7 @@ class Replica:
         """Stop leading if a follower knows a leader of a newer epoch, `epoch`."""
         if self.leading is not None and epoch > self.leading.epoch:
             self.leading = None
+            self._changed()
 
     # After ZooKeeper was restored
 
@@ -100,6 +117,7 @@ class Replica:
         self._follow(None)
         self.leading = self.snapshot = None
         self.has_seen_newer = True
+        self._changed()
 
     @property
     def owes_report(self) -> bool:
@@ -129,15 +147,21 @@ class Replica:
         """True while no leader is known: it may become this replica's turn."""
         return self._leaderless_since is not None and self.leading is None and not self.is_campaigning
 
-    def is_due(self, now: float) -> bool:
-        """Return True when it is this replica's turn to campaign."""
+    @property
+    def due_at(self) -> float | None:
+        """Time from which it is this replica's turn to campaign; None while it is not entitled to lead."""
         if self.snapshot is None or not self.is_leaderless or self.owes_report:
-            return False
+            return None
         assert self._leaderless_since is not None
         state = self.snapshot.state
         if not may_lead(state, self.broker, self.directory, self.live):
-            return False
-        return now - self._leaderless_since >= self._rank(state) * CAMPAIGN_STEP_S
+            return None
+        return self._leaderless_since + self._rank(state) * CAMPAIGN_STEP_S
+
+    def is_due(self, now: float) -> bool:
+        """Return True when it is this replica's turn to campaign."""
+        due_at = self.due_at
+        return due_at is not None and now >= due_at
 
     def _rank(self, state: PartitionState) -> int:
         """Return the number of entitled replicas that come before this replica; 0 for the last leader."""
@@ -182,6 +206,7 @@ class Replica:
                 lag_s=self._lag_s,
                 prefer_after_s=self._prefer_after_s,
                 is_sure=self._is_sure,
+                changed=self._changed,
             )
         self._take_role(now)
         return self.leading

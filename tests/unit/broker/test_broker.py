@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from millrace.records import Message, build_batch
 from millrace.records.compression import Buffer
 from millrace.zookeeper.topic_state import TopicState
 from millrace_broker.partitions import broker
+from millrace_broker.partitions.partition import Partition
 from millrace_broker.storage import landmarks, partition_log
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.landmarks import Landmarks
@@ -420,12 +421,30 @@ def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> Non
     assert log.visible_end == log.end > 0
 
 
-def test_a_thread_that_looks_a_partition_up_while_it_is_deleted_never_gets_none(start: Start) -> None:
+def test_a_thread_that_looks_a_partition_up_while_it_is_deleted_never_gets_none(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start()
-    looked_up = running.broker._hosted["t", 0]  # by a thread that reads its partition a moment later
-    running.cluster.set()
-    running.until("the deletion", lambda: not running.broker._hosted)
-    assert looked_up.partition is not None
+    served = running.broker.partition("t", 0)
+
+    class Deleted:
+        """A record that is read while the loop ends its service."""
+
+        def __init__(self) -> None:
+            self.reads: list[Partition | None] = [served, None]
+
+        @property
+        def partition(self) -> Partition | None:
+            return self.reads.pop(0)
+
+    looks: list[Callable[[], Partition]] = [
+        lambda: running.broker.partition("t", 0),
+        lambda: running.broker.partitions["t", 0],
+    ]
+    for look in looks:
+        monkeypatch.setitem(running.broker._hosted, ("t", 0), Deleted())
+        assert look() is served
+    monkeypatch.undo()
 
 
 def test_a_failed_build_of_landmarks_is_not_tried_again_by_who_waits(

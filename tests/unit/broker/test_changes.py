@@ -19,6 +19,7 @@ from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.mailbox import Timer
 from millrace_broker.partitions import topic_changes
 from millrace_broker.partitions.broker import POOLS, Broker
+from millrace_broker.partitions.hosted import HostedPartition
 from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
 from tests.unit.broker.running import Disk, FakeCluster, Running, Start, fail_once, topic
@@ -37,11 +38,11 @@ def test_a_mistake_while_a_new_partition_begins_to_be_served_is_told_and_does_no
 ) -> None:
     running = start()
 
-    def mistaken(broker: Broker, partition: object, hosted: object, topic: TopicState) -> None:
-        if topic.name == "late":
+    def mistaken(one: HostedPartition, config: object) -> None:
+        if one.topic.name == "late":
             raise ValueError("a mistake")
 
-    monkeypatch.setattr(Broker, "_configure", mistaken)
+    monkeypatch.setattr(HostedPartition, "configure", mistaken)
     running.cluster.set(*running.cluster.topics.values(), topic("late", 1))
     running.until("it is told", lambda: ("late", 0) in running.broker.failed)
     with pytest.raises(StorageError, match="a mistake"):
@@ -114,7 +115,7 @@ def test_a_mistake_while_a_partition_is_put_to_service_is_logged_once(
 ) -> None:
     running = start()
     late = topic("late", 1)
-    fail_once(monkeypatch, Broker, "_configure")
+    fail_once(monkeypatch, HostedPartition, "configure")
     running.cluster.set(late)
     running.until("it has failed", lambda: running.broker.failed)
     assert caplog.text.count("Traceback") == 1

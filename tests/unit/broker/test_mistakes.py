@@ -145,7 +145,7 @@ def test_retention_goes_on_after_a_mistake_before_it(start: Start, monkeypatch: 
     monkeypatch.setattr(PartitionLog, "apply_retention", apply)
     running = start()
     running.until("retention", lambda: applied)
-    fail_once(monkeypatch, running.broker.replicas, "retentions")
+    fail_once(monkeypatch, running.broker._pools["delete"], "submit")
     so_far = len(applied)
     running.until("retention after it", lambda: len(applied) > so_far + 5)
 

@@ -143,19 +143,18 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
 
 def test_a_partition_that_was_closed_is_not_flushed_any_more(clocked: Clocked) -> None:
     clocked.write(acks_all=False)
-    idle: list[None] = []
-    clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
+    idle = clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"))
     clocked.passes(2 * FLUSH_S)
-    assert (clocked.flushes.begun, len(idle)) == (0, 1)
+    assert (clocked.flushes.begun, idle.done()) == (0, True)
 
 
 def test_a_partition_that_is_closed_during_a_flush_is_idle_after_it(clocked: Clocked) -> None:
-    waiting, idle = clocked.write(acks_all=True), list[None]()
-    clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
+    waiting = clocked.write(acks_all=True)
+    idle = clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"))
     assert isinstance(waiting.outcomes[0], UnknownTopicOrPartition)
-    assert idle == []
+    assert not idle.done()
     clocked.flushes.run()
-    assert (waiting.answers, len(idle)) == (1, 1)
+    assert (waiting.answers, idle.done()) == (1, True)
 
 
 def test_who_asks_for_what_is_visible_already_is_answered_at_once(clocked: Clocked) -> None:
@@ -245,7 +244,7 @@ def test_who_waits_where_leadership_has_come_back_hears_of_what_was_being_flushe
     clocked.write(acks_all=acks_all)
     before = clocked.flushes.due_soon, clocked.flushes.due
     clocked.flushes.due_soon, clocked.flushes.due = [], []
-    clocked.partition.close(NotLeader("another broker leads t-0 now"), lambda: None)
+    clocked.partition.close(NotLeader("another broker leads t-0 now"))
     again, fetch, seen = clocked.led(), WaitingFetch(any_is_enough=False), list[str]()
     again.when_visible(clocked.log.end, lambda: seen.append("all"))
     again.park(fetch)
@@ -261,12 +260,11 @@ def test_a_partition_is_idle_when_no_flush_of_either_kind_runs(clocked: Clocked)
     clocked.partition.park(WaitingFetch())
     clocked.write(acks_all=False)
     clocked.write(acks_all=True)
-    idle: list[None] = []
-    clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
+    idle = clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"))
     clocked.flushes.run_soon()
-    assert idle == []
+    assert not idle.done()
     clocked.flushes.run()
-    assert len(idle) == 1
+    assert idle.done()
 
 
 def test_in_batches_nothing_hurries_a_flush(tmp_path: Path) -> None:

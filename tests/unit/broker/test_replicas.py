@@ -38,8 +38,9 @@ from millrace.wire.replica import (
     Wanted,
 )
 from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionState, TopicState
-from millrace_broker.partitions import broker, replicas
+from millrace_broker.partitions import broker, copier, replicas, topic_writes
 from millrace_broker.partitions.fetch import Reads
+from millrace_broker.partitions.hosted import HostedPartition
 from millrace_broker.partitions.replicas import Replicas
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.replication.copying import Copying, checked
@@ -188,27 +189,18 @@ def test_after_a_start_a_replica_waits_a_session_for_the_others_in_sync(
 
 
 def test_a_replica_is_elected_though_a_look_whether_it_is_its_turn_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Registries(1)
     del cluster.brokers[2]
-    due = Replica.is_due
-    looks: list[float] = []
-
-    def look(replica: Replica, now: float) -> bool:
-        looks.append(now)
-        if len(looks) == 3:
-            raise MemoryError
-        return due(replica, now)
-
-    monkeypatch.setattr(Replica, "is_due", look)
+    fail_once(monkeypatch, Replica, "_rank")
     log = LogConfig(flush_ms=NEVER_MS)
     running = Running(tmp_path, cluster, log, directory=OURS, session_timeout_ms=1000)
     try:
         running.until("it is elected", lambda: cluster.state.leader == 1)
     finally:
         running.stop()
-    assert len(looks) > 3
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_a_bug_after_one_election_loses_no_other_outcome_of_the_same_write(
@@ -235,7 +227,6 @@ def test_a_replica_whose_turn_it_is_is_elected_at_once_and_its_whole_log_is_not_
         raise AssertionError("there is nothing to cut")
 
     monkeypatch.setattr(PartitionLog, "cut", cut)
-    monkeypatch.setattr(replicas, "CAMPAIGN_TICK_S", 3600.0)
     running, cluster, _ = serving(begin)
     before = cluster.topics["t"]
     for leader, epoch in ((2, 2), (NO_LEADER, 2)):
@@ -395,11 +386,12 @@ def test_who_gives_way_to_the_first_replica_waits_for_what_is_written(
     other.fetch(1, 0, flushed=0)
     written = running.produce(acks_all=True)
     preferring_the_other(cluster, {1: OURS, 2: THEIRS})
-    running.broker.refresh()
+    running.turn()
+    running.turn()
     with pytest.raises(LeaderNotAvailable):
         running.broker.partition("t", 0)
     assert cluster.state.leader == 1
-    other.ack(1, running.broker.replicas._stored[PLACE].log.end)
+    other.ack(1, running.broker._hosted["t", 0].log.end)
     running.until("this disk has it", lambda: written.heard)
     assert written.base_offset == 0
     running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
@@ -414,7 +406,8 @@ def test_who_gives_way_to_a_replica_that_is_gone_meanwhile_leads_on(
     other.fetch(1, 0, flushed=0)
     waiting = running.produce(acks_all=True)
     preferring_the_other(cluster, {1: OURS, 2: THEIRS})
-    running.broker.refresh()
+    running.turn()
+    running.turn()
     preferring_the_other(cluster, {1: OURS})
     running.until("it commits alone", lambda: waiting.heard)
     assert waiting.base_offset == 0
@@ -438,7 +431,8 @@ def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
 
     cluster.change_topic = change_topic  # type: ignore[method-assign]
     preferring_the_other(cluster, {1: OURS, 2: THEIRS})
-    running.broker.refresh()
+    running.turn()
+    running.turn()
     assert ("t", 0) not in running.broker.partitions
     running.until("it is served again", lambda: ("t", 0) in running.broker.partitions)
     taken = running.produce()
@@ -478,8 +472,9 @@ def test_a_leader_whose_log_takes_no_more_appends_gives_way_and_stays_eligible(
     assert "takes no writes" in running.broker.failed["t", 0]
     del cluster.brokers[2]  # from here on it would be its turn
     cluster.changed()
-    time.sleep(3 * replicas.CAMPAIGN_TICK_S)
     running.turn()
+    running.turn()
+    assert running.mailbox.seconds_to_next(), "and it does not campaign"
     assert cluster.state.leader == NO_LEADER
 
 
@@ -554,7 +549,7 @@ def test_a_replica_whose_disk_fails_between_its_campaign_and_the_answer_resigns(
     log = LogConfig(flush_ms=NEVER_MS)
     running = Running(tmp_path, cluster, log, directory=OURS, replica_lag_ms=60_000)
     try:
-        one = running.broker.replicas._stored[PLACE]
+        one = running.broker._hosted["t", 0]
         running.until("it campaigns", lambda: one.replica.is_campaigning)
         whole = running.whole_log()
         whole.refusal = whole.flush_refusal = "the disk takes nothing"
@@ -634,23 +629,15 @@ def test_a_broker_that_stops_after_a_failed_flush_does_not_count_as_whole(begin:
     assert (cluster.state.leader, set(cluster.state.isr), cluster.state.eligible) == (NO_LEADER, {2}, {})
 
 
-def test_a_broker_that_stops_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_stops_is_not_elected(tmp_path: Path) -> None:
     cluster = Registries(1)
     del cluster.brokers[2]
     log = LogConfig(flush_ms=NEVER_MS)
     running = Running(tmp_path, cluster, log, directory=OURS, session_timeout_ms=60_000)
     try:
-        looks: list[float] = []
-        due = Replica.is_due
-
-        def look(replica: Replica, now: float) -> bool:
-            looks.append(now)
-            return due(replica, now)
-
-        monkeypatch.setattr(Replica, "is_due", look)
-        running.until("it waits for its turn", lambda: looks)
         running.broker.hand_over(lambda: None)
-        running.broker.replicas._alone_from = 0.0
+        cluster.brokers = dict(BROKERS)
+        cluster.changed()
         begun = time.monotonic()
         running.until("its turn would have come", lambda: time.monotonic() > begun + 0.5)
         assert cluster.writes == 0
@@ -705,22 +692,22 @@ def records_of_a_leader(tmp_path: Path) -> memoryview:
 def test_a_follower_whose_flush_fails_once_flushes_again_and_acknowledges(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(replicas, "COPY_AGAIN_S", 0.05)
+    monkeypatch.setattr(copier, "FLUSH_AGAIN_S", 0.05)
     acked: list[Acked] = []
     monkeypatch.setattr(LeaderThread, "ack", lambda thread, one: acked.append(one))
     running, cluster, _ = serving(begin)
     before = cluster.topics["t"]
     led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
     cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
-    running.until("it copies", lambda: running.broker.replicas._stored[PLACE].copying)
+    running.until("it copies", lambda: running.broker._hosted["t", 0].copying)
     records = records_of_a_leader(tmp_path)
-    one = running.broker.replicas._stored[PLACE]
+    one = running.broker._hosted["t", 0]
     assert one.copying is not None
     assert one.thread is not None
     wanted = one.copying.wanted
     copied = Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records)
     fail_once(monkeypatch, PartitionLog, "flush")
-    running.broker.replicas._take(one.thread, [Received(wanted, checked(copied, wanted))])
+    running.broker.replicas._copier._take(one.thread, [Received(wanted, checked(copied, wanted))])
     running.until("it acknowledges", lambda: acked)
     assert acked == [Acked(PLACE, 2, len(records))]
     assert "flush of t-0 failed" in caplog.text
@@ -755,21 +742,21 @@ def test_a_mistake_while_an_answer_is_taken_costs_a_pause_and_no_other_answer(
     answer: Copied,
 ) -> None:
     running, asked = following(begin, monkeypatch)
-    one = running.broker.replicas._stored[PLACE]
+    one = running.broker._hosted["t", 0]
     assert one.thread is not None
     wanted = asked[0].wanted
     fail_once(monkeypatch, Copying, mistake)
     stranger = wanted._replace(partition=PLACE._replace(number=1))
     taken: list[ReplicaPartition] = []
-    take_one = running.broker.replicas._take_one
+    find = running.broker._hosted.replica
 
-    def noted(thread: LeaderThread, wanted: Wanted, answer: Any) -> None:
-        taken.append(wanted.partition)
-        take_one(thread, wanted, answer)
+    def noted(partition: ReplicaPartition) -> HostedPartition | None:
+        taken.append(partition)
+        return find(partition)
 
-    monkeypatch.setattr(running.broker.replicas, "_take_one", noted)
+    monkeypatch.setattr(running.broker._hosted, "replica", noted)
     received = [Received(which, checked(answer, which)) for which in (wanted, stranger)]
-    running.broker.replicas._take(one.thread, received)
+    running.broker.replicas._copier._take(one.thread, received)
     assert len(taken) == 2
     running.until("it asks again", lambda: len(asked) == 2)
     assert asked[1] is one.copying
@@ -780,7 +767,7 @@ def test_a_follower_whose_flush_fails_pauses_though_answers_come(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, _ = following(begin, monkeypatch)
-    monkeypatch.setattr(replicas, "COPY_AGAIN_S", 60.0)
+    monkeypatch.setattr(copier, "FLUSH_AGAIN_S", 60.0)
     records = records_of_a_leader(tmp_path)
     flushes: list[float] = []
 
@@ -788,14 +775,14 @@ def test_a_follower_whose_flush_fails_pauses_though_answers_come(
         flushes.append(time.monotonic())
         raise StorageError("Too many open files")
 
-    one = running.broker.replicas._stored[PLACE]
+    one = running.broker._hosted["t", 0]
     assert one.copying is not None
     assert one.thread is not None
     copying, thread = one.copying, one.thread
 
     def take(answer: Copied) -> None:
         wanted, taken = copying.wanted, time.monotonic()
-        running.broker.replicas._take(thread, [Received(wanted, checked(answer, wanted))])
+        running.broker.replicas._copier._take(thread, [Received(wanted, checked(answer, wanted))])
         running.until("it could flush", lambda: time.monotonic() > taken + 0.1)
 
     copied = Copied(PLACE, 0, committed=0, log_start=0, start_offset=0, segment=0, records=records)
@@ -809,16 +796,15 @@ def test_a_follower_whose_flush_fails_pauses_though_answers_come(
 def test_a_replica_that_follows_before_it_could_report_leaves_its_log_alone(
     begin: Begin, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "ASK_AGAIN_S", 0.02)
     running, cluster, _ = serving(begin)
-    one = running.broker.replicas._stored[PLACE]
+    one = running.broker._hosted["t", 0]
     disk.free.clear()
     disk.entered.clear()
     running.produce(acks_all=True)
     running.until("the flush begins", disk.entered.is_set)
     running.broker.zookeeper_restored()
-    assert one.is_reporting
-    assert one.closing
+    running.turn()
+    assert one.leading is None
 
     changed: list[object] = []
     change_log = Replicas._change_log
@@ -831,9 +817,10 @@ def test_a_replica_that_follows_before_it_could_report_leaves_its_log_alone(
     before = cluster.topics["t"]
     chosen = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=UNKNOWN_EPOCHS)
     cluster.set(dataclasses.replace(before, partitions={0: chosen}, version=before.version + 1))
-    running.until("it follows", lambda: one.copying)
+    running.turn()
+    assert one.copying is None, "the flush of its leadership still uses the log"
     disk.free.set()
-    running.until("it reports no more", lambda: not one.is_reporting)
+    running.until("it follows", lambda: one.copying)
     assert not changed
 
 
@@ -923,7 +910,7 @@ def test_a_log_stays_where_a_snapshot_alone_says_that_it_was_moved_away(begin: B
 def test_an_election_that_is_answered_after_the_replica_was_moved_away_and_back_is_nobodys(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "GATHER_S", 1.0)
+    monkeypatch.setattr(topic_writes, "GATHER_S", 1.0)
     cluster = Registries(1)
     running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
     try:
@@ -1013,15 +1000,15 @@ def test_a_replica_that_left_with_everything_committed_waits_for_no_limit(
     before = cluster.topics["t"]
     led_by_2 = PartitionState(2, (1, 2), {2: THEIRS}, 2, eligible={1: noted})
     cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
-    running.until("it copies", lambda: running.broker.replicas._stored[PLACE].copying)
-    copying = running.broker.replicas._stored[PLACE].copying
+    running.until("it copies", lambda: running.broker._hosted["t", 0].copying)
+    copying = running.broker._hosted["t", 0].copying
     assert copying is not None
     assert copying.is_behind == is_behind, "while writes may wait for it, it does not wait"
 
 
 def test_an_answer_that_comes_behind_newer_news_is_not_taken_for_the_newest(begin: Begin) -> None:
     running, cluster, _ = serving(begin)
-    replica = running.broker.replicas._stored[PLACE].replica
+    replica = running.broker._hosted["t", 0].replica
     before = cluster.topics["t"]
     moving = dataclasses.replace(before.partitions[0], replicas=(1, 2, 3), adding=(3,))
     cluster.set(dataclasses.replace(before, version=before.version + 2))  # says again what it said before
@@ -1041,7 +1028,7 @@ def test_followers_hear_of_what_retention_appends(begin: Begin, monkeypatch: pyt
 
     monkeypatch.setattr(PartitionLog, "apply_retention", roll)
     other.fetch(1, 0, flushed=0)
-    running.broker._apply_retention()
+    running.mailbox.begin(running.broker._apply_retention())
     running.until(
         "the follower hears of it", lambda: any(one.records for heard in other.heard for one in heard)
     )
