@@ -302,7 +302,8 @@ class Broker:
     def _serve(self, one: HostedPartition, opened: PartitionLog) -> None:
         state = one.topic.partitions[one.key[1]]
         opened.is_replica = state.is_replicated
-        one.state, one.error, one.opened, one.log = State.OPEN, None, opened, opened
+        one.opened = one.log = opened
+        one.state, one.error = State.OPEN, None  # last: other threads then take its log
         self._record_soon()
         if state.is_replicated:
             self.replicas.begin(one)
@@ -326,7 +327,8 @@ class Broker:
         self.replicas.hand_over(then)
 
     def _fail(self, one: HostedPartition, error: BaseException) -> None:
-        before, one.state, one.error, one.partition = one.error, State.FAILED, error, None
+        before, one.state, one.error = one.error, State.FAILED, error
+        one.partition, one.is_replicated = None, False
         self._let_others_lead(one, one.topic, error)
         if before is not None and str(before) == str(error):
             return

@@ -108,7 +108,7 @@ class HostedPartition:
     @property
     def is_replicating(self) -> bool:
         """True for a replica of several, from the opening of its log to its removal."""
-        return self.is_replicated and self.state is State.OPEN
+        return self.is_replicated and self.gone is None
 
     def serve(self, partition: Partition, config: BrokerConfig) -> None:
         """Serve clients, with the settings of the topic."""
@@ -153,7 +153,7 @@ class HostedPartitions(dict[TopicPartition, HostedPartition]):
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[UUID, str] = {}
-        """Names of the topics in the cluster's snapshot, by id."""
+        """Names of the topics, by id. An open partition has the id that leads to its name."""
 
     def replicating(self) -> Iterator[HostedPartition]:
         """Yield the replicas of partitions with several. From any thread."""
@@ -161,5 +161,5 @@ class HostedPartitions(dict[TopicPartition, HostedPartition]):
 
     def replica(self, partition: ReplicaPartition) -> HostedPartition | None:
         """Return the replica of a partition with several, if it is here."""
-        one = self.get((self.names.get(partition.topic_id, ""), partition.number))
-        return one if one is not None and one.is_replicating and one.id == partition else None
+        one = self.get((self.names.get(partition[0], ""), partition[1]))
+        return one if one is not None and one.is_replicated and one.gone is None else None

@@ -158,11 +158,6 @@ class Replica:
             return None
         return self._leaderless_since + self._rank(state) * CAMPAIGN_STEP_S
 
-    def is_due(self, now: float) -> bool:
-        """Return True when it is this replica's turn to campaign."""
-        due_at = self.due_at
-        return due_at is not None and now >= due_at
-
     def _rank(self, state: PartitionState) -> int:
         """Return the number of entitled replicas that come before this replica; 0 for the last leader."""
         if state.leader == self.broker:

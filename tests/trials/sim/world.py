@@ -310,7 +310,7 @@ class World:
                 self._soon(machine, self._apply, machine, replica.leading, proposal, self._node)
         elif replica.owes_report:
             self._report_log(machine)
-        elif replica.is_due(self.now):
+        elif (due_at := replica.due_at) is not None and self.now >= due_at:
             replica.campaign()
             machine.log.cut(machine.log.whole_end)
             self._check_replicas()

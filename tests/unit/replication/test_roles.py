@@ -306,23 +306,23 @@ def test_a_replica_reports_when_its_log_has_a_newer_epoch_than_zookeeper_knows()
     replica = Replica(3, "c", log_of((7, 1), (8, 2)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     replica.see_brokers({3: "c"}, 0.0)
     replica.observe(Snapshot(1, LED, 2), 0.0)
-    assert (replica.owes_report, replica.following, replica.is_due(100.0)) == (True, None, False)
+    assert (replica.owes_report, replica.following, replica.due_at) == (True, None, None)
     reported = replica.with_report(LED)
     assert reported is not None
     assert (reported.leader, reported.reports) == (NO_LEADER, {3: Report("c", last_epoch=8, end=20)})
     replica.observe(Snapshot(2, reported, 2), 0.1)
     assert not replica.owes_report
-    assert not replica.is_due(100.0), "brokers 1 and 2 have not reported"
+    assert replica.due_at is None, "brokers 1 and 2 have not reported"
 
 
 def test_a_replica_reports_when_its_broker_has_found_zookeeper_restored_and_then_once() -> None:
     replica = Replica(1, "a", log_of((7, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     replica.see_brokers(LIVE, 0.0)
     replica.observe(Snapshot(5, LED, 2), 0.0)
-    assert replica.is_due(0.0)
+    assert [replica.due_at] == [0.0]
     replica.forget_zookeeper()
     replica.observe(Snapshot(3, LED, 2), 0.0)  # a restored node counts its versions from an older one on
-    assert (replica.owes_report, replica.is_due(0.0)) == (True, False)
+    assert (replica.owes_report, replica.due_at) == (True, None)
     reported = replica.with_report(LED)
     assert reported is not None
     replica.observe(Snapshot(4, reported, 2), 0.1)
@@ -358,10 +358,9 @@ def test_replicas_campaign_one_after_the_other() -> None:
     for replica in replicas[1:]:
         replica.observe(state, 0.0)
         replica.see_brokers(LIVE, 0.0)
-        assert not replica.is_due(100.0)
+        assert replica.due_at is None
         replica.see_brokers({2: "b", 3: "c"}, 100.0)
-    assert [replica.is_due(100.0) for replica in replicas[1:]] == [True, False]
-    assert replicas[2].is_due(100.0 + CAMPAIGN_STEP_S)
+    assert [replica.due_at for replica in replicas[1:]] == [100.0, 100.0 + CAMPAIGN_STEP_S]
 
 
 def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
@@ -369,7 +368,7 @@ def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
     replica.see_brokers(LIVE, 0.0)
     replica.observe(Snapshot(4, LED, 2), 0.0)  # from its life before
     assert replica.leading is None
-    assert replica.is_due(0.0)
+    assert replica.due_at == 0.0
     replica.campaign()
     election = replica.election()
     assert election is not None
@@ -378,7 +377,7 @@ def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
     replica.not_won(0.1)  # its answer was lost
     replica.observe(Snapshot(5, elected, 2), 0.2)
     assert replica.leading is None
-    assert replica.is_due(0.2)
+    assert replica.due_at == 0.1
     replica.campaign()
     version, elected = replica.election() or pytest.fail("it may lead")
     leading = replica.won(Snapshot(6, elected, 2), 0.3)
