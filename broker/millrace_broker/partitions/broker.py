@@ -49,8 +49,8 @@ POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
 """Number of threads for each kind of work, so that one kind delays no other. After a crash each opening waits
 for two syncs: eight openings at once take hardly longer than one."""
 MAY_PASS = (errors.StorageError, InvalidTopicConfig)
-"""Errors that may pass when a log cannot be opened: lack of room, of descriptors or of a permission, or a
-setting of its topic that this release does not know."""
+"""Errors that may pass when a log cannot be opened, and that leave it whole: lack of room, descriptors or
+permissions, or a setting of its topic that this release does not know."""
 RECORD_DELAY_S = 1.0
 """Delay before the broker writes its partitions into ZooKeeper: one write for all changes in this time."""
 
@@ -99,7 +99,7 @@ class Broker:
         self._lacking_landmarks: set[Partition] = set()
         self._standstill = Standstill(
             mailbox,
-            lambda then: self._submit("confirm", cluster.confirm, then),
+            lambda: self._pools["confirm"].submit(cluster.confirm),
             self._topics_confirmed,
             self._topics_unconfirmed,
             clock,
@@ -329,7 +329,7 @@ class Broker:
     def _fail(self, one: HostedPartition, error: BaseException) -> None:
         before, one.state, one.error = one.error, State.FAILED, error
         one.partition, one.is_replicated = None, False
-        self._let_others_lead(one, one.topic, error)
+        self.replicas.resign_unopened(one, is_whole=isinstance(error, MAY_PASS))
         if before is not None and str(before) == str(error):
             return
         if isinstance(error, MAY_PASS):
@@ -338,20 +338,15 @@ class Broker:
             bug = error if errors.is_bug(error) else None
             logger.error("cannot serve %s until a restart: %s", one.name, error, exc_info=bug)
 
-    def _let_others_lead(self, one: HostedPartition, topic: TopicState, error: BaseException) -> None:
-        """Resign as leader. After an error of MAY_PASS the log is whole; any other may mean lost data."""
-        self.replicas.resign_unopened(one.key, topic, is_whole=isinstance(error, MAY_PASS))
-
     def _retry_failed(self) -> None:
         """Open the failed partitions again whose error may have passed."""
         for key, one in list(self._hosted.items()):
             if one.state is State.FAILED and one.error is not None:
-                topic = self._current(key, one.topic_id)
-                if topic is not None and isinstance(one.error, MAY_PASS):
-                    one.topic = topic
+                one.topic = self._current(key, one.topic_id) or one.topic
+                if isinstance(one.error, MAY_PASS):
                     self.mailbox.begin(self._open(one))
-                elif topic is not None:
-                    self._let_others_lead(one, topic, one.error)
+                else:
+                    self.replicas.resign_unopened(one, is_whole=False)
 
     async def _remove(self, one: HostedPartition) -> None:
         """Stop serving or replicating a partition. Delete its log only if the partition was deleted."""

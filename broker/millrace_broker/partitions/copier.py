@@ -150,7 +150,8 @@ class Copier:
         """Delete the records that the leader has deleted, so that they stay deleted if this replica leads."""
         one.is_deleting = True
         try:
-            await outcome(self._pool.submit(_delete_records, one.opened, before))
+            log: BackgroundSide = one.opened
+            await outcome(self._pool.submit(log.delete_records, before))
         except Exception as error:  # the leader says it again, some time
             logger.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
         one.is_deleting = False
@@ -159,7 +160,3 @@ class Copier:
         """End the threads, after the event loop has ended."""
         for thread in self._threads.values():
             thread.stop()
-
-
-def _delete_records(log: BackgroundSide, before: int) -> int:
-    return log.delete_records(before)

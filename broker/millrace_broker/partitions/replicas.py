@@ -17,7 +17,7 @@ from millrace import errors
 from millrace.config import BrokerConfig
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, ReplicaPartition
-from millrace.zookeeper.topic_state import PartitionState, TopicState
+from millrace.zookeeper.topic_state import PartitionState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.mailbox import Mailbox, outcome, started_threads
 from millrace_broker.partitions.copier import Copier
@@ -494,20 +494,20 @@ class Replicas:
                 return
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
-    def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
+    def resign_unopened(self, one: HostedPartition, *, is_whole: bool) -> None:
         """Resign as leader of a partition whose log cannot be opened, if other replicas may lead.
 
         They do not campaign while this broker is the leader. `is_whole` is True if the disk still has all
         bytes that were flushed.
         """
-        broker, state = self._config.broker_id, topic.partitions[key[1]]
+        broker, state = self._config.broker_id, one.topic.partitions[one.key[1]]
         if state.leader == broker and (len(state.isr) > 1 or state.eligible):
             epoch = state.leader_epoch
 
             def apply(newest: Snapshot) -> PartitionState | None:
                 return resign(newest.state, broker, epoch, newest.minimum, is_whole=is_whole)
 
-            self._mailbox.begin(self._write(key, topic.topic_id, apply))
+            self._mailbox.begin(self._write(one.key, one.topic_id, apply))
 
     async def _resign(self, one: HostedPartition) -> None:
         """Try once to write that this broker no longer leads.
@@ -537,17 +537,11 @@ class Replicas:
 
     async def _hand_over(self, then: Callable[[], None]) -> None:
         led = [one for one in self._hosted.replicating() if one.leading is not None]
-        missing = set(led)
-
-        async def resign_one(one: HostedPartition) -> None:
-            await self._resign(one)
-            missing.discard(one)
-
         await self._when_followed(led)
         deadline = self._mailbox.now() + RESIGN_S
         for one in led:
-            self._mailbox.begin(resign_one(one))
-        while missing and self._mailbox.now() < deadline:
+            self._mailbox.begin(self._resign(one))
+        while self._mailbox.now() < deadline and any(one.replica.leading is not None for one in led):
             await self._mailbox.sleep(LOOK_S)
         then()
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from millrace_broker.mailbox import Mailbox
+from millrace_broker.mailbox import Mailbox, outcome
 
 logger = logging.getLogger("millrace.broker")
 
@@ -31,12 +31,12 @@ class Standstill:
     def __init__(
         self,
         mailbox: Mailbox,
-        read_topics: Callable[[Callable[[Future[None]], None]], object],
+        read_topics: Callable[[], Future[None]],
         confirmed: Callable[[], None],
         unconfirmed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read_topics` reads in a thread, then calls back on the loop; one of the two others follows."""
+        """`read_topics` begins to read in a thread; one of the two others follows on the loop."""
         self._mailbox, self._read_topics, self._clock = mailbox, read_topics, clock
         self._confirmed, self._unconfirmed = confirmed, unconfirmed
         self._turned = clock()
@@ -57,22 +57,21 @@ class Standstill:
             self.count += 1
             if not self._doubtful:
                 self._doubtful = True
-                self._read_again()
+                self._mailbox.begin(self._read_again())
         return self._doubtful
 
-    def _read_again(self) -> None:
-        count = self.count
-
-        def read(done: Future[None]) -> None:
-            error = done.exception()
-            if error is not None:
+    async def _read_again(self) -> None:
+        """Read the topics until that succeeds and the broker has not stood still meanwhile."""
+        count = -1
+        while count != self.count:
+            count = self.count
+            try:
+                await outcome(self._read_topics())
+            except Exception as error:
                 logger.warning("acks=all is refused until the topics can be read: %s", error)
                 self._unconfirmed()
-                self._mailbox.after(RETRY_S, self._read_again)
-            elif self.doubtful() and count != self.count:
-                self._read_again()  # the broker stood still once more meanwhile
-            else:
-                self._doubtful = False
-                self._confirmed()
-
-        self._read_topics(read)
+                await self._mailbox.sleep(RETRY_S)
+                count = -1
+            self.doubtful()
+        self._doubtful = False
+        self._confirmed()

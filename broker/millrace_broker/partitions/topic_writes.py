@@ -88,9 +88,7 @@ def _write(cluster: Cluster, topic: tuple[str, UUID], changes: Sequence[_Change]
         partitions = dict(newest.partitions)
         for index, one in enumerate(changes):
             if one.number in partitions:
-                state = one.apply(
-                    Snapshot(newest.version, partitions[one.number], newest.minimum(one.number))
-                )
+                state = one.apply(snapshot_of(newest, one.number))
                 if state is not None:
                     partitions[one.number] = state
                     made.add(index)
