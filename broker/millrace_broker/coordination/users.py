@@ -24,7 +24,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.zookeeper.session import Session
-from millrace_broker.coordination.watching import Follower
+from millrace_broker.coordination.watching import Watcher
 from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
 logger = logging.getLogger("millrace.coordination.users")
@@ -50,7 +50,7 @@ class Users:
         self._users: Mapping[str, Credentials] = {}
         self._told: Mapping[str, Credentials] = self._users
         self._tell: Callable[[], None] = lambda: None
-        self._follower = Follower(session, "users", "users", self._follow)
+        self._watcher = Watcher(session, "users", "users", self._follow)
         session.call(session.client.ensure_path_async, self._path)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, f"{self._base}/secret", secrets.token_hex(32).encode())
@@ -71,7 +71,7 @@ class Users:
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
         self._told, self._tell = self._users, changed
-        self._follower.start()
+        self._watcher.start()
 
     def _follow(self) -> None:
         self._read()
@@ -80,10 +80,10 @@ class Users:
             self._tell()
 
     def _read(self, *, strict: bool = False) -> None:
-        names = self._session.children(self._path, self._follower.changed)
+        names = self._session.children(self._path, self._watcher.changed)
         if not names and self._session.get(self._path) is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
-        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._follower.changed)
+        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._watcher.changed)
         users: dict[str, Credentials] = {}
         for path, (data, _) in nodes.items():
             name = unquote(path.rpartition("/")[2])

@@ -28,7 +28,7 @@ FORMAT = 1
 T = TypeVar("T")
 
 
-class Follower:
+class Watcher:
     """Calls `read` again whenever ZooKeeper notifies a change, from `start` on."""
 
     def __init__(self, session: Session, thread: str, what: str, read: Callable[[], None]) -> None:
@@ -81,14 +81,14 @@ class WatchedList(Generic[T]):
         self.value, self.version = parse([]), 0
         """The value, and a number that grows with each change of it."""
         self._replacing = threading.Lock()
-        self._follower = Follower(session, path.rpartition("/")[2], what, self._read)
+        self._watcher = Watcher(session, path.rpartition("/")[2], what, self._read)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, path, self._encoded([]), makepath=True)
         self._read()
 
     def watch(self) -> None:
         """Follow every change in a thread that has the node's name."""
-        self._follower.start()
+        self._watcher.start()
 
     def write(self, change: Callable[[T], list[Any] | None], remedy: str) -> None:
         """Write the entries that `change` returns, or nothing for None; `change` may be called again.
@@ -116,7 +116,7 @@ class WatchedList(Generic[T]):
                 self.value, self.version = self._decoded(data), stat.mzxid
 
     def _node(self) -> tuple[bytes, Any]:
-        node = self._session.read_all([self._path], self._follower.changed).get(self._path)
+        node = self._session.read_all([self._path], self._watcher.changed).get(self._path)
         if node is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
         return node

@@ -105,7 +105,7 @@ class Group:
 
         With `needs_id` a member without an id only gets one, with which it must join again: else a retry of a
         request whose answer got lost would leave a member behind that belongs to no client. With `may_skip` a
-        leader that comes back may be told that it leads and has nothing to assign.
+        leader that comes back may get the answer that it leads and has nothing to assign.
         """
         code = self._refuse(request)
         if code:
@@ -304,7 +304,7 @@ class Group:
         member.alive()
         if self.state is State.STABLE and self.members.select_protocol() == self._protocol:
             # If it leads it must not assign again: no other member would get the assignments. A client from
-            # before KIP-814 is not told that it leads, and sees no new partitions.
+            # before KIP-814 does not learn that it leads, and sees no new partitions.
             if may_skip and self.members.leader == member.member_id:
                 response = self._generation_for(member)
                 answer(replace(response, skip_assignment=True, members=self._said_to_leader()))

@@ -25,18 +25,18 @@ from millrace_broker.partitions.topic_changes import alter_topic
 from millrace_broker.security import rights
 from millrace_broker.security.rights import CLUSTER, Need, Operation
 
-Resource: TypeAlias = messages.AlterConfigsRequest.Resource
+ConfigResource: TypeAlias = messages.AlterConfigsRequest.Resource
 Config: TypeAlias = messages.AlterConfigsRequest.Resource.Config
 R = TypeVar("R", messages.DescribeConfigsRequest.Resource, messages.AlterConfigsRequest.Resource)
 Settings: TypeAlias = Mapping[str, str]
-Change: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
+ConfigChange: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
 """Returns a topic's new settings, from its present ones and the requested changes."""
 
 
 _BY_ITEM = (rights.ResourceType.TOPIC, rights.ResourceType.CLUSTER)
 
 
-def _owner(resource: messages.DescribeConfigsRequest.Resource | Resource) -> rights.Resource:
+def _owner(resource: messages.DescribeConfigsRequest.Resource | ConfigResource) -> rights.Resource:
     """Return the resource whose right counts: the topic, or the cluster for anything else."""
     is_topic = resource.resource_type == messages.ResourceType.TOPIC
     return rights.topic(resource.resource_name) if is_topic else CLUSTER
@@ -98,13 +98,13 @@ def _settings(
     return topic_settings.describe_broker(broker.config, broker.cluster.brokers.get(number))
 
 
-def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
+def _alter(change: ConfigChange, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
     """Apply `change` to the settings of each topic; each resource is answered for itself."""
     request = call.request
     resources = _by_name(request.resources)
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
 
-    def alter(resource: Resource) -> None:
+    def alter(resource: ConfigResource) -> None:
         call.check(_owner(resource))
         name, names = resource.resource_name, [config.name for config in resource.configs]
         if times[resource.resource_type, name] > 1:
@@ -121,7 +121,7 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
             call.broker, name, lambda own: change(own, resource.configs), validate_only=request.validate_only
         )
 
-    def result(resource: Resource) -> messages.AlterConfigsResponse.Resource:
+    def result(resource: ConfigResource) -> messages.AlterConfigsResponse.Resource:
         name = resource.resource_name
         code, reason, _ = outcome_of(partial(alter, resource), f"altering {name}")
         return messages.AlterConfigsResponse.Resource(
@@ -171,7 +171,7 @@ def _value(config: Config) -> str:
     return config.value
 
 
-def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterConfigsRequest]:
+def _alters(key: ApiKey, versions: range, change: ConfigChange) -> Api[messages.AlterConfigsRequest]:
     declare = in_thread(
         versions,
         messages.AlterConfigsRequest,

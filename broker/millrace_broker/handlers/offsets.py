@@ -228,12 +228,12 @@ def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
         call.groups.commit(replace(request, topics=allowed), answer)
 
 
-Group: TypeAlias = messages.OffsetFetchRequest.Group
+AskedGroup: TypeAlias = messages.OffsetFetchRequest.Group
 
 
-def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
+def _groups(asked: messages.OffsetFetchRequest) -> Sequence[AskedGroup]:
     """Return the requested groups: a list from v8 on, one group before."""
-    return asked.groups or (Group(group_id=asked.group_id, topics=asked.topics),)
+    return asked.groups or (AskedGroup(group_id=asked.group_id, topics=asked.topics),)
 
 
 @serves(
@@ -283,7 +283,7 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
     call.groups.offsets(asked, answer)
 
 
-def _wanted(group: Group) -> list[TopicPartition] | None:
+def _wanted(group: AskedGroup) -> list[TopicPartition] | None:
     """Return the requested partitions, once each; None for all that the group has committed."""
     if group.topics is None:
         return None

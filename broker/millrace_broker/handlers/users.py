@@ -115,7 +115,7 @@ class AlterUserScramCredentialsRequest(Message, request_of=ApiKey.ALTER_USER_SCR
     upsertions: tuple[Upsertion, ...] = array(Upsertion)
 
 
-Change: TypeAlias = AlterUserScramCredentialsRequest.Deletion | AlterUserScramCredentialsRequest.Upsertion
+UserChange: TypeAlias = AlterUserScramCredentialsRequest.Deletion | AlterUserScramCredentialsRequest.Upsertion
 
 
 class AlterUserScramCredentialsResponse(Message, response_of=ApiKey.ALTER_USER_SCRAM_CREDENTIALS):
@@ -139,7 +139,7 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
     request, journal = call.request, call.received.client.access.journal
     changes: dict[str, list[Callable[[Users], None]]] = {}
     wrong: dict[str, BrokerError] = {}
-    asked: list[Change] = [*request.deletions, *request.upsertions]
+    asked: list[UserChange] = [*request.deletions, *request.upsertions]
     times = Counter((one.name, one.mechanism) for one in asked)
     for one in asked:
         of_user = changes.setdefault(one.name, [])
@@ -167,7 +167,7 @@ def alter_users(call: Call[AlterUserScramCredentialsRequest]) -> AlterUserScramC
     return AlterUserScramCredentialsResponse(results=tuple(results))
 
 
-def _change(asked: Change) -> Callable[[Users], None]:
+def _change(asked: UserChange) -> Callable[[Users], None]:
     """Return the change of the users that is asked for; BrokerError when it is invalid for any of them."""
     name, mechanism = asked.name, _NAMES.get(asked.mechanism)
     if mechanism is None:

@@ -28,9 +28,9 @@ from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.mailbox import Mailbox, News, outcome, started_threads
 from millrace_broker.partitions.clock_check import ClockCheck
-from millrace_broker.partitions.fetch import Answer, Fetch
+from millrace_broker.partitions.fetch import Fetch, SendReads
 from millrace_broker.partitions.flush import FlushThreads
-from millrace_broker.partitions.hosted import HostedPartition, HostedPartitions, State
+from millrace_broker.partitions.hosted import HostedPartition, HostedPartitions, HostedState
 from millrace_broker.partitions.partition import Partition, Producing
 from millrace_broker.partitions.replicas import Replicas
 from millrace_broker.partitions.standstill import Standstill
@@ -175,7 +175,7 @@ class Broker:
     def logs(self) -> Mapping[TopicPartition, LogView]:
         """Every open log, served or not. From any thread."""
         every = list(self._hosted.items())
-        return {key: hosted.opened for key, hosted in every if hosted.state is State.OPEN}
+        return {key: hosted.opened for key, hosted in every if hosted.state is HostedState.OPEN}
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
@@ -188,7 +188,7 @@ class Broker:
         return [
             hosted.opening
             for key, hosted in self._hosted.items()
-            if key[0] == topic and hosted.state is State.OPENING and hosted.opening is not None
+            if key[0] == topic and hosted.state is HostedState.OPENING and hosted.opening is not None
         ]
 
     def refresh(self) -> None:
@@ -197,15 +197,15 @@ class Broker:
         kept = self._kept()
         for key, one in list(self._hosted.items()):
             if key not in kept or not _is_as_in(kept[key], one):
-                if one.state is State.OPEN:
+                if one.state is HostedState.OPEN:
                     self.mailbox.begin(self._remove(one))
-                elif one.state is State.FAILED:
+                elif one.state is HostedState.FAILED:
                     del self._hosted[key]
         for key, topic in kept.items():
             hosted = self._hosted.get(key)
             if hosted is None:
                 self.mailbox.begin(self._open(self._host(key, topic)))
-            elif hosted.state is State.OPEN and hosted.topic is not topic:
+            elif hosted.state is HostedState.OPEN and hosted.topic is not topic:
                 hosted.topic = topic
                 hosted.configure(self.config)
         self.replicas.refresh()
@@ -279,7 +279,7 @@ class Broker:
         return one
 
     async def _open(self, one: HostedPartition) -> None:
-        one.state = State.OPENING
+        one.state = HostedState.OPENING
         one.opening = self._pools["open"].submit(self._open_log, one.key, one.topic)
         try:
             opened = await outcome(one.opening)
@@ -296,14 +296,14 @@ class Broker:
             one.topic = current
             try:
                 self._serve(one, opened)
-            except Exception as mistake:
-                self._fail(one, mistake)
+            except Exception as error:
+                self._fail(one, error)
 
     def _serve(self, one: HostedPartition, opened: PartitionLog) -> None:
         state = one.topic.partitions[one.key[1]]
         opened.is_replica = state.is_replicated
         one.opened = one.log = opened
-        one.state, one.error = State.OPEN, None  # last: other threads then take its log
+        one.state, one.error = HostedState.OPEN, None  # last: other threads then take its log
         self._record_soon()
         if state.is_replicated:
             self.replicas.begin(one)
@@ -327,7 +327,7 @@ class Broker:
         self.replicas.hand_over(then)
 
     def _fail(self, one: HostedPartition, error: BaseException) -> None:
-        before, one.state, one.error = one.error, State.FAILED, error
+        before, one.state, one.error = one.error, HostedState.FAILED, error
         one.partition, one.is_replicated = None, False
         self.replicas.resign_unopened(one, is_whole=isinstance(error, MAY_PASS))
         if before is not None and str(before) == str(error):
@@ -341,7 +341,7 @@ class Broker:
     def _retry_failed(self) -> None:
         """Open the failed partitions again whose error may have passed."""
         for key, one in list(self._hosted.items()):
-            if one.state is State.FAILED and one.error is not None:
+            if one.state is HostedState.FAILED and one.error is not None:
                 one.topic = self._current(key, one.topic_id) or one.topic
                 if isinstance(one.error, MAY_PASS):
                     self.mailbox.begin(self._open(one))
@@ -354,15 +354,15 @@ class Broker:
         partition, topic = one.partition, self._current(one.key, one.topic_id)
         if topic is None:
             logger.info("deleting %s: it is not in the cluster any more", one.name)
-            one.remove(State.DELETING, errors.UnknownTopicOrPartition(f"{one.name} was deleted"))
+            one.remove(HostedState.DELETING, errors.UnknownTopicOrPartition(f"{one.name} was deleted"))
         elif one.is_replicated:
             logger.info("the replicas of %s are others now", one.name)
-            one.remove(State.CLOSING, errors.NotLeader(f"other brokers have {one.name} now"))
+            one.remove(HostedState.CLOSING, errors.NotLeader(f"other brokers have {one.name} now"))
         else:
             is_replicated = topic.partitions[one.key[1]].is_replicated
             why = "has several replicas now" if is_replicated else "is led by another broker now"
             logger.warning("%s %s; its log is kept", one.name, why)
-            one.remove(State.CLOSING, errors.NotLeader(f"{one.name} {why}"))
+            one.remove(HostedState.CLOSING, errors.NotLeader(f"{one.name} {why}"))
             del self._hosted[one.key]
         if partition is not None:
             self._staged.pop(partition, None)
@@ -400,7 +400,7 @@ class Broker:
         If ZooKeeper still has the partition, the log stays. If ZooKeeper may have been restored from a copy
         that is older than the partition, the log is set aside.
         """
-        one.state = State.DELETING
+        one.state = HostedState.DELETING
 
         def work() -> None:
             try:
@@ -438,7 +438,7 @@ class Broker:
         logs = [
             (one.name, one.opened, one.leader_start)
             for one in self._hosted.values()
-            if one.state is State.OPEN and not one.is_changing
+            if one.state is HostedState.OPEN and not one.is_changing
         ]
         self._is_retaining = True
         try:
@@ -525,7 +525,7 @@ class Broker:
         partition.maybe_flush()
         return None
 
-    def fetch(self, request: FetchRequest, answer: Answer, abort: Callable[[str], None]) -> Fetch:
+    def fetch(self, request: FetchRequest, answer: SendReads, abort: Callable[[str], None]) -> Fetch:
         """Answer a fetch when enough bytes are there, or when the request's time is over."""
         fetch = Fetch(self, request, answer, abort)
         fetch.start()
@@ -623,6 +623,6 @@ class Broker:
 
 def _is_as_in(topic: TopicState, one: HostedPartition) -> bool:
     """Return False if the partition was recreated, or changed between one replica and several."""
-    if topic.topic_id != one.topic_id:
-        return False
-    return one.state is not State.OPEN or topic.partitions[one.key[1]].is_replicated == one.is_replicated
+    is_replicated = topic.partitions[one.key[1]].is_replicated
+    is_open = one.state is HostedState.OPEN
+    return topic.topic_id == one.topic_id and (is_replicated == one.is_replicated or not is_open)

@@ -79,11 +79,11 @@ class ClockCheck:
     def _ask(self) -> None:
         began = self._asked_at = self._monotonic()
         try:
-            told = self._cluster.zookeeper_time()
+            zookeeper_s = self._cluster.zookeeper_time()
         except MillraceError as error:
             logger.warning("cannot read ZooKeeper's clock again: %s", error)
         else:
-            self._zookeeper_ahead = told - (began + self._monotonic()) / 2
+            self._zookeeper_ahead = zookeeper_s - (began + self._monotonic()) / 2
 
     def _note(self, since: float, until: float) -> None:
         if self.wrong and self.wrong[-1][0] <= since <= self.wrong[-1][1] + 1:

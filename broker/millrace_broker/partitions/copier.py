@@ -51,7 +51,7 @@ class Copier:
         thread = one.thread = self._thread(following.leader)
         assert one.replica.snapshot is not None, "it follows by a state"
         state, us = one.replica.snapshot.state, self._config.broker_id
-        # Who is eligible has everything committed, and writes may wait for it.
+        # An eligible replica has everything committed, and writes may wait for it.
         is_behind = self._directory not in (state.isr.get(us), state.eligible.get(us))
         copying = one.copying = Copying(one.id, following, one.log, is_behind=is_behind)
         thread.want(copying)
@@ -152,7 +152,7 @@ class Copier:
         try:
             log: BackgroundSide = one.opened
             await outcome(self._pool.submit(log.delete_records, before))
-        except Exception as error:  # the leader says it again, some time
+        except Exception as error:  # a later answer of the leader has it again
             logger.warning("%s still begins where it did: %s", one.name, error, exc_info=errors.is_bug(error))
         one.is_deleting = False
 

@@ -43,7 +43,7 @@ class PartitionRead(NamedTuple):
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
 """Results of a fetch, by topic."""
-Answer: TypeAlias = Callable[[Reads], None]
+SendReads: TypeAlias = Callable[[Reads], None]
 
 
 class Source(Protocol):
@@ -68,11 +68,11 @@ class Fetch:
     __slots__ = ("_abort", "_answer", "_available", "_partitions", "_request", "_source", "_timer", "_woken")
 
     def __init__(
-        self, source: Source, request: FetchRequest, answer: Answer, abort: Callable[[str], None]
+        self, source: Source, request: FetchRequest, answer: SendReads, abort: Callable[[str], None]
     ) -> None:
         self._source, self._abort = source, abort
         self._request = request
-        self._answer: Answer | None = answer
+        self._answer: SendReads | None = answer
         self._partitions: dict[Partition, int] = {}
         """Partitions it is parked on; maps each to the bytes that it would still take of it."""
         self._available = 0

@@ -74,14 +74,14 @@ class FlushThreads:
         """Flush `log` as `submit` does; return the state on the disk or raise the exception of the flush."""
         done: Future[LogState] = Future()
 
-        def tell(result: LogState | None, error: BaseException | None) -> None:
+        def report(result: LogState | None, error: BaseException | None) -> None:
             if error is not None:
                 done.set_exception(error)
             else:
                 assert result is not None
                 done.set_result(result)
 
-        self._work.put(lambda: self._flush(log, tell))
+        self._work.put(lambda: self._flush(log, report))
         return await outcome(done)
 
     def submit_soon(self, log: FlushSide, then: Outcome) -> None:
@@ -113,7 +113,7 @@ class FlushThreads:
     def _on_loop(self, then: Outcome) -> Outcome:
         return lambda result, error: self._mailbox.post(lambda: then(result, error))
 
-    def _flush(self, log: FlushSide, tell: Outcome) -> None:
+    def _flush(self, log: FlushSide, report: Outcome) -> None:
         thread, began = threading.get_ident(), time.monotonic()
         with self._lock:
             self._began[thread] = began
@@ -123,7 +123,7 @@ class FlushThreads:
             result = log.flush()
         except BaseException as error:
             failure = error
-        tell(result, failure)
+        report(result, failure)
         with self._lock:
             del self._began[thread]
             self.done += 1

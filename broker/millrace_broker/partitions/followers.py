@@ -17,7 +17,7 @@ MAX_WAIT_MS = 10_000
 MAX_BYTES = 16 << 20
 """Most bytes that a follower gets at once, and longest wait, whatever it asks for."""
 
-Answer: TypeAlias = Callable[[Sequence[Copied]], None]
+SendCopied: TypeAlias = Callable[[Sequence[Copied]], None]
 
 
 class Connected(Protocol):
@@ -34,12 +34,12 @@ class Follower:
 
     def __init__(self, connection: Connected, session: ReplicaSession, mailbox: Mailbox) -> None:
         self.connection, self.session, self._mailbox = connection, session, mailbox
-        self._answer: Answer | None = None
+        self._answer: SendCopied | None = None
         self._max_bytes = 0
         self._timer: Timer | None = None
         self._woken = False
 
-    def fetch(self, request: ReplicaFetchRequest, answer: Answer) -> bool:
+    def fetch(self, request: ReplicaFetchRequest, answer: SendCopied) -> bool:
         """Answer with the news, at once or later; True when the request's positions commit more."""
         if self._answer is not None:
             self._finish([])  # an earlier request: the follower has new positions and stopped waiting
@@ -89,7 +89,7 @@ class Followers:
         self._mailbox, self._find = mailbox, find
         self._followers: dict[int, Follower] = {}
 
-    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> bool:
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: SendCopied) -> bool:
         """Serve one request; True when its positions commit more."""
         known = self._followers.get(request.follower)
         if known is None or known.connection is not connection:

@@ -35,7 +35,7 @@ Obstacle: TypeAlias = "Callable[[CutSide], None] | Exception"
 """The cut of the log that must come before anything more is copied, or the error that was met."""
 
 
-class State(Enum):
+class HostedState(Enum):
     """State of a partition on this broker. The method of `Broker` beside a state enters it."""
 
     OPENING = auto()  # _open
@@ -54,7 +54,7 @@ class HostedPartition:
     """The topic as last applied to the partition."""
     news: News
     """Wakes the life of the replica, if the partition has several."""
-    state: State = State.OPENING
+    state: HostedState = HostedState.OPENING
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
     """Error of the last attempt to open the partition's log."""
@@ -141,7 +141,7 @@ class HostedPartition:
             return copying.leader_start
         return self.log.start
 
-    def remove(self, state: State, why: errors.BrokerError) -> None:
+    def remove(self, state: HostedState, why: errors.BrokerError) -> None:
         """Serve the partition no more. A replica ends soon, and `ended` is done then."""
         self.state, self.partition, self.gone = state, None, why
         self.news.come()

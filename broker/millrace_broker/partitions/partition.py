@@ -47,7 +47,7 @@ class Producing(Protocol):
         """Close the client's connection, because a bug left the answer unknown."""
 
 
-Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
+StagedRequest: TypeAlias = tuple[Sequence[memoryview], Producing, int]
 """(batches, the request they belong to, its index)."""
 
 
@@ -103,7 +103,7 @@ class Partition:
         self.gone: BrokerError | None = None
         """Reason why the partition is no longer served; None while it is served."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
-        self._staged: list[Staged] = []
+        self._staged: list[StagedRequest] = []
         self._unsynced: deque[Unsynced] = deque()
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
@@ -140,7 +140,7 @@ class Partition:
             for _, producing, _ in staged:
                 self._abort(producing)
 
-    def _append(self, staged: Sequence[Staged]) -> None:
+    def _append(self, staged: Sequence[StagedRequest]) -> None:
         batches = staged[0][0] if len(staged) == 1 else [batch for entry in staged for batch in entry[0]]
         principals: list[str] = []
         for own, producing, _ in staged:

@@ -22,7 +22,7 @@ from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.mailbox import Mailbox, outcome, started_threads
 from millrace_broker.partitions.copier import Copier
 from millrace_broker.partitions.flush import FlushThreads
-from millrace_broker.partitions.followers import Answer, Connected, Followers
+from millrace_broker.partitions.followers import Connected, Followers, SendCopied
 from millrace_broker.partitions.hosted import HostedPartition, HostedPartitions, Obstacle
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.partitions.topic_writes import UNKNOWN, TopicWrites, snapshot_of
@@ -341,7 +341,7 @@ class Replicas:
         elif not leader_says:
             logger.warning("copying %s: %s; trying again", one.name, error)
         if one.log.lacks_room and one.thread is not None:
-            # Commits wait until the leader drops this replica, so tell the leader at once.
+            # Commits wait until the leader drops this replica, so the leader must learn of it at once.
             one.thread.forget(one.id)
             return FULL_DISK_AGAIN_S
         return ASK_AGAIN_S if leader_says else COPY_AGAIN_S
@@ -602,12 +602,12 @@ class Replicas:
         one = self._hosted.replica(partition)
         if one is None:
             raise errors.NotLeader(f"no replica of {partition} is stored here")
-        one.replica.heard_of(epoch)
+        one.replica.see_epoch(epoch)
         if one.replica.leading is None:
             raise errors.NotLeader(f"{one.name} is not led here")
         return Led(one.replica.leading, one.log)
 
-    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> None:
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: SendCopied) -> None:
         """Serve a follower's request, now or once there is something new."""
         self._check_follower(request.follower, request.directory)
         if self._followers.fetch(connection, request, answer):
@@ -622,7 +622,7 @@ class Replicas:
                 leading = self._find(one.partition, one.epoch).leading
                 check_epoch(leading, one.epoch)
             except errors.BrokerError:
-                continue  # its next fetch is told so
+                continue  # the answer to its next fetch has the error
             if leading.reported(request.follower, request.directory, one.flushed):
                 grown.append(one.partition)
         self._show(grown)

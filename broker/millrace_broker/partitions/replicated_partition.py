@@ -19,7 +19,7 @@ from millrace.errors import (
 )
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.flush import FlushThreads
-from millrace_broker.partitions.partition import Partition, Staged, Unsynced
+from millrace_broker.partitions.partition import Partition, StagedRequest, Unsynced
 from millrace_broker.replication.committed import CommittedStates
 from millrace_broker.replication.leadership import Leadership
 from millrace_broker.storage.partition_log import PartitionLog
@@ -102,14 +102,14 @@ class ReplicatedPartition(Partition):
             )
         self._notify(producing, index, [why] * max(1, len(outcomes)))
 
-    def _append(self, staged: Sequence[Staged]) -> None:
+    def _append(self, staged: Sequence[StagedRequest]) -> None:
         if not self.leading.has_enough:
             staged = self._without_acks_all(staged)
         if staged:
             super()._append(staged)
             self.note_append()
 
-    def _without_acks_all(self, staged: Sequence[Staged]) -> list[Staged]:
+    def _without_acks_all(self, staged: Sequence[StagedRequest]) -> list[StagedRequest]:
         """Refuse acks=all, as too few replicas are in sync; return the other staged batches."""
         snapshot = self.leading.snapshot
         why = NotEnoughReplicas(

@@ -315,10 +315,10 @@ def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iter
     """
     by_key = {one.name: one for one in _describe_file(config)}
     for name, key in BROKER_SETTINGS.items():
-        told = by_key[key]
-        source, value = ConfigSource(told.config_source), told.value or ""
+        own = by_key[key]
+        source, value = ConfigSource(own.config_source), own.value or ""
         synonyms = [(name, value, source), (key, value, source)]
-        yield _described(name, synonyms, ConfigType(told.config_type), told.documentation)
+        yield _described(name, synonyms, ConfigType(own.config_type), own.documentation)
     for name, (value, text) in BROKER_FIXED.items():
         yield _described(name, [(name, value, ConfigSource.DEFAULT)], ConfigType.STRING, text)
     listeners, texts = config.named_listeners, documentation_of(ListenerConfig)

@@ -84,7 +84,7 @@ def _write(cluster: Cluster, topic: tuple[str, UUID], changes: Sequence[_Change]
     def change(newest: TopicState) -> TopicState:
         made.clear()
         if newest.topic_id != topic_id:
-            raise errors.UnknownTopicOrPartition(f"topic {name} was deleted and created anew")
+            raise errors.UnknownTopicOrPartition(f"topic {name} was deleted and recreated")
         partitions = dict(newest.partitions)
         for index, one in enumerate(changes):
             if one.number in partitions:

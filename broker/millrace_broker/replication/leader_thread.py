@@ -188,8 +188,8 @@ class LeaderThread(threading.Thread):
         asked: dict[ReplicaPartition, Wanted] = {}
         with self._lock:
             self._catching_up = None
-            heard_of = (one for one in self._wants if one in self._limited - self._behind.keys())
-            self._behind = dict.fromkeys([*heard_of, *self._behind])
+            requested = (one for one in self._wants if one in self._limited - self._behind.keys())
+            self._behind = dict.fromkeys([*requested, *self._behind])
             self._news = {partition: None for partition in self._wants if partition not in self._behind}
         anew, unanswered, answer_by = True, 0, 0.0
         while self._wants and not (self._stopped or connection.worn):

@@ -104,7 +104,7 @@ class Replica:
             self._is_sure |= self.following.has_everything
         self.following = following
 
-    def heard_of(self, epoch: int) -> None:
+    def see_epoch(self, epoch: int) -> None:
         """Stop leading if a follower knows a leader of a newer epoch, `epoch`."""
         if self.leading is not None and epoch > self.leading.epoch:
             self.leading = None

@@ -41,9 +41,9 @@ def check_epoch(leading: Leadership, known: int) -> None:
 @dataclass(slots=True)
 class _Place:
     wanted: Wanted
-    heard_starts: tuple[int, int] = (-1, -1)
+    sent_starts: tuple[int, int] = (-1, -1)
     """Start of the leader's log, and start of its readable part, as last sent to the follower."""
-    heard_committed: int = -1
+    sent_committed: int = -1
     is_answered: bool = False
     """True between an answer and the follower's next position."""
 
@@ -150,7 +150,7 @@ class ReplicaSession:
             return Copied(wanted.partition, error.code)
         if records is None and wanted.flushed >= 0:
             return None
-        return _said(place, leading, log)._replace(segment=segment, records=records)
+        return _copied(place, leading, log)._replace(segment=segment, records=records)
 
     def _news(self, place: _Place) -> Copied | None:
         """Return the changed high watermark or log start, if nothing was appended since the last answer."""
@@ -159,13 +159,13 @@ class ReplicaSession:
             leading, log = self._led(wanted)
         except BrokerError:
             return None
-        heard = place.heard_starts, place.heard_committed
-        if wanted.flushed < 0 or heard == ((log.start, log.log_start_offset), leading.committed):
+        sent = place.sent_starts, place.sent_committed
+        if wanted.flushed < 0 or sent == ((log.start, log.log_start_offset), leading.committed):
             return None
-        return _said(place, leading, log)
+        return _copied(place, leading, log)
 
 
-def _said(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
+def _copied(place: _Place, leading: Leadership, log: LoopSide) -> Copied:
     starts, committed = (log.start, log.log_start_offset), leading.committed
-    place.heard_starts, place.heard_committed = starts, committed
+    place.sent_starts, place.sent_committed = starts, committed
     return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

@@ -412,7 +412,7 @@ class World:
     def _serve(self, machine: Machine, fetch: Fetch) -> None:
         leading = machine.replica.leading
         if leading is None or fetch.epoch != leading.epoch:
-            machine.replica.heard_of(fetch.epoch)
+            machine.replica.see_epoch(fetch.epoch)
             return
         leading.connected(fetch.follower.broker, fetch.directory, fetch.position, fetch.last_epoch)
         if leading.is_outrun:
@@ -512,7 +512,7 @@ class World:
     def _reported(self, machine: Machine, broker: int, directory: str, epoch: int, flushed: int) -> None:
         leading = machine.replica.leading
         if leading is None or epoch != leading.epoch:
-            machine.replica.heard_of(epoch)
+            machine.replica.see_epoch(epoch)
         elif leading.reported(broker, directory, flushed):
             self._after_commit(machine, leading)
 

@@ -61,7 +61,7 @@ class Node:
         crash(self.log)
 
     def find(self, partition: ReplicaPartition, epoch: int) -> Led:
-        self.replica.heard_of(epoch)
+        self.replica.see_epoch(epoch)
         if partition != PARTITION or self.replica.leading is None:
             raise NotLeader("another broker leads it")
         return Led(self.replica.leading, self.log)

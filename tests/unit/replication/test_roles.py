@@ -399,12 +399,12 @@ def test_who_won_when_another_has_won_since_follows() -> None:
 def test_a_leader_stops_when_it_hears_of_a_newer_one() -> None:
     replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     newer = Snapshot(9, PartitionState(2, (1, 2, 3), LIVE, 9), 2)
-    for hear in (partial(replica.heard_of, 9), partial(replica.observe, newer, 1.0)):
+    for hear in (partial(replica.see_epoch, 9), partial(replica.observe, newer, 1.0)):
         replica.snapshot = Snapshot(4, PartitionState(NO_LEADER, (1, 2, 3), LIVE, 7), 2)
         replica.campaign()
         _, elected = replica.election() or pytest.fail("it may lead")
         assert replica.won(Snapshot(5, elected, 2), 0.2) is not None
-        replica.heard_of(8)
+        replica.see_epoch(8)
         assert replica.leading is not None
         hear()
         assert replica.leading is None
