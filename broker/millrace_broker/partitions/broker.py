@@ -289,7 +289,7 @@ class Broker:
             return
         current = self._current(one.key, one.topic_id)
         if current is None:
-            await self._delete(one)
+            await self._dispose(one, self._delete_log)
         elif not self._keeps(current.partitions[one.key[1]]):
             del self._hosted[one.key]  # other brokers got it meanwhile
         else:
@@ -341,8 +341,9 @@ class Broker:
     def _retry_failed(self) -> None:
         """Open the failed partitions again whose error may have passed."""
         for key, one in list(self._hosted.items()):
-            if one.state is HostedState.FAILED and one.error is not None:
-                one.topic = self._current(key, one.topic_id) or one.topic
+            topic = self._current(key, one.topic_id)
+            if one.state is HostedState.FAILED and topic is not None:
+                one.topic = topic
                 if isinstance(one.error, MAY_PASS):
                     self.mailbox.begin(self._open(one))
                 else:
@@ -351,75 +352,60 @@ class Broker:
     async def _remove(self, one: HostedPartition) -> None:
         """Stop serving or replicating a partition. Delete its log only if the partition was deleted."""
         self._record_soon()
-        partition, topic = one.partition, self._current(one.key, one.topic_id)
+        topic, why = self._current(one.key, one.topic_id), f"other brokers have {one.name} now"
+        if one.partition is not None:
+            self._staged.pop(one.partition, None)
         if topic is None:
             logger.info("deleting %s: it is not in the cluster any more", one.name)
-            one.remove(HostedState.DELETING, errors.UnknownTopicOrPartition(f"{one.name} was deleted"))
+            deleted = errors.UnknownTopicOrPartition(f"{one.name} was deleted")
+            await outcome(one.remove(HostedState.DELETING, deleted))
+            await self._dispose(one, self._delete_log)
         elif one.is_replicated:
             logger.info("the replicas of %s are others now", one.name)
-            one.remove(HostedState.CLOSING, errors.NotLeader(f"other brokers have {one.name} now"))
+            await outcome(one.remove(HostedState.CLOSING, errors.NotLeader(why)))
+            await self._dispose(one, self._set_log_aside)
         else:
-            is_replicated = topic.partitions[one.key[1]].is_replicated
-            why = "has several replicas now" if is_replicated else "is led by another broker now"
-            logger.warning("%s %s; its log is kept", one.name, why)
-            one.remove(HostedState.CLOSING, errors.NotLeader(f"{one.name} {why}"))
+            if topic.partitions[one.key[1]].is_replicated:
+                why = f"{one.name} has several replicas now"
+            logger.warning("%s; its log is kept", why)
+            one.remove(HostedState.CLOSING, errors.NotLeader(why))
             del self._hosted[one.key]
-        if partition is not None:
-            self._staged.pop(partition, None)
-        if one.is_replicated:
-            await outcome(one.ended)
-        elif partition is not None and one.gone is not None:
-            await outcome(partition.close(one.gone))
-        if topic is None:
-            await self._delete(one)
-        elif one.is_replicated:
-            await self._put_away(one)
 
-    async def _put_away(self, one: HostedPartition) -> None:
+    async def _dispose(self, one: HostedPartition, work: Callable[[HostedPartition], None]) -> None:
+        """Delete an unused log, or set it aside. Only then may the partition, or its namesake, be opened."""
+        one.state = HostedState.DELETING
+        try:
+            await outcome(self._pools["delete"].submit(work, one))
+        except Exception as error:
+            logger.error("the log of %s stays here: %s", one.name, error, exc_info=errors.is_bug(error))
+        del self._hosted[one.key]
+        self.refresh()
+
+    def _set_log_aside(self, one: HostedPartition) -> None:
         """Set a replica's log aside if ZooKeeper itself, not only the snapshot, has the replica elsewhere.
 
         The log stays until ZooKeeper confirms this. It also stays if this broker has the only replica now.
         """
+        self.cluster.confirm()
+        topic = self._current(one.key, one.topic_id)
+        if topic is not None and self.config.broker_id not in topic.partitions[one.key[1]].replicas:
+            self._logs.set_open_aside(*one.key, "belongs to a partition that other brokers have")
 
-        def work() -> None:
-            self.cluster.confirm()
-            topic = self._current(one.key, one.topic_id)
-            if topic is not None and self.config.broker_id not in topic.partitions[one.key[1]].replicas:
-                self._logs.set_open_aside(*one.key, "belongs to a partition that other brokers have")
+    def _delete_log(self, one: HostedPartition) -> None:
+        """Delete a log unless ZooKeeper still has the partition.
 
-        try:
-            await outcome(self._pools["delete"].submit(work))
-        except Exception as error:
-            logger.warning("the log of %s stays here: %s", one.name, error, exc_info=errors.is_bug(error))
-        del self._hosted[one.key]
-        self.refresh()
-
-    async def _delete(self, one: HostedPartition) -> None:
-        """Delete an unused log. A new topic of the same name is opened only after the deletion.
-
-        If ZooKeeper still has the partition, the log stays. If ZooKeeper may have been restored from a copy
-        that is older than the partition, the log is set aside.
+        If ZooKeeper may have been restored from a copy that is older than the partition, set the log aside.
         """
-        one.state = HostedState.DELETING
-
-        def work() -> None:
-            try:
-                is_there = self._still_there(*one.key, one.topic_id)
-            except errors.MillraceError as error:
-                why = f"may belong to a topic that ZooKeeper has lost ({error})"
-                self._logs.set_open_aside(*one.key, why)
-                return
-            if is_there:
-                self._logs.shut(*one.key)
-            else:
-                self._logs.delete(*one.key)
-
         try:
-            await outcome(self._pools["delete"].submit(work))
-        except Exception as error:
-            logger.error("cannot delete %s: %s", one.name, error, exc_info=errors.is_bug(error))
-        del self._hosted[one.key]
-        self.refresh()
+            is_there = self._still_there(*one.key, one.topic_id)
+        except errors.MillraceError as error:
+            why = f"may belong to a topic that ZooKeeper has lost ({error})"
+            self._logs.set_open_aside(*one.key, why)
+            return
+        if is_there:
+            self._logs.shut(*one.key)
+        else:
+            self._logs.delete(*one.key)
 
     def _record_soon(self) -> None:
         """Write the partitions that are stored here into ZooKeeper, after RECORD_DELAY_S."""

@@ -41,8 +41,8 @@ class HostedState(Enum):
     OPENING = auto()  # _open
     OPEN = auto()  # _serve
     FAILED = auto()  # _fail
-    CLOSING = auto()  # _remove: its log is kept, or set aside
-    DELETING = auto()  # _remove, _delete
+    CLOSING = auto()  # _remove
+    DELETING = auto()  # _remove, _dispose
 
 
 @dataclass(slots=True, eq=False)
@@ -141,10 +141,12 @@ class HostedPartition:
             return copying.leader_start
         return self.log.start
 
-    def remove(self, state: HostedState, why: errors.BrokerError) -> None:
-        """Serve the partition no more. A replica ends soon, and `ended` is done then."""
-        self.state, self.partition, self.gone = state, None, why
+    def remove(self, state: HostedState, why: errors.BrokerError) -> Future[None]:
+        """Serve the partition no more. The result is done once nothing uses its log any more."""
+        partition, self.partition = self.partition, None
+        self.state, self.gone = state, why
         self.news.come()
+        return self.ended if self.is_replicated or partition is None else partition.close(why)
 
 
 class HostedPartitions(dict[TopicPartition, HostedPartition]):

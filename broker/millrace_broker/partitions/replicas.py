@@ -25,7 +25,7 @@ from millrace_broker.partitions.flush import FlushThreads
 from millrace_broker.partitions.followers import Connected, Followers, SendCopied
 from millrace_broker.partitions.hosted import HostedPartition, HostedPartitions, Obstacle
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
-from millrace_broker.partitions.topic_writes import UNKNOWN, TopicWrites, snapshot_of
+from millrace_broker.partitions.topic_writes import UNKNOWN, Apply, TopicWrites, Written, snapshot_of
 from millrace_broker.replication.copying import Copying
 from millrace_broker.replication.following import ReplicaDiverged
 from millrace_broker.replication.leadership import CLOSED_GRACE_S, Leadership, Proposal, Snapshot
@@ -96,9 +96,9 @@ class Replicas:
         self._followers = Followers(mailbox, self._find)
         self._pool = started_threads(8, "replicas")
         self._copier = Copier(config, directory, cluster, mailbox, flushes, self._pool, hosted)
-        self._write = TopicWrites(cluster, mailbox, self._pool).write
+        self._writes = TopicWrites(cluster, mailbox, self._pool)
         self._lag_s = config.replica_lag_ms / 1000
-        self._is_ticking = False
+        mailbox.every(min(1.0, self._lag_s / 10), self._tick)
         self._unreported: set[ReplicaPartition] = set()
         """Partitions with replicas here that have not reported since ZooKeeper was restored."""
 
@@ -126,9 +126,7 @@ class Replicas:
 
     def begin(self, one: HostedPartition) -> None:
         """Begin the life of a replica whose log is open."""
-        if not self._is_ticking:
-            self._is_ticking, self._live = True, self._registered()
-            self._mailbox.every(min(1.0, self._lag_s / 10), self._tick)
+        self._live = self._live or self._registered()
         one.replica = Replica(
             self._config.broker_id,
             self._directory,
@@ -349,11 +347,7 @@ class Replicas:
     async def _depose(self, one: HostedPartition, copying: Copying, error: ReplicaDiverged) -> None:
         """Have another replica lead, as this leader lacks committed messages and has not served yet."""
         leader, epoch = copying.following.leader, copying.following.epoch
-        newest, wrote = await self._write(
-            one.key, one.topic_id, lambda new: depose(new.state, leader, epoch, new.minimum)
-        )
-        if newest is not None:
-            one.replica.observe(newest, self._mailbox.now())
+        newest, wrote = await self._write(one, lambda new: depose(new.state, leader, epoch, new.minimum))
         if wrote:
             logger.error("%s: broker %s leads no more: %s", one.name, leader, error)
         elif newest is not None and self._follows(one, copying):
@@ -374,6 +368,13 @@ class Replicas:
 
     # Elections
 
+    async def _write(self, one: HostedPartition, apply: Apply) -> Written:
+        """Write a change of the partition, and observe the state that the answer brings."""
+        newest, wrote = await self._writes.write(one, apply)
+        if newest is not None:
+            one.replica.observe(newest, self._mailbox.now())
+        return newest, wrote
+
     async def _campaign(self, one: HostedPartition) -> None:
         """Cut an incomplete append, then try to be elected in the state that made this replica campaign."""
         replica = one.replica
@@ -392,14 +393,12 @@ class Replicas:
             error = await self._change_log(one, lambda log: log.cut(log.whole_end))
             self._log_failed(one, error)
         if error is None and one.gone is None:
-            newest, wrote = await self._write(one.key, one.topic_id, apply)
+            newest, wrote = await self._write(one, apply)
         now = self._mailbox.now()
         if newest is not None and wrote:
             replica.won(newest, now)
             return
-        if newest is not None:
-            replica.observe(newest, now)
-        else:
+        if newest is None:
             one.campaign_from = now + (WRITE_AGAIN_S if error is None else CAMPAIGN_AGAIN_S)
         replica.not_won(now)
 
@@ -415,10 +414,8 @@ class Replicas:
         """Lead until a newer epoch is known, and serve clients once and while the leadership allows it."""
         leading = one.replica.leading
         assert leading is not None, "its step is to lead"
-        topic, number = one.key
         partition = one.leading = ReplicatedPartition(
-            topic,
-            number,
+            *one.key,
             one.topic_id,
             leading,
             one.opened,
@@ -442,7 +439,9 @@ class Replicas:
             if one.stopped:
                 await self._resign(one)  # until that is written, no other replica campaigns
             elif one.log.lacks_room and self._has_heir(leading) and not self.is_stopping:
-                await self._yield_for_room(one)
+                logger.warning("%s: the disk has no room, so that another replica is to lead", one.name)
+                await self._when_followed([one])
+                await self._resign(one)  # if ZooKeeper does not answer, this replica leads on
             if self._leads(one, leading):
                 may_serve = not (one.stopped or one.is_resigning or self.is_stopping)
                 if one.partition is None and leading.is_serving and may_serve:
@@ -456,12 +455,6 @@ class Replicas:
         """Return True if another in-sync replica lives."""
         isr = leading.snapshot.state.isr
         return any(self._live.get(broker) == at for broker, at in isr.items() if broker != leading.broker)
-
-    async def _yield_for_room(self, one: HostedPartition) -> None:
-        """Resign for another in-sync replica. If ZooKeeper does not answer, this one leads again."""
-        logger.warning("%s: the disk has no room, so that another replica is to lead", one.name)
-        await self._when_followed([one])
-        await self._resign(one)
 
     def _propose(self, one: HostedPartition) -> None:
         """Write the due change of the in-sync replicas, if this broker leads."""
@@ -479,9 +472,7 @@ class Replicas:
             one.is_resigning = True
             await self._when_followed([one])
         while self._leads(one, leading):
-            newest, _ = await self._write(
-                one.key, one.topic_id, lambda state: proposal.apply(state, broker, epoch)
-            )
+            newest, _ = await self._write(one, lambda state: proposal.apply(state, broker, epoch))
             if not self._leads(one, leading):
                 return
             one.is_resigning = False  # it is served until ZooKeeper answers
@@ -490,7 +481,6 @@ class Replicas:
                 leading.decided(newest)
                 self._events["in_sync"] += len(proposal.joining)
                 self._events["out_of_sync"] += len(proposal.leaving)
-                one.replica.observe(newest, self._mailbox.now())
                 return
             await self._mailbox.sleep(WRITE_AGAIN_S)
 
@@ -507,7 +497,7 @@ class Replicas:
             def apply(newest: Snapshot) -> PartitionState | None:
                 return resign(newest.state, broker, epoch, newest.minimum, is_whole=is_whole)
 
-            self._mailbox.begin(self._write(one.key, one.topic_id, apply))
+            self._mailbox.begin(self._writes.write(one, apply))
 
     async def _resign(self, one: HostedPartition) -> None:
         """Try once to write that this broker no longer leads.
@@ -522,9 +512,7 @@ class Replicas:
             is_whole = one.log.flush_refusal is None
             return resign(newest.state, leading.broker, leading.epoch, newest.minimum, is_whole=is_whole)
 
-        newest, _ = await self._write(one.key, one.topic_id, apply)
-        if newest is not None:
-            one.replica.observe(newest, self._mailbox.now())
+        await self._write(one, apply)
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """Hand over all partitions led here, because the broker stops; then call `then`.
@@ -582,7 +570,7 @@ class Replicas:
         error = await self._change_log(one, bring_to_disk)
         self._log_failed(one, error)
         if error is None and one.gone is None:
-            newest, wrote = await self._write(one.key, one.topic_id, apply)
+            newest, wrote = await self._write(one, apply)
             if newest is not None and wrote:
                 missing = sorted(set(newest.state.replicas).difference(newest.state.reports))
                 logger.warning(
@@ -591,8 +579,6 @@ class Replicas:
                     one.name,
                     missing,
                 )
-            if newest is not None:
-                replica.observe(newest, self._mailbox.now())
         if replica.owes_report:
             await one.news.wait(CAMPAIGN_AGAIN_S if error is not None else WRITE_AGAIN_S)
 

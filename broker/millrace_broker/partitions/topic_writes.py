@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from millrace import errors
-from millrace.records.topic_partition import TopicPartition
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.mailbox import Mailbox, outcome
+from millrace_broker.partitions.hosted import HostedPartition
 from millrace_broker.replication.leadership import Snapshot
 
 logger = logging.getLogger("millrace.replication")
@@ -46,13 +46,13 @@ class TopicWrites:
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
         """Changes that wait, by topic. A topic stays here while one of its writes runs."""
 
-    async def write(self, key: TopicPartition, topic_id: UUID, apply: Apply) -> Written:
+    async def write(self, one: HostedPartition, apply: Apply) -> Written:
         """Write a change of a partition, together with other changes of its topic."""
-        topic = (key[0], topic_id)
+        topic = (one.key[0], one.topic_id)
         if topic not in self._changes:
             self._changes[topic] = []
             self._mailbox.begin(self._write_all(topic))
-        change = _Change(key[1], apply, Future())
+        change = _Change(one.key[1], apply, Future())
         self._changes[topic].append(change)
         return await outcome(change.written)
 
