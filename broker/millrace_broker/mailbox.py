@@ -197,28 +197,28 @@ class Mailbox:
         os.close(self._wake_end)
 
 
-class News:
-    """Wakes the one coroutine of the loop that waits for news. On the loop only."""
+class Notifier:
+    """Wakes the one coroutine of the loop that waits for changes. On the loop only."""
 
-    __slots__ = ("_has_come", "_mailbox", "_waiting")
+    __slots__ = ("_is_notified", "_mailbox", "_waiting")
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox, self._has_come = mailbox, False
+        self._mailbox, self._is_notified = mailbox, False
         self._waiting: Future[None] | None = None
 
-    def come(self) -> None:
+    def notify(self) -> None:
         """Wake the coroutine. If it does not wait now, its next `wait` returns at once."""
-        self._has_come = True
+        self._is_notified = True
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             waiting.set_result(None)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until news has come since the last `wait`, or for `seconds`."""
-        if not self._has_come:
+        """Wait until `notify` was called since the last `wait`, or for `seconds`."""
+        if not self._is_notified:
             self._waiting = Future()
-            timer = None if seconds is None else self._mailbox.after(seconds, self.come)
+            timer = None if seconds is None else self._mailbox.after(seconds, self.notify)
             await outcome(self._waiting)
             if timer is not None:
                 timer.cancel()
-        self._has_come = False
+        self._is_notified = False

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from millrace_broker.mailbox import MIN_SWEEP, Mailbox, News, outcome, started_threads
+from millrace_broker.mailbox import MIN_SWEEP, Mailbox, Notifier, outcome, started_threads
 from tests.support import Clock
 
 
@@ -195,22 +195,24 @@ def test_a_coroutine_that_fails_is_logged_with_its_traceback_and_stops_no_other(
     assert "in with_a_bug" in caplog.text
 
 
-def test_news_wakes_who_waits_and_news_that_came_before_is_not_missed(mailbox: Mailbox, clock: Clock) -> None:
-    news, looks = News(mailbox), list[float]()
+def test_a_notification_wakes_who_waits_and_one_that_came_before_is_not_missed(
+    mailbox: Mailbox, clock: Clock
+) -> None:
+    changes, looks = Notifier(mailbox), list[float]()
 
     async def steps() -> None:
         for seconds in (None, None, 2.0, None):
-            await news.wait(seconds)
+            await changes.wait(seconds)
             looks.append(clock.now)
 
     mailbox.begin(steps())
     mailbox.run()
     assert looks == []
-    news.come()
-    news.come()
+    changes.notify()
+    changes.notify()
     mailbox.run()
     assert looks == [clock.now], "both are looked at together"
-    news.come()
+    changes.notify()
     mailbox.run()
     assert len(looks) == 2
     assert mailbox.seconds_to_next() == 2

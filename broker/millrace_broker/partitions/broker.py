@@ -26,7 +26,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchRequest
 from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
-from millrace_broker.mailbox import Mailbox, News, outcome, started_threads
+from millrace_broker.mailbox import Mailbox, Notifier, outcome, started_threads
 from millrace_broker.partitions.clock_check import ClockCheck
 from millrace_broker.partitions.fetch import Fetch, SendReads
 from millrace_broker.partitions.flush import FlushThreads
@@ -274,7 +274,7 @@ class Broker:
         return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 
     def _host(self, key: TopicPartition, topic: TopicState) -> HostedPartition:
-        one = self._hosted[key] = HostedPartition(key, topic, News(self.mailbox))
+        one = self._hosted[key] = HostedPartition(key, topic, Notifier(self.mailbox))
         self._hosted.names[topic.topic_id] = topic.name
         return one
 

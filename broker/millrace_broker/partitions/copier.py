@@ -118,7 +118,7 @@ class Copier:
         except Exception as error:
             one.obstacle = error
         if one.obstacle is not None:
-            one.news.come()
+            one.changes.notify()
             return
         thread.want(copying)
         self._mailbox.begin(self._flush(one))
@@ -140,7 +140,7 @@ class Copier:
                     await self._mailbox.sleep(FLUSH_AGAIN_S)  # answers that come meanwhile begin no flush
             one.is_flushing = False
             if one.log.flush_refusal is not None:
-                one.news.come()
+                one.changes.notify()
                 return
             is_current = one.copying is copying and not (has_failed or one.is_changing)
             if is_current and one.thread is not None and (acked := copying.acked) is not None:

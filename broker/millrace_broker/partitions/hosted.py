@@ -19,7 +19,7 @@ from millrace.config import BrokerConfig
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.replica import ReplicaPartition
 from millrace.zookeeper.topic_state import TopicState
-from millrace_broker.mailbox import News
+from millrace_broker.mailbox import Notifier
 from millrace_broker.partitions.partition import Partition
 from millrace_broker.partitions.replicated_partition import ReplicatedPartition
 from millrace_broker.partitions.topic_settings import topic_log_config
@@ -52,7 +52,7 @@ class HostedPartition:
     key: TopicPartition
     topic: TopicState
     """The topic as last applied to the partition."""
-    news: News
+    changes: Notifier
     """Wakes the life of the replica, if the partition has several."""
     state: HostedState = HostedState.OPENING
     opening: Future[PartitionLog] | None = None
@@ -145,7 +145,7 @@ class HostedPartition:
         """Serve the partition no more. The result is done once nothing uses its log any more."""
         partition, self.partition = self.partition, None
         self.state, self.gone = state, why
-        self.news.come()
+        self.changes.notify()
         return self.ended if self.is_replicated or partition is None else partition.close(why)
 
 

@@ -1,8 +1,9 @@
-"""The replicas that this broker keeps of partitions with several: the life of each, as one coroutine.
+"""The replicas that this broker keeps of partitions with several: the life of each is one coroutine.
 
-A life leads, follows, reports, campaigns or waits, as its state machine (`replication.replica`) decides. It
-sleeps until that one has changed, a disk refuses, or its turn to campaign comes: then it looks again. Methods
-run on the event loop unless their docstring says otherwise; none waits for a disk, a network or ZooKeeper.
+A life leads, follows, reports, campaigns or waits, as the replica's state machine (`replication.replica`)
+decides. It sleeps until the state machine has changed, the disk refuses a write, or its turn to campaign
+comes. Methods run on the event loop unless their docstring says otherwise; none waits for a disk, a network
+or ZooKeeper.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ HAND_OVER_S = 0.5
 RESIGN_S = 3.0
 """Longest time for which the leader then waits for ZooKeeper."""
 LOOK_S = 0.01
-"""Pause between two checks whether a hand-over may continue."""
+"""Pause between two checks whether a hand-over, or the end of a replica, may continue."""
 
 EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
 Step: TypeAlias = Callable[[HostedPartition], Coroutine[object, None, None]]
@@ -133,7 +134,7 @@ class Replicas:
             one.log,
             lag_s=self._lag_s,
             prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
-            changed=one.news.come,
+            changed=one.changes.notify,
         )
         one.is_replicated = True
         if one.id in self._unreported:
@@ -226,7 +227,7 @@ class Replicas:
         return self._wait if replica.following is None else self._follow
 
     def _turn_at(self, one: HostedPartition) -> float | None:
-        """Return the time from which the replica may campaign; None while only news can let it campaign."""
+        """Return the time from which the replica may campaign; None unless something changes before."""
         due_at, snapshot = one.replica.due_at, one.replica.snapshot
         if due_at is None or snapshot is None or one.stopped or self.is_stopping:
             return None
@@ -235,9 +236,9 @@ class Replicas:
         return max(due_at, one.campaign_from, alone_from)
 
     async def _wait(self, one: HostedPartition) -> None:
-        """Wait for news, or for this replica's turn to campaign."""
+        """Wait for a change, or for this replica's turn to campaign."""
         turn_at = self._turn_at(one)
-        await one.news.wait(None if turn_at is None else turn_at - self._mailbox.now())
+        await one.changes.wait(None if turn_at is None else turn_at - self._mailbox.now())
 
     async def _end_role(self, one: HostedPartition) -> None:
         """Stop copying or leading, and wait until no flush of the leadership uses the log any more."""
@@ -252,7 +253,7 @@ class Replicas:
     def _stop(self, one: HostedPartition, why: str) -> None:
         logger.error("%s takes no part in replication until a restart: %s", one.name, why)
         one.stopped = why
-        one.news.come()
+        one.changes.notify()
 
     def _maybe_stop(self, one: HostedPartition) -> None:
         """Let another replica lead if the log takes no more writes.
@@ -276,7 +277,7 @@ class Replicas:
             if one.leading is not None:
                 one.leading.refuse_late(now)
                 if one.log.lacks_room:
-                    one.news.come()
+                    one.changes.notify()
 
     # Following
 
@@ -319,7 +320,7 @@ class Replicas:
             pause_s = self._failed(one, error)
         until = self._mailbox.now() + pause_s
         while self._follows(one, copying) and (left_s := until - self._mailbox.now()) > 0:
-            await one.news.wait(left_s)
+            await one.changes.wait(left_s)
         if self._follows(one, copying):
             self._copier.ask_again(one)
 
@@ -424,7 +425,7 @@ class Replicas:
             self._doubtful,
             cut_off=lambda: not self._cluster.is_connected,
             grown=lambda: self._followers.changed(one.id),
-            flush_failed=one.news.come,
+            flush_failed=one.changes.notify,
         )
         one.is_resigning = False
         self._events["elected"] += 1
@@ -446,7 +447,7 @@ class Replicas:
                 may_serve = not (one.stopped or one.is_resigning or self.is_stopping)
                 if one.partition is None and leading.is_serving and may_serve:
                     one.serve(partition, self._config)
-                await one.news.wait(WRITE_AGAIN_S if one.stopped else None)
+                await one.changes.wait(WRITE_AGAIN_S if one.stopped else None)
 
     def _leads(self, one: HostedPartition, leading: Leadership) -> bool:
         return one.gone is None and one.replica.leading is leading
@@ -476,7 +477,7 @@ class Replicas:
             if not self._leads(one, leading):
                 return
             one.is_resigning = False  # it is served until ZooKeeper answers
-            one.news.come()
+            one.changes.notify()
             if newest is not None:
                 leading.decided(newest)
                 self._events["in_sync"] += len(proposal.joining)
@@ -580,7 +581,7 @@ class Replicas:
                     missing,
                 )
         if replica.owes_report:
-            await one.news.wait(CAMPAIGN_AGAIN_S if error is not None else WRITE_AGAIN_S)
+            await one.changes.wait(CAMPAIGN_AGAIN_S if error is not None else WRITE_AGAIN_S)
 
     # Followers
 

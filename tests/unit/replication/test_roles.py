@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -347,6 +348,48 @@ def test_what_a_follower_knows_as_committed_ends_with_a_unit() -> None:
     log = log_of((0, 1))
     log.append(log.read(0)[0]._replace(start=10, end=20, before=1, after=2, is_whole=False))
     assert Following(1, 7, log).accepted(30) == 10
+
+
+def test_whoever_changes_a_replica_its_life_is_woken() -> None:
+    woken: list[None] = []
+    log = log_of((7, 1))
+    replica = Replica(
+        1, "a", log, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S, changed=lambda: woken.append(None)
+    )
+
+    def wakes(event: Callable[[], object]) -> bool:
+        woken.clear()
+        event()
+        return bool(woken)
+
+    led = replace(LED, leader_epoch=8, isr={1: "a", 2: "b"})
+    assert wakes(lambda: replica.see_brokers(LIVE, 0.0))
+    assert wakes(lambda: replica.observe(Snapshot(1, LED, 2), 0.0))
+    assert not wakes(lambda: replica.observe(Snapshot(2, LED, 2), 0.0)), "it is about other partitions"
+    replica.campaign()
+    leading = replica.won(Snapshot(3, led, 2), 0.0)
+    assert leading is not None
+    assert wakes(lambda: leading.reported(2, "b", log.end)), "it may serve"
+    assert not wakes(lambda: leading.reported(2, "b", log.end))
+    assert wakes(lambda: replica.see_epoch(9))
+    assert wakes(replica.forget_zookeeper)
+
+
+def test_a_leader_that_is_outrun_wakes_the_life_of_its_replica() -> None:
+    woken: list[None] = []
+    leading = Leadership(
+        1,
+        Snapshot(1, LED, 2),
+        log_of((1, 1)),
+        0.0,
+        lag_s=LAG_S,
+        prefer_after_s=PREFER_AFTER_S,
+        is_sure=False,
+        changed=lambda: woken.append(None),
+    )
+    leading.connected(3, "c", 20, 1)
+    assert leading.is_outrun
+    assert woken
 
 
 def test_replicas_campaign_one_after_the_other() -> None:
