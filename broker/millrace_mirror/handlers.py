@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from concurrent.futures import Future
 from typing import Any
 
 from millrace import errors
@@ -26,6 +25,7 @@ from millrace.wire import mirror_append
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 from millrace_broker.handlers.table import Api, Call, Services, close, outcome_of, send, serves
+from millrace_broker.mailbox import outcome
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.partition import Outcomes, Partition
 from millrace_broker.security import rights
@@ -69,11 +69,11 @@ class _Append:
         elif append.mode is MirrorMode.APPEND:
             raise InvalidRequest(f"{append.origin} has no target partition here yet: describe it first")
         elif self._request.client.access.allows(Need(Operation.MIRROR_WRITE, rights.topic(name))):
-            self._allocate_target(append)
+            self._broker.mailbox.begin(self._allocate_target(append))
         else:  # a client without the right to write must not create partitions
             raise rights.refusal(rights.topic(name))
 
-    def _allocate_target(self, append: MirrorAppend) -> None:
+    async def _allocate_target(self, append: MirrorAppend) -> None:
         cluster, origin = self._broker.cluster, append.origin
         # By a reset the operator confirms that the origin was recreated on purpose.
         recreated = append.mode is MirrorMode.RESET
@@ -81,14 +81,12 @@ class _Append:
         def allocate() -> int:
             return cluster.allocate_mirrors(self._topic, [origin], recreated=recreated)[origin]
 
-        def allocated(future: Future[int]) -> None:
-            try:
-                self._broker.refresh()  # this broker may have to open the new partition
-                self._serve(append, future.result())
-            except Exception as error:
-                self._fail(error)
-
-        self._broker.in_zookeeper_thread(allocate, allocated)
+        try:
+            target = await outcome(self._broker.in_zookeeper_thread(allocate))
+            self._broker.refresh()  # this broker may have to open the new partition
+            self._serve(append, target)
+        except Exception as error:
+            self._fail(error)
 
     def _serve(self, append: MirrorAppend, target: int) -> None:
         topic = self._broker.cluster.topics.get(self._topic)

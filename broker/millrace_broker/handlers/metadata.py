@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from millrace.zookeeper.topic_state import PartitionState, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.handlers.table import Api, Services, send, write_down
 from millrace_broker.handlers.topic_ids import TopicIds
+from millrace_broker.mailbox import outcome
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.topic_changes import create_topic
 from millrace_broker.security import rights
@@ -178,18 +179,17 @@ class Metadata:
         }
         for name in names - self._creating:
             write_down(request, [rights.may_create(name)], NOTHING_REFUSED)
-            self._create(broker, name)
+            broker.mailbox.begin(self._create(broker, name))
         return bool(names)
 
-    def _create(self, broker: Broker, name: str) -> None:
-        def created(future: Future[None]) -> None:
-            self._creating.discard(name)
-            error = future.exception()
-            if error is not None and not isinstance(error, TopicAlreadyExists):
-                logger.warning("cannot create a topic that a client asked for: %s", error)
-
+    async def _create(self, broker: Broker, name: str) -> None:
         self._creating.add(name)
-        broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
+        try:
+            with suppress(TopicAlreadyExists):
+                await outcome(broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {})))
+        except Exception as error:
+            logger.warning("cannot create a topic that a client asked for: %s", error)
+        self._creating.discard(name)
 
 
 class LiveBroker(NamedTuple):

@@ -35,6 +35,7 @@ from millrace_broker.coordination.quotas import QuotaStore
 from millrace_broker.coordination.users import Users
 from millrace_broker.groups import Groups
 from millrace_broker.handlers.item_bound import ItemBound
+from millrace_broker.mailbox import outcome
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.security import rights
 from millrace_broker.security.journal import Asker
@@ -63,8 +64,8 @@ Needs: TypeAlias = Callable[[M], Iterable[Need]]
 """Returns the rights that a decoded request needs; looks at nothing else."""
 Answer: TypeAlias = tuple[bytes, list[int]]
 """The body of a response, and the errors in it."""
-InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
-"""A method of the broker that runs the first function in a thread, then the second on the loop."""
+InThread: TypeAlias = Callable[[Broker, Callable[[], Answer]], Future[Answer]]
+"""A method of the broker that runs a function in a thread."""
 
 
 class Services(NamedTuple):
@@ -194,6 +195,9 @@ class Call(Generic[M]):
         If the client has gone by then, no response is made: clients that come and go must not pile up work.
         The thread's time counts for the user's quota as the loop's does.
         """
+        self.broker.mailbox.begin(self._answer_from(thread, work))
+
+    async def _answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
         client, used_s = self.received.client, list[float]()
         client.working += 1
 
@@ -204,18 +208,19 @@ class Call(Generic[M]):
             finally:
                 used_s.append(time.thread_time() - began)
 
-        def done(future: Future[Answer]) -> None:
-            client.working -= 1
-            if client.closed:
-                return
-            throttle_ms(client, Kind.LOOP, sum(used_s))
-            error = future.exception()
-            if error is None:
-                send(self.received, *future.result())
-            else:
-                self._api.fail(self.received, error)
-
-        thread(self.broker, timed, done)
+        failure: Exception | None = None
+        try:
+            answer = await outcome(thread(self.broker, timed))
+        except Exception as error:
+            failure = error
+        client.working -= 1
+        if client.closed:
+            return
+        throttle_ms(client, Kind.LOOP, sum(used_s))
+        if failure is None:
+            send(self.received, *answer)
+        else:
+            self._api.fail(self.received, failure)
 
     def refuse(self, code: ErrorCode) -> None:
         self._api.refuse(self.received, code)

@@ -574,18 +574,13 @@ class Broker:
 
     # Threads
 
-    def in_zookeeper_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Run `work`, which waits for ZooKeeper, in a thread; then `then` on the loop with its outcome."""
-        self._submit("zookeeper", work, then)
+    def in_zookeeper_thread(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work`, which waits for ZooKeeper, in a thread."""
+        return self._pools["zookeeper"].submit(work)
 
-    def in_look_up_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Run `work`, which reads logs, in a thread; then `then` on the loop with its outcome."""
-        self._submit("look-up", work, then)
-
-    def _submit(self, pool: str, work: Callable[[], T], then: Callable[[Future[T]], None]) -> Future[T]:
-        future = self._pools[pool].submit(work)
-        future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
-        return future
+    def in_look_up_thread(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work`, which reads logs, in a thread."""
+        return self._pools["look-up"].submit(work)
 
     def finalize(self) -> None:
         """Flush all logs in parallel and answer the waiting requests, after the event loop has ended."""

@@ -176,10 +176,7 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
         assert go_on.wait(WAIT_S)
 
     running.cluster.create_topic = create_topic  # type: ignore[attr-defined]
-    answers: list[Any] = []
-    running.broker.in_zookeeper_thread(
-        lambda: topic_changes.create_topic(running.broker, "new", 1, {}), answers.append
-    )
+    running.broker.in_zookeeper_thread(lambda: topic_changes.create_topic(running.broker, "new", 1, {}))
     assert creating.wait(WAIT_S)
     stopping = threading.Thread(target=running.stop, daemon=True)
     stopping.start()
@@ -202,12 +199,10 @@ def test_a_broker_opens_its_logs_side_by_side(start: Start, monkeypatch: pytest.
 
 def test_a_look_up_does_not_wait_for_work_that_waits_for_zookeeper(start: Start) -> None:
     running = start()
-    go_on, answers = threading.Event(), list[Any]()
+    go_on = threading.Event()
     for _ in range(2 * POOLS["zookeeper"]):
-        running.broker.in_zookeeper_thread(lambda: go_on.wait(WAIT_S), lambda _: None)
-    running.broker.in_look_up_thread(lambda: "found", answers.append)
-    running.until("the look-up is answered", lambda: answers)
-    assert answers[0].result() == "found"
+        running.broker.in_zookeeper_thread(lambda: go_on.wait(WAIT_S))
+    assert running.broker.in_look_up_thread(lambda: "found").result(WAIT_S) == "found"
     go_on.set()
 
 
