@@ -132,7 +132,7 @@ class Broker:
 
     def _set_aside_deleted(self) -> None:
         """Set aside the logs of topics that were deleted while this broker was not running."""
-        stray = [logger for logger in self._logs.on_disk if self._current(logger[:2], logger[2]) is None]
+        stray = [log for log in self._logs.on_disk if self._current(log[:2], log[2]) is None]
         topics = {(name, topic_id) for name, _, topic_id in stray}
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
         for name, number, topic_id in stray:
@@ -358,22 +358,22 @@ class Broker:
         if topic is None:
             logger.info("deleting %s: it is not in the cluster any more", one.name)
             deleted = errors.UnknownTopicOrPartition(f"{one.name} was deleted")
-            await outcome(one.remove(HostedState.DELETING, deleted))
+            await outcome(one.remove(deleted))
             await self._dispose(one, self._delete_log)
         elif one.is_replicated:
             logger.info("the replicas of %s are others now", one.name)
-            await outcome(one.remove(HostedState.CLOSING, errors.NotLeader(why)))
+            await outcome(one.remove(errors.NotLeader(why)))
             await self._dispose(one, self._set_log_aside)
         else:
             if topic.partitions[one.key[1]].is_replicated:
                 why = f"{one.name} has several replicas now"
             logger.warning("%s; its log is kept", why)
-            one.remove(HostedState.CLOSING, errors.NotLeader(why))
+            one.remove(errors.NotLeader(why))
             del self._hosted[one.key]
 
     async def _dispose(self, one: HostedPartition, work: Callable[[HostedPartition], None]) -> None:
         """Delete an unused log, or set it aside. Only then may the partition, or its namesake, be opened."""
-        one.state = HostedState.DELETING
+        one.state = HostedState.CLOSING
         try:
             await outcome(self._pools["delete"].submit(work, one))
         except Exception as error:

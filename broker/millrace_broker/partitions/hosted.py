@@ -41,8 +41,7 @@ class HostedState(Enum):
     OPENING = auto()  # _open
     OPEN = auto()  # _serve
     FAILED = auto()  # _fail
-    CLOSING = auto()  # _remove
-    DELETING = auto()  # _remove, _dispose
+    CLOSING = auto()  # _remove, _dispose
 
 
 @dataclass(slots=True, eq=False)
@@ -141,10 +140,10 @@ class HostedPartition:
             return copying.leader_start
         return self.log.start
 
-    def remove(self, state: HostedState, why: errors.BrokerError) -> Future[None]:
+    def remove(self, why: errors.BrokerError) -> Future[None]:
         """Serve the partition no more. The result is done once nothing uses its log any more."""
         partition, self.partition = self.partition, None
-        self.state, self.gone = state, why
+        self.state, self.gone = HostedState.CLOSING, why
         self.changes.notify()
         return self.ended if self.is_replicated or partition is None else partition.close(why)
 
