@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.trials.mutation import Mutation
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTANTS = REPOSITORY / "tests" / "trials" / "mutants.toml"
 PAGE = REPOSITORY / "docs" / "paper.md"
@@ -32,16 +34,12 @@ WAIT_S = 30
 """As long as that the tests wait for what must come, with and without a fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One fault: the text `old`, which is once in `file`, becomes `new`, and `test` must fail."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant(Mutation):
+    """A mutation that `test` must notice."""
 
     row: int
-    """A row of docs/paper.md, or 0: a fault that is about none of them."""
-    what: str
-    file: str
-    old: str
-    new: str
+    """A row of docs/paper.md, or 0: a mutation that is about none of them."""
     test: str
 
     def __str__(self) -> str:
@@ -57,14 +55,6 @@ def rows_of_the_page() -> dict[int, str]:
     """Row of docs/paper.md -> the cell that says what shows it."""
     found = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
     return {int(row): shown for row, shown in found}
-
-
-def apply(mutant: Mutant, root: Path) -> str:
-    """The mutated text of the mutant's file under `root`; ValueError when `old` is not there exactly once."""
-    text = (root / mutant.file).read_text()
-    if (count := text.count(mutant.old)) != 1:
-        raise ValueError(f"{mutant}: its old text is {count} times in {mutant.file}, not once")
-    return text.replace(mutant.old, mutant.new)
 
 
 def copy_checkout(root: Path) -> None:
@@ -108,7 +98,7 @@ def is_noticed(mutant: Mutant, root: Path) -> bool:
     """True if the test fails with the fault, False if it passes; ValueError when it does neither."""
     path = root / mutant.file
     sound = path.read_text()
-    path.write_text(apply(mutant, root))
+    path.write_text(mutant.apply(root))
     try:
         done = run_tests(root, [mutant.test], "-x", timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:

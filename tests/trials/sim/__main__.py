@@ -12,7 +12,8 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.trials.sim.mutants import Mutant, install, read_mutants
+from tests.trials.mutation import Mutation
+from tests.trials.sim.mutants import install, read_mutants
 
 PER_TASK = 250
 MUTANT_HISTORIES = 4_000
@@ -88,7 +89,7 @@ def _outcome_of(index: int) -> tuple[int, str] | None:
     return None if outcome is None else (outcome[0], outcome[1])
 
 
-def _run_mutant(mutant: Mutant) -> int:
+def _run_mutant(mutant: Mutation) -> int:
     install(mutant)
     from tests.trials.sim.runs import first_violation
 
