@@ -81,7 +81,7 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
     with _client(bootstrap) as (cluster, client):
         description, committed = client.describe(group), client.offsets(group)
         readers = {partition: member for member in description.members for partition in member.partitions}
-        positions = list(_positions(cluster, committed, readers))
+        positions = list(group_positions(cluster, committed, readers))
     kind, state, members = _kind(description), description.state, description.members
     if as_json:
         partitions = [position._asdict() for position in positions]
@@ -169,7 +169,7 @@ def _kind(group: GroupDescription) -> str:
     return "streams" if group.protocol == STREAMS_PROTOCOL else "classic"
 
 
-def _positions(
+def group_positions(
     cluster: ClusterClient, committed: Mapping[TopicPartition, int], readers: Mapping[TopicPartition, Member]
 ) -> Iterator[_Position]:
     partitions = sorted({*committed, *readers})
@@ -179,12 +179,12 @@ def _positions(
         offset, end, reader = committed.get(partition), ends[topic].get(number), readers.get(partition)
         lag = None if offset is None or end is None else max(0, end - offset)
         member, host = (reader.member_id, reader.host) if reader else (None, None)
-        counted = None if offset is None or end is None else _count(cluster, topic, number, offset, end)
+        counted = None if offset is None or end is None else lag_in(cluster, topic, number, offset, end)
         messages, exact = counted or (None, None)
         yield _Position(topic, number, offset, end, messages, exact, lag, member, host)
 
 
-def _count(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
+def lag_in(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
     """Return the number of messages of a lag; None if the partition is not readable or has no leader."""
     try:
         return count_messages(cluster, topic, number, offset, end)

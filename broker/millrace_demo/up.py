@@ -233,7 +233,7 @@ class Deployment:
         self._config = config
         self._supervisor = supervisor
         self._broker_command = broker_command
-        self._aggregate = _aggregate(config)
+        self._aggregate = aggregate_of(config)
         self._data = Path(config.data_dir)
         self._security = SecurityFolder(Path(config.security)) if config.security else None
         self._bootstraps: dict[str, str] = {}
@@ -439,7 +439,7 @@ def _toml(**values: object) -> list[str]:
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
-def _aggregate(config: UpConfig) -> str:
+def aggregate_of(config: UpConfig) -> str:
     """The name of the aggregate cluster; ConfigError when the clusters do not make a deployment."""
     _check_clusters(config.clusters)
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]

@@ -163,7 +163,7 @@ def status(config: Path, as_json: bool) -> None:
         return
     print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
     current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
-    totals = [_totals(name, list(of_origin)) for name, of_origin in groupby(current, _cluster_of)]
+    totals = [totals_of(name, list(of_origin)) for name, of_origin in groupby(current, _cluster_of)]
     print_rows(("origin", "partitions", "lag (offsets)", "latency", "states"), totals)
 
 
@@ -202,12 +202,12 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
             raise MillraceError(f"{origin} has no partition {topic}-{partition}")
         stopped = 0
         for number in metadata.partitions if partition is None else [partition]:
-            stopped += _reset_one(mirrors, Origin(origin, topic, metadata.topic_id, number), at, yes)
+            stopped += reset_mirror(mirrors, Origin(origin, topic, metadata.topic_id, number), at, yes)
     if not stopped:
         say("nothing to reset: no partition is stopped")
 
 
-def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
+def reset_mirror(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
     """Reset one partition if the user confirms it; False when it needs no reset."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     if mirrors.former(origin) is not None:
@@ -351,7 +351,7 @@ def _cluster_of(row: MirrorRow) -> str:
     return row.origin.cluster
 
 
-def _totals(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
+def totals_of(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
     """Totals of one origin: the sum of its partitions' lags if all are known, and the longest latency."""
     lags = [row.lag for row in rows if row.lag is not None]
     latency = max((row.latency_ms for row in rows if row.latency_ms is not None), default=None)

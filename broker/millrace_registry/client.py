@@ -20,7 +20,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.process import HomeProcess
 from millrace.urls import address_and_auth, without_secret
 
-_WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
+WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
 """Pause before each retry. A registry that restarts is back within their sum, also on a busy machine."""
 _SHORTEST_TRY_S = 0.1
 """Shortest timeout of a try, also for the only try of a caller whose timeout is over."""
@@ -218,7 +218,7 @@ class SchemaRegistryClient:
         """
         content = None if body is None else json.dumps(body)
         deadline = time.monotonic() + min(timeout_s, self._timeout_s)
-        for wait_s in (*_WAITS_S, None):
+        for wait_s in (*WAITS_S, None):
             try:
                 left_s = max(deadline - time.monotonic(), _SHORTEST_TRY_S)
                 response = self._http.request(method, path, content=content, timeout=left_s)

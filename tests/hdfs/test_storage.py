@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 import pytest
@@ -52,7 +52,7 @@ def proxy(hdfs: Hdfs) -> Iterator[FaultProxy]:
 @pytest.fixture
 def through_proxy(storage: HdfsStorage, proxy: FaultProxy) -> HdfsStorage:
     """The test's warehouse, by way of the proxy."""
-    return HdfsStorage(storage.root, replace(storage._where, addresses=(proxy.address,)))
+    return HdfsStorage(storage.root, replace(storage.where, addresses=(proxy.address,)))
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +61,21 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def impatient(storage: HdfsStorage) -> HdfsStorage:
-    return HdfsStorage(storage.root, replace(storage._where, patience_s=1.0))
+    return HdfsStorage(storage.root, replace(storage.where, patience_s=1.0))
 
 
 def as_superuser(hdfs: Hdfs, storage: HdfsStorage, op: str, **parameters: str) -> None:
     """A request of WebHDFS about the warehouse's folder that no verb makes."""
     query = "&".join(f"{key}={quote(value)}" for key, value in parameters.items())
-    url = f"http://{hdfs.namenode.web}/webhdfs/v1{storage._path('')}?op={op}&user.name={storage._where.user}"
+    folder = urlsplit(storage.root).path
+    url = f"http://{hdfs.namenode.web}/webhdfs/v1{folder}?op={op}&user.name={storage.where.user}"
     with urllib.request.urlopen(urllib.request.Request(f"{url}&{query}", method="PUT"), timeout=30):
         pass
+
+
+def make_folder(storage: HdfsStorage, path: str) -> None:
+    """An empty folder, which no verb makes."""
+    webhdfs.WebHdfsClient(storage.where).ask("PUT", urlsplit(storage.uri(path)).path, op="MKDIRS")
 
 
 def test_what_is_stored_is_listed_read_and_deleted(storage: HdfsStorage) -> None:
@@ -99,7 +105,7 @@ def test_what_is_stored_is_listed_read_and_deleted(storage: HdfsStorage) -> None
 
 def test_names_begin_behind_a_name_in_a_folder_of_any_size(storage: HdfsStorage) -> None:
     def fill(number: int) -> None:
-        storage._client.ask("PUT", storage._path(f"loads/{number:010d}.json"), op="MKDIRS")
+        make_folder(storage, f"loads/{number:010d}.json")
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(fill, range(1, 2_101)))  # the NameNode lists 1,000 at a time
@@ -109,7 +115,7 @@ def test_names_begin_behind_a_name_in_a_folder_of_any_size(storage: HdfsStorage)
 
 
 def test_a_file_of_many_blocks_is_whole(storage: HdfsStorage) -> None:
-    where = replace(storage._where, new_files={**storage._where.new_files, "blocksize": str(BLOCK)})
+    where = replace(storage.where, new_files={**storage.where.new_files, "blocksize": str(BLOCK)})
     small_blocks, content = HdfsStorage(storage.root, where), os.urandom(20 * BLOCK + 1)
     assert small_blocks.put("big", io.BytesIO(content)).sha256 == sha256(content).hexdigest()
     with open_file(storage, "big") as file:
@@ -124,7 +130,7 @@ def test_of_many_creators_exactly_one_wins(storage: HdfsStorage) -> None:
 
 
 def test_a_name_that_is_an_empty_folder_is_not_nested_into(storage: HdfsStorage) -> None:
-    storage._client.ask("PUT", storage._path("loads/1"), op="MKDIRS")
+    make_folder(storage, "loads/1")
     with pytest.raises(MillraceError, match="loads"):
         impatient(storage).create("loads/1", b"mine")
     assert storage.names("loads") == ["1"]
@@ -234,7 +240,7 @@ def test_a_quota_exceeded_is_one_sentence(quota: str, words: str, storage: HdfsS
 def test_a_folder_of_somebody_else_is_one_sentence(storage: HdfsStorage, hdfs: Hdfs) -> None:
     storage.put("a", io.BytesIO(b"1"))
     as_superuser(hdfs, storage, "SETPERMISSION", permission="755")
-    stranger = HdfsStorage(storage.root, replace(storage._where, user="stranger"))
+    stranger = HdfsStorage(storage.root, replace(storage.where, user="stranger"))
     for verb in (
         lambda: stranger.put("b", io.BytesIO(b"1")),
         lambda: stranger.create("b", b"1"),

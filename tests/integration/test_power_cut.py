@@ -21,7 +21,6 @@ from millrace.client.cluster_client import LATEST
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
-from millrace_broker.storage.reading import RecentPositions
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CONFLUENT
 from tests.integration.faults.disk import Disk
@@ -36,7 +35,7 @@ from tests.integration.faults.traffic import (
     run_until_stored,
 )
 from tests.support import ROUNDS, Process, run_millrace
-from tests.unit.storage.logs import append, batch, batches_at, crowded_batch, flush, open_log
+from tests.unit.storage.logs import append, batch, batches_at, crowded_batch, flush, forget_readers, open_log
 
 pytestmark = pytest.mark.soak
 
@@ -271,7 +270,7 @@ def test_a_repair_that_loses_power_at_any_sync_is_finished_by_the_next_one(tmp_p
         log = open_log(partition, segment_bytes=4000)
         seen: set[int] = set()
         for offset in range(log.high_watermark):
-            log._reader.recent = RecentPositions()
+            forget_readers(log)
             seen.update(header.base_offset for header in batches_at(log, offset, 1) if not header.is_control)
         assert intact <= seen, f"cut at sync {point}"
         log.close()

@@ -260,7 +260,7 @@ def test_our_client_waits_for_a_registry_that_restarts(
     connect: Connect, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A busy machine may take longer to start a registry than a client waits.
-    monkeypatch.setattr("millrace_registry.client._WAITS_S", [0.1] * int(WAIT_S / 0.1))
+    monkeypatch.setattr("millrace_registry.client.WAITS_S", [0.1] * int(WAIT_S / 0.1))
     registry = serve(start, tmp_path / "r.db")
     address = registry.ready()
     client = connect(f"http://{address}")
@@ -431,7 +431,7 @@ def test_apply_registers_nothing_when_one_schema_would_be_refused(
 def test_commands_without_a_folder_schemas_or_a_registry_end_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours, "_WAITS_S", (0.01,))
+    monkeypatch.setattr(ours, "WAITS_S", (0.01,))
     for arguments, says in (
         (["check", str(tmp_path / "none")], "no folder"),
         (["check", str(tmp_path)], "no .avsc file in"),

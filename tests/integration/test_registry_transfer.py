@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import httpx
@@ -233,9 +235,10 @@ def confluent(request: httpx.Request) -> httpx.Response:
 
 def test_what_would_lose_its_rules_or_tags_is_left_out_and_named(start: Start, tmp_path: Path) -> None:
     """A field that a rule encrypts would else be written in clear by whoever takes its schema from here."""
-    with SchemaRegistryClient("http://source") as source:
-        source._http.close()
-        source._http = httpx.Client(transport=httpx.MockTransport(confluent), base_url="http://source")
+    source_client = partial(httpx.Client, transport=httpx.MockTransport(confluent))
+    with mock.patch("httpx.Client", source_client):
+        source = SchemaRegistryClient("http://source")
+    with source:
         transfer.write_folder(transfer.read_registry(source), tmp_path / "export")
     target = Registry(start, tmp_path / "target")
     with SchemaRegistryClient(target.url) as client:

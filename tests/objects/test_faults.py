@@ -94,7 +94,7 @@ def between(
 ) -> Iterator[Between]:
     monkeypatch.setattr("millrace_warehouse.publish.catalog.NAMESPACE", f"m{warehouse[-8:]}")
     monkeypatch.setattr(objects, "PAUSE_S", 0.05)
-    monkeypatch.setattr(objects, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(objects, "REQUEST_S", 1.0)
     monkeypatch.setattr(rest, "ANSWER_S", 2.0)
     describe_catalog(seaweedfs, monkeypatch)
     with FaultProxy(seaweedfs.catalog.removeprefix("http://")) as before_catalog:

@@ -117,7 +117,7 @@ def test_a_create_without_an_answer_is_asked_for_again(
     storage: Storage, through_proxy: Storage, proxy: FaultProxy
 ) -> None:
     assert isinstance(through_proxy, ObjectStorage)
-    impatient = ObjectStorage(through_proxy.root, through_proxy._settings, patience_s=2.0)
+    impatient = ObjectStorage(through_proxy.root, through_proxy.settings, patience_s=2.0)
     impatient.create("loads/warm", b"1")
     proxy.times(1, "stall", "PUT")
     assert impatient.create("loads/1", b"mine")
@@ -169,7 +169,7 @@ def test_the_wait_for_a_store_that_is_gone_is_bounded_and_said_in_one_sentence(
     through_proxy: Storage, proxy: FaultProxy
 ) -> None:
     assert isinstance(through_proxy, ObjectStorage)
-    impatient = ObjectStorage(through_proxy.root, through_proxy._settings, patience_s=1.0)
+    impatient = ObjectStorage(through_proxy.root, through_proxy.settings, patience_s=1.0)
     proxy.fault = lambda method, path: "refuse"
     verbs: list[Callable[[], object]] = [
         lambda: impatient.read("a"),

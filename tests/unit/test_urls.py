@@ -100,7 +100,7 @@ def errors_of(url: str) -> list[str]:
 def test_no_error_and_no_log_line_shows_the_password_that_is_sent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_WAITS_S", ())
+    monkeypatch.setattr(registry, "WAITS_S", ())
     caplog.set_level(logging.DEBUG)
     _Teapot.asked = []
     server = HTTPServer(("127.0.0.1", 0), _Teapot)

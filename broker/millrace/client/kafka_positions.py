@@ -109,7 +109,7 @@ class PositionLog:
             if record.key == BEGIN_KEY:
                 self.begun = record.value
             else:
-                self._newest |= _recorded(record.key, record.value, self._topic)
+                self._newest |= recorded_positions(record.key, record.value, self._topic)
         return self._newest
 
     def read_through(self, begun: bytes) -> dict[Copy, Recorded]:
@@ -131,7 +131,7 @@ class PositionLog:
             time.sleep(AGAIN_SECONDS)
 
 
-def _recorded(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
+def recorded_positions(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
     """The position in a record; empty if it holds none, MillraceError if it holds a malformed one."""
     try:
         position, end = MirrorPosition.decode(value or b""), stated_end(value or b"")

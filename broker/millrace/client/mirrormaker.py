@@ -54,7 +54,7 @@ class SyncLog:
             return self._newest
         for record in self._log.read():
             if record.key is not None and record.value is not None:
-                place, upstream, downstream = _sync(record.key, record.value, self._topic)
+                place, upstream, downstream = parse_sync(record.key, record.value, self._topic)
                 before = self._newest.get(place, Synced(0, 0))
                 # After a crash MirrorMaker rereads the origin, and its copy keeps growing.
                 self._newest[place] = Synced(max(before.origin_end, upstream + 1), downstream + 1)
@@ -62,7 +62,7 @@ class SyncLog:
         return self._newest
 
 
-def _sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
+def parse_sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
     """The origin's partition, the origin's offset and the copy's; MillraceError if the record is no sync."""
     try:
         (size,) = struct.unpack_from(">h", key)

@@ -43,15 +43,15 @@ class WebServer(uvicorn.Server):
         shown_host = f"[{host}]" if ":" in host else host
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=256)
+            self.listener = socket.create_server((host, port), family=family, backlog=256)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
         # Connections inherit this option. asyncio leaves it unset on sockets made without a protocol's name;
         # without it the body of every answer waits 40 ms for the client to acknowledge the head.
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._what, self._failure = what, list[Exception]()
-        self._ready = f"ready: {what} on {shown_host}:{self._listener.getsockname()[1]}"
+        self._ready = f"ready: {what} on {shown_host}:{self.listener.getsockname()[1]}"
         start_logging()
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -101,7 +101,7 @@ class WebServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept by `Door`, not uvicorn, which has no limits and lets handshakes take a minute."""
         await super().startup(sockets)
-        door = Door(self._listener, self._tls, self._new_connection)
+        door = Door(self.listener, self._tls, self._new_connection)
         self.servers.append(door)  # type: ignore[arg-type]
         door.open()
         click.echo(self._ready)

@@ -75,7 +75,7 @@ def register(session: Session, path: str, record: Record) -> Record | None:
             if present != data:
                 session.call(session.client.set_async, path, data)
             return None
-        if not _is_dead(holder, record):
+        if not is_dead(holder, record):
             return holder
         results = session.call(_replace, session, path, stat.version, data)
         if not any(isinstance(result, Exception) for result in results):
@@ -89,7 +89,7 @@ def _replace(session: Session, path: str, version: int, data: bytes) -> Any:
     return change.commit_async()
 
 
-def _is_dead(holder: Record, ours: Record) -> bool:
+def is_dead(holder: Record, ours: Record) -> bool:
     if holder["boot"] == ours["boot"]:
         return True  # our own, of a session that we have lost
     if holder["machine"] != ours["machine"]:

@@ -49,7 +49,7 @@ class Admission:
         """Most bytes and requests of one connection at present: its share while the sum is over the limit."""
         self.paused: dict[ClientConnection, None] = {}
         """Connections that may not be read."""
-        self._unfinished: dict[ClientConnection, None] = {}
+        self.unfinished: dict[ClientConnection, None] = {}
         """Connections with an unfinished request, the oldest first."""
 
     def refusal(self, address: str, fd: int) -> str | None:
@@ -107,9 +107,9 @@ class Admission:
         self.held += held - connection.held
         connection.held = held
         if not unfinished or connection.served_at == now:
-            self._unfinished.pop(connection, None)
+            self.unfinished.pop(connection, None)
         if unfinished:
-            self._unfinished.setdefault(connection)  # one served in this turn goes behind the others
+            self.unfinished.setdefault(connection)  # one served in this turn goes behind the others
         if self.over_limit or self.held > self._limits.max_buffered_bytes:
             self._limit(now)
             if self.over_limit and held > self.share and connection is not self._oldest():
@@ -130,14 +130,14 @@ class Admission:
         self.max_queued_requests = min(limits.max_queued_requests, most)
 
     def _oldest(self) -> ClientConnection | None:
-        return next(iter(self._unfinished), None)
+        return next(iter(self.unfinished), None)
 
     def pass_over_oldest(self, since: float) -> None:
         """Put the oldest unfinished request behind the others if it has made no progress since then."""
         oldest = self._oldest()
         if oldest is not None and oldest.received_at <= since:
-            del self._unfinished[oldest]
-            self._unfinished[oldest] = None
+            del self.unfinished[oldest]
+            self.unfinished[oldest] = None
 
     def resumed(self) -> list[ClientConnection]:
         """Return the paused connections that may be read again; called at the end of a turn."""

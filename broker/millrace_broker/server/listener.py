@@ -33,7 +33,7 @@ class Listener:
         """True where other brokers connect to copy."""
         self.failed_logins: Counter[str] = Counter()
         """Failed logins by mechanism."""
-        self._config, self._certificates = config, certificates
+        self._config, self.certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
         host, port = parse_address(config.listen, f"{place}listen")
@@ -52,8 +52,8 @@ class Listener:
     @property
     def certificate_expires(self) -> float | None:
         """Expiry of the certificate that new clients see, in seconds since 1970; None without TLS."""
-        with_tls = self._certificates is not None and self._config.uses_tls
-        return self._certificates.expires if with_tls and self._certificates is not None else None
+        with_tls = self.certificates is not None and self._config.uses_tls
+        return self.certificates.expires if with_tls and self.certificates is not None else None
 
     def listen(self) -> None:
         try:
@@ -65,8 +65,8 @@ class Listener:
         """Return the transport of a new client's bytes."""
         if not self._config.uses_tls:
             return PlainTransport(client)
-        assert self._certificates is not None, "a listener with TLS is made with certificates"
-        context = self._certificates.context(self._config.client_certificates)
+        assert self.certificates is not None, "a listener with TLS is made with certificates"
+        context = self.certificates.context(self._config.client_certificates)
         return TlsTransport(client, context, self._space)
 
     def access(self, transport: Transport, host: str) -> Access:
@@ -77,9 +77,9 @@ class Listener:
         if not transport.secure or self._config.uses_sasl:
             return NOBODY
         subject = transport.subject if isinstance(transport, TlsTransport) else None
-        if subject is None or self._certificates is None:
+        if subject is None or self.certificates is None:
             return self.access_of(ANONYMOUS, host)
-        name = self._certificates.principal(subject)
+        name = self.certificates.principal(subject)
         if name is None or name == ANONYMOUS:  # the name of clients without a certificate
             raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
         return self.access_of(name, host)

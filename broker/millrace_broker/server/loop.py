@@ -82,7 +82,7 @@ class Server:
         self._listening = {listener.socket.fileno(): listener for listener in listeners}
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
-        self._connections: dict[int, ClientConnection] = {}
+        self.connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
@@ -119,7 +119,7 @@ class Server:
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            most = len(self._connections) + len(self.listeners) + 1
+            most = len(self.connections) + len(self.listeners) + 1
             ready = self._epoll.poll(-1 if timeout is None else timeout, most)
             try:
                 self._turn(ready)
@@ -136,7 +136,7 @@ class Server:
         accepting: list[Listener] = []
         self._looked_at = self.now
         for fd, events in ready:
-            connection = self._connections.get(fd)
+            connection = self.connections.get(fd)
             if connection is not None:
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
@@ -164,21 +164,21 @@ class Server:
 
     def _time_used(self, ready: tuple[int, int]) -> float:
         """Return the time of the loop that a client has used lately: brokers and light clients go first."""
-        connection = self._connections.get(ready[0])
+        connection = self.connections.get(ready[0])
         return -1.0 if connection is None else connection.used_s
 
     def _halve_time_used(self) -> None:
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.used_s /= 2
 
     @property
     def waiting_requests(self) -> int:
         """Requests without an answer; from any thread."""
-        return sum(connection.unanswered for connection in list(self._connections.values()))
+        return sum(connection.unanswered for connection in list(self.connections.values()))
 
     def close(self) -> None:
         """Close every socket. Answers that are due are sent as far as the clients take them at once."""
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             with contextlib.suppress(OSError):
                 connection.send()
             self.drop(connection)
@@ -197,7 +197,7 @@ class Server:
         fd = connection.transport.fileno()
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
-        del self._connections[fd]
+        del self.connections[fd]
         connection.transport.close()
         self._unserved.pop(connection, None)
         self._unknown.pop(connection, None)
@@ -270,7 +270,7 @@ class Server:
                 self, transport, listener, host, f"{host}:{port}", access, framer, self.now
             )
             self._epoll.register(client.fileno(), connection.events)
-            self._connections[client.fileno()] = connection
+            self.connections[client.fileno()] = connection
             if unknown:
                 self._admit_unknown(connection)
             if refusal:
@@ -359,7 +359,7 @@ class Server:
 
     def close_deleted(self, users: Container[str]) -> None:
         """Close the connections whose login was as a user that no longer exists; on the loop."""
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             user = connection.login.user if connection.login is not None else None
             if user is not None and user not in users:
                 connection.abort("its user was deleted")
@@ -369,7 +369,7 @@ class Server:
         since = self.now - self._limits.max_idle_ms / 1000
         idle = [
             connection
-            for connection in self._connections.values()
+            for connection in self.connections.values()
             if connection.idle_since(since) and connection not in self.admission.paused
         ]
         for connection in idle:
@@ -383,7 +383,7 @@ class Server:
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
             share = self.admission.share
-            stalled = [client for client in self._connections.values() if client.stalled_since(since, share)]
+            stalled = [client for client in self.connections.values() if client.stalled_since(since, share)]
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
         late = self.now - self._limits.authentication_ms / 1000

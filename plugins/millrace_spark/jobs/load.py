@@ -68,7 +68,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
             spark.setLocalProperty("spark.scheduler.pool", topic)
         folder = Topic(storage, topic)
         result = _load(spark, request.of(topic), folder)
-        notes = [*result.notes, *_other_subjects(folder, request, result), *_unpublished(folder, result)]
+        notes = [*result.notes, *_other_subjects(folder, request, result), *unpublished_notes(folder, result)]
         return dataclasses.replace(result, notes=notes)
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
@@ -121,7 +121,7 @@ def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str
     return others_in_words(topic.name, others)
 
 
-def _unpublished(topic: Topic, result: LoadResult) -> list[str]:
+def unpublished_notes(topic: Topic, result: LoadResult) -> list[str]:
     """Return a note on loads that wait for `publish`, when the oldest of them has waited for long.
 
     Only the first load of an hour checks: a listing of the publications takes longer the more there are.

@@ -26,14 +26,14 @@ class HdfsStorage:
 
     def __init__(self, root: str, where: WebHdfs) -> None:
         self.root = root
-        self._where = where
+        self.where = where
 
     def __reduce__(self) -> tuple[type[HdfsStorage], tuple[str, WebHdfs]]:
-        return HdfsStorage, (self.root, self._where)
+        return HdfsStorage, (self.root, self.where)
 
     @cached_property
     def _client(self) -> WebHdfsClient:
-        return WebHdfsClient(self._where)
+        return WebHdfsClient(self.where)
 
     def uri(self, path: str) -> str:
         return f"{self.root}/{path}"

@@ -44,7 +44,7 @@ PATIENCE_S = 120.0
 """Most time for retries of a request."""
 PAUSE_S = 1.0
 """Seconds between two tries of a request; obstore repeats each try itself."""
-_REQUEST_S = 60.0
+REQUEST_S = 60.0
 _MISSING_TRIES = 3
 _UNKNOWN = re.compile(r"Configuration key: '(\w+)'")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
@@ -79,7 +79,7 @@ def _open(root: str, settings: Mapping[str, str], patience_s: float) -> store.Ob
         client_options={
             "allow_http": True,
             "connect_timeout": timedelta(seconds=10),
-            "timeout": timedelta(seconds=min(_REQUEST_S, patience_s / 2)),
+            "timeout": timedelta(seconds=min(REQUEST_S, patience_s / 2)),
         },
         retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=min(30, patience_s))},
     )
@@ -90,17 +90,17 @@ class ObjectStorage:
 
     def __init__(self, root: str, settings: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
         self.root = root
-        self._settings = settings
+        self.settings = settings
         self._patience_s = patience_s
         self._is_exclusive = False
 
     def __reduce__(self) -> tuple[type[ObjectStorage], tuple[str, Mapping[str, str], float]]:
-        return ObjectStorage, (self.root, self._settings, self._patience_s)
+        return ObjectStorage, (self.root, self.settings, self._patience_s)
 
     @cached_property
     def _store(self) -> store.ObjectStore:
         """The client, opened on first use: its threads would not survive a fork."""
-        return _open(self.root, self._settings, self._patience_s)
+        return _open(self.root, self.settings, self._patience_s)
 
     def uri(self, path: str) -> str:
         return f"{self.root}/{path}"

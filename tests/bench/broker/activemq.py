@@ -39,7 +39,7 @@ _CONFIG = """<beans xmlns="http://www.springframework.org/schema/beans"
   </broker>
 </beans>
 """
-_STORE = (
+STORE = (
     '<persistenceAdapter><kahaDB directory="{folder}/data/kahadb" journalDiskSyncStrategy="periodic" '
     'journalDiskSyncInterval="100" indexWriteBatchSize="10000" indexCacheSize="100000"/></persistenceAdapter>'
 )
@@ -78,7 +78,7 @@ class ActiveMq:
                 folder=folder,
                 port=port,
                 persistent=str(self._persistent).lower(),
-                store=_STORE.format(folder=folder) if self._persistent else "",
+                store=STORE.format(folder=folder) if self._persistent else "",
                 cursor="" if self._persistent else _MEMORY,
             )
         )

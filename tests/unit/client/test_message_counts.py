@@ -9,7 +9,7 @@ import pytest
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode
 from millrace.wire.fetch import FetchedPartition
-from millrace_commands.groups import _count
+from millrace_commands.groups import lag_in
 
 
 class NotYet(ClusterClient):
@@ -25,4 +25,4 @@ class NotYet(ClusterClient):
 def test_a_lag_that_cannot_be_counted_now_is_left_out_and_the_others_are_shown(error: ErrorCode) -> None:
     client = NotYet("127.0.0.1:1")
     client.error = error
-    assert _count(client, "t", 0, 3, 9) is None
+    assert lag_in(client, "t", 0, 3, 9) is None

@@ -14,7 +14,7 @@ from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
-from millrace_mirror.commands import _reset_one, _totals, latency_text, translate
+from millrace_mirror.commands import latency_text, reset_mirror, totals_of, translate
 from millrace_mirror.status import MirrorRow, MirrorStatus
 
 
@@ -65,9 +65,9 @@ def test_an_origins_lag_is_told_only_if_that_of_each_partition_is_known() -> Non
         row(1, "running", copied=5, end=1_005, latency_ms=1_500),
         row(2, "waiting", copied=7, end=7),
     ]
-    assert _totals("dc1", rows) == ("dc1", 3, "1,020", "1.5 s", "2 running, 1 waiting")
+    assert totals_of("dc1", rows) == ("dc1", 3, "1,020", "1.5 s", "2 running, 1 waiting")
     silent = row(3, "waiting", copied=1, end=None)
-    assert _totals("dc1", [*rows, silent]) == ("dc1", 4, "?", "1.5 s", "2 running, 2 waiting")
+    assert totals_of("dc1", [*rows, silent]) == ("dc1", 4, "?", "1.5 s", "2 running, 2 waiting")
 
 
 class OnceCompacted:
@@ -103,7 +103,7 @@ def test_a_partition_that_stopped_before_anything_was_copied_can_be_reset(
 ) -> None:
     monkeypatch.setattr(examine, "topic_setting", lambda *_: "delete")
     mirrors, origin = OnceCompacted(first_batch), Origin("dc1", "PageView", UUID(int=1), 0)
-    assert _reset_one(cast(MirrorStatus, mirrors), origin, None, True) is reset
+    assert reset_mirror(cast(MirrorStatus, mirrors), origin, None, True) is reset
     if reset:
         assert mirrors.reset is not None
         assert (mirrors.reset.expected, mirrors.reset.cursor) == (None, Cursor(12, 12))

@@ -15,7 +15,7 @@ from millrace.client.metadata import Copies
 from millrace.errors import MillraceError, TopicAuthorizationFailed
 from millrace.wire.admin_messages import ConfigSource, DescribedConfig
 from millrace_commands import topics as command
-from millrace_commands.groups import _positions
+from millrace_commands.groups import group_positions
 
 
 class Answers:
@@ -127,7 +127,7 @@ def test_scripts_get_the_same_as_json() -> None:
 
 def test_a_group_is_described_though_one_partition_may_not_be_read_and_one_has_no_leader() -> None:
     client: Any = Answers()
-    rows = _positions(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
+    rows = group_positions(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
     assert [(row.committed, row.high_watermark, row.lag_bytes, row.lag_messages) for row in rows] == [
         (300, 900, 600, None),
         (7, None, None, None),

@@ -101,6 +101,6 @@ def test_a_dead_broker_is_known_by_the_port_on_its_machine_and_not_by_what_lies_
     with socket.create_server(("127.0.0.1", 0)) as listening:
         alive = {**told, "boot": "a", "bound": list(listening.getsockname())}
         ours = {**told, "boot": "b", "bound": ["127.0.0.1", 1]}
-        assert not brokers._is_dead(alive, ours)
-    assert brokers._is_dead(alive, ours), "nobody listens there any more"
-    assert brokers._is_dead({**alive, "bound": ["127.0.0.1", 1]}, ours), "we have its address"
+        assert not brokers.is_dead(alive, ours)
+    assert brokers.is_dead(alive, ours), "nobody listens there any more"
+    assert brokers.is_dead({**alive, "bound": ["127.0.0.1", 1]}, ours), "we have its address"

@@ -13,7 +13,7 @@ from millrace import config
 from millrace.errors import MillraceError
 from millrace.topics_file import read_policies
 from millrace_demo.init import init
-from millrace_demo.up import UpConfig, _aggregate
+from millrace_demo.up import UpConfig, aggregate_of
 from millrace_registry.directory import check
 
 
@@ -38,7 +38,7 @@ def test_a_deployment_mirrors_every_topic_and_gets_the_topic_of_a_new_event(tmp_
     run(tmp_path, "deployment")
     file = tmp_path / "millrace.toml"
     deployment = config.load(UpConfig, file)
-    mirror = deployment.clusters[_aggregate(deployment)].mirror
+    mirror = deployment.clusters[aggregate_of(deployment)].mirror
     assert mirror is not None
     assert [*mirror.topics] == ["*"]
     for name in ("OrderPlaced", "Signup"):

@@ -75,7 +75,7 @@ class Copying:
     def copied(self) -> list[int]:
         """The copy's offset of every record, in order."""
         found: list[int] = []
-        for segment in self.log._files.segments:
+        for segment in self.log.snapshot[1].segments:
             for append in translation._appends(segment, segment.base, self.log.visible_end):
                 for at, header in append.batches:
                     found += range(at, at + header.records_count)
@@ -104,7 +104,7 @@ def test_every_record_has_its_offset_in_both_logs(
 ) -> None:
     monkeypatch.setattr(translation, "SHORT_WALK_BYTES", short_walk)
     made = grown(tmp_path, rules, seed)
-    assert len(made.log._files.segments) > 2
+    assert len(made.log.snapshot[1].segments) > 2
     copied = made.copied()
     assert len(copied) == len(made.records)
     pairs = list(zip(made.records, copied, strict=True))

@@ -101,11 +101,10 @@ def test_nothing_is_there_when_the_last_of_them_cannot_be_written(
             raise RuntimeError("the machine fails here")
         return add(rows, subject, *arguments)
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, SchemaRegistryClient(client.url, timeout_s=1) as impatient:
         patched.setattr(Transaction, "add_version", fail_at_b)
-        patched.setattr(client, "_timeout_s", 1)
         with pytest.raises(MillraceError):
-            folder.apply(tmp_path, client, plain=True)
+            folder.apply(tmp_path, impatient, plain=True)
     assert held(store) == ([], [None, None])
     folder.apply(tmp_path, client, plain=True)
     assert held(store) == (["A", "B"], ["NONE", "NONE"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from unittest import mock
+
 import httpx
 import pytest
 
@@ -9,11 +12,9 @@ from millrace_registry import client as ours
 
 
 def client_of(status: int, body: str) -> ours.SchemaRegistryClient:
-    client = ours.SchemaRegistryClient("http://registry", timeout_s=0)
-    client._http.close()
     answer = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
-    client._http = httpx.Client(transport=answer, base_url="http://registry")
-    return client
+    with mock.patch("httpx.Client", partial(httpx.Client, transport=answer)):
+        return ours.SchemaRegistryClient("http://registry", timeout_s=0)
 
 
 def test_only_a_registrys_own_code_says_that_a_schema_is_unknown() -> None:

@@ -148,7 +148,7 @@ def test_a_broker_is_read_and_answered_while_clients_hold_all_the_memory(
     for number in range(1, 5):
         broker.send(number, b"broker")
     waiting_requests(running, 5)
-    ordered = sorted(running.server._connections.values(), key=lambda one: one.used_s)
+    ordered = sorted(running.server.connections.values(), key=lambda one: one.used_s)
     assert ordered[0].is_broker
 
 
@@ -285,7 +285,7 @@ def test_unfinished_requests_of_all_connections_share_a_budget(
         client.close()
     open_connections(running, 0)
     admission = running.server.admission
-    assert (admission.held, admission.paused, admission._unfinished) == (0, {}, {})
+    assert (admission.held, admission.paused, admission.unfinished) == (0, {}, {})
 
 
 def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
@@ -338,7 +338,7 @@ def test_only_the_oldest_unfinished_request_is_read_beyond_a_share_when_the_budg
     assert (admission.over_limit, admission.resumed()) == (False, [third])
     for client in (oldest, second, third, small):
         admission.note(client, 0, unfinished=False, now=5.0)
-    assert (admission.held, admission.paused, admission._unfinished) == (0, {}, {})
+    assert (admission.held, admission.paused, admission.unfinished) == (0, {}, {})
 
 
 def test_an_eighth_of_the_budget_is_free_before_those_who_wait_are_read_again() -> None:
@@ -413,8 +413,8 @@ def test_a_large_request_goes_on_with_a_part_of_it_that_is_no_trickle(start: Sta
     running = start()
     client = connect(running)
     client.socket.sendall(struct.pack(">i", 200 * KIB) + bytes(100 * KIB))
-    wait_until("it has begun", lambda: running.server.admission._unfinished)
-    (connection,) = running.server._connections.values()
+    wait_until("it has begun", lambda: running.server.admission.unfinished)
+    (connection,) = running.server.connections.values()
     before = connection.received_at
     client.socket.sendall(bytes(20 * KIB))
     wait_until("it has gone on", lambda: connection.received_at > before)

@@ -178,7 +178,7 @@ def test_what_a_thousand_clients_send_at_once_is_read_and_answered_with_one_call
 
     monkeypatch.setattr(PlainTransport, "send", send)
     clients, all_sent = [running.client() for _ in range(1000)], threading.Event()
-    wait_until("all are connected", lambda: len(running.server._connections) == len(clients))
+    wait_until("all are connected", lambda: running.server.admission.open == len(clients))
     held = running.mailbox.call(lambda: all_sent.wait(WAIT_S))
     for one in clients:
         one.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(3)))

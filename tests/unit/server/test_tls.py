@@ -260,7 +260,7 @@ def test_the_end_of_an_answer_that_the_socket_did_not_take_follows_by_itself(
     assert answers(client)
 
     def narrow() -> None:
-        (connection,) = running.server._connections.values()
+        (connection,) = running.server.connections.values()
         transport: Any = connection.transport
         transport._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
@@ -499,7 +499,7 @@ def test_new_connections_get_a_certificate_that_was_replaced_and_old_ones_go_on(
 ) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.05)
     running = start()
-    watched = running.listener._certificates
+    watched = running.listener.certificates
     assert watched is not None
     watched.watch()
     old = running.client()

@@ -47,7 +47,7 @@ class Service:
     def __init__(self, server: web.WebServer, ca: str, token: str) -> None:
         self._tls = ssl.create_default_context(cafile=ca)
         self.server, self._token = server, token
-        self.address = server._listener.getsockname()
+        self.address = server.listener.getsockname()
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=20)

@@ -38,7 +38,7 @@ def test_no_answer_is_taken_for_another_kind_than_it_says(monkeypatch: pytest.Mo
     thread = threading.Thread(target=server.serve_until_stopped)
     thread.start()
     wait_until("the service", lambda: server.started)
-    host, port = server._listener.getsockname()
+    host, port = server.listener.getsockname()
     for path, status in (("/", 200), ("/nothing", 404), ("/fails", 500)):
         answer = httpx.get(f"http://{host}:{port}{path}")
         assert (answer.status_code, answer.headers["x-content-type-options"]) == (status, "nosniff")

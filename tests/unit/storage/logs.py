@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 from millrace.config import LogConfig
@@ -15,6 +16,7 @@ from millrace.records import HEADER, BatchHeader, Cursor, Message, batch_crc, bu
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.reading import RecentPositions
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
 PRINCIPAL = "User:web"
@@ -98,6 +100,17 @@ def flush(log: PartitionLog) -> bool:
     published = log.publish(log.flush())
     log.write_due_checkpoint()
     return published
+
+
+def checkpoint(log: PartitionLog) -> None:
+    """Write the checkpoint now, not only every few seconds."""
+    with mock.patch("millrace_broker.storage.partition_log.CHECKPOINT_INTERVAL_S", 0):
+        log.write_due_checkpoint()
+
+
+def forget_readers(log: PartitionLog) -> None:
+    """Forget where readers go on, as a restart does."""
+    log._reader.recent = RecentPositions()
 
 
 def slice_bytes(found: FileSlice | None) -> bytes:

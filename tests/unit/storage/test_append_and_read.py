@@ -14,7 +14,6 @@ from millrace.records import BatchHeader, Message, batch_crc, build_batch
 from millrace.records.compression import Codec
 from millrace_broker.storage import segment as segment_module
 from millrace_broker.storage.partition_log import PartitionLog
-from millrace_broker.storage.reading import RecentPositions
 from millrace_broker.storage.staging import MAX_FILLER_BYTES, MAX_FILLER_RATIO
 from tests.unit.storage.logs import (
     PRINCIPAL,
@@ -27,6 +26,7 @@ from tests.unit.storage.logs import (
     consume,
     crowded_batch,
     flush,
+    forget_readers,
     log_files,
     open_log,
     slice_bytes,
@@ -195,7 +195,8 @@ def test_a_fetch_reads_as_little_of_a_large_log_as_of_a_small_one(
             found = []
             for base in bases[:: len(bases) // 50]:
                 nonlocal read
-                read, log._reader.recent = 0, RecentPositions()
+                read = 0
+                forget_readers(log)
                 assert batches_at(log, base, 1)[0].base_offset == base
                 found.append(read)
         log.close()

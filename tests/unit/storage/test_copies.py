@@ -25,6 +25,7 @@ from tests.unit.storage.logs import (
     append,
     appended,
     batch,
+    checkpoint,
     consume,
     crash,
     crowded_batch,
@@ -66,7 +67,7 @@ def content(log: PartitionLog) -> dict[str, bytes]:
 
 def known(log: PartitionLog) -> tuple[Any, ...]:
     """What a log knows of itself, but for the number of messages since it was opened."""
-    producers = [(id_, epoch, batches) for id_, epoch, _, batches in log._producers._to_json(log.end)]
+    producers = [(id_, state.epoch, [*state.batches]) for id_, state in log.active_producers()]
     return log.appended._replace(messages=0), log.epochs.starts, sorted(producers)
 
 
@@ -142,14 +143,14 @@ def test_after_any_cut_and_crash_a_copy_goes_on_to_the_same_log(tmp_path: Path, 
             fetch(first, second, rng.randint(1, 2000))
         if rng.random() < 0.5:
             second.flush()
-            second._write_checkpoint(second._flushed, second._files)
+            checkpoint(second)
         if rng.random() < 0.5:
             second = replica(crash(second))
             assert second.committed <= committed
         second.cut(second.whole_end)
         second.lead(2)
         first.flush()
-        first._write_checkpoint(first._flushed, first._files)
+        checkpoint(first)
         writer = Writer(rng, mirrored=mirrored)
         for _ in range(rng.randint(0, 5)):
             appended(second, batch()) if not mirrored else writer.write(second)
@@ -253,7 +254,7 @@ def test_a_cut_that_a_crash_stops_anywhere_loses_nothing_committed(
                 appended(log, batch(3, b"y" * 1000))
         whole, end = content(log), log.end
         log.flush()
-        log._write_checkpoint(log._flushed, log._files)
+        checkpoint(log)
         begin = {"behind the end": log.end, "inside": committed, "at the start": 0}.get(str(anew))
         with monkeypatch.context() as patched:
             counted = cut_short(after)
@@ -300,7 +301,7 @@ def test_a_cut_for_which_the_disk_has_no_room_has_changed_nothing_and_is_tried_a
     log.lead(2)
     appended(log, batch(1), batch(1))
     log.flush()
-    log._write_checkpoint(log._flushed, log._files)
+    checkpoint(log)
     before = known(log), content(log)
     change = partial(log.cut, log.committed) if how == "cut" else partial(log.begin_anew, log.committed)
     with monkeypatch.context() as patched:

@@ -37,6 +37,7 @@ from tests.unit.storage.logs import (
     crash,
     crowded_batch,
     flush,
+    forget_readers,
     log_files,
     open_log,
     origin_batches,
@@ -72,11 +73,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-def fresh(log: PartitionLog) -> None:
-    """Forget where readers go on, as a restart does."""
-    log._reader.recent = RecentPositions()
-
-
 def filled(directory: Path, count: int = 200, **settings: int) -> tuple[PartitionLog, list[Appended]]:
     log = open_log(directory, None, **settings)
     results = [appended(log, batch(1, b"x" * 30, timestamp=1000 + 10 * index))[0] for index in range(count)]
@@ -85,7 +81,7 @@ def filled(directory: Path, count: int = 200, **settings: int) -> tuple[Partitio
 
 
 def values(log: PartitionLog, index: int = -1) -> list[int]:
-    return log._files.segments[index].known_landmarks().values.tolist()
+    return log.snapshot[1].segments[index].known_landmarks().values.tolist()
 
 
 def test_the_log_notes_a_landmark_for_every_span_with_the_largest_timestamp_and_the_next_offset_before_it(
@@ -156,7 +152,7 @@ def test_every_offset_is_found(tmp_path: Path) -> None:
         expected.append((result.base_offset, result.base_offset + header.records_count))
     flush(log)
     for offset in range(0, log.high_watermark, 11):
-        fresh(log)
+        forget_readers(log)
         base = next(base for base, next_offset in expected if next_offset > offset)
         assert batches_at(log, offset, 1)[0].base_offset == base
     log.close()
@@ -171,7 +167,7 @@ def test_a_look_up_reads_no_further_than_from_one_landmark_to_the_next(
         log.close() if reopened == "after a close" else crash(log)
         log = open_log(tmp_path)
     for result in random.Random(1).sample(results, 30):
-        fresh(log)
+        forget_readers(log)
         reads.clear()
         assert batches_at(log, result.base_offset, 1)[0].base_offset == result.base_offset
         assert max(end for _, end in reads) - min(start for start, _ in reads) < SPAN + 300
@@ -258,7 +254,7 @@ def test_a_reader_that_begins_anywhere_comes_to_landmarks_with_its_first_fetch(
 ) -> None:
     log, results = filled(tmp_path, 400)
     for result in results[::7][:40]:
-        fresh(log)
+        forget_readers(log)
         first = batches_at(log, result.base_offset, SPAN)
         reads.clear()
         assert log.read(first[-1].next_offset, SPAN) is not None
@@ -329,7 +325,7 @@ def test_the_log_a_recovery_and_a_build_note_the_same_landmarks(
     fill(log, seed)
     kept = [values(log, index) for index in range(len(log_files(tmp_path)))]
     assert len(kept) > 1
-    for segment, noted in zip(log._files.segments, kept, strict=True):
+    for segment, noted in zip(log.snapshot[1].segments, kept, strict=True):
         reader = segment.open_reader()
         assert landmarks.build_landmarks(reader, segment.end).values.tolist() == noted
     crash(log)
@@ -347,7 +343,7 @@ def test_with_landmarks_and_with_what_readers_left_an_offset_is_where_the_header
 ) -> None:
     log = open_log(tmp_path)
     fill(log, 6)
-    (segment,) = log._files.segments
+    (segment,) = log.snapshot[1].segments
     known = segment.known_landmarks()
     reader = segment.open_reader()
     found = list(chain.walk(reader, segment.base, segment.end))
@@ -409,7 +405,7 @@ def test_forged_batches_in_a_payload_do_not_fool_a_consumer(tmp_path: Path, max_
     assert [header.base_offset for header in consume(log, 0, max_bytes)] == real
     # Nor one that continues from any offset after a restart.
     for start in range(0, log.high_watermark, 7):
-        fresh(log)
+        forget_readers(log)
         found = [header.base_offset for header in consume(log, start, max_bytes)]
         assert found == [base for base in real if base in found]
         assert len(found) >= len([base for base in real if base >= start])
@@ -423,7 +419,7 @@ def test_a_look_up_among_forged_batches_reads_no_more_than_any_other(
     results = appended(log, batch(2), forged_at(log.end, 3, 2))
     flush(log)
     for offset in (log.high_watermark - 2, log.high_watermark - 2, log.high_watermark - 1):
-        fresh(log)
+        forget_readers(log)
         reads.clear()
         assert batches_at(log, offset, 1)[0].base_offset == results[1].base_offset
         assert min(start for start, _ in reads) > log.end - SPAN - 2000
@@ -445,11 +441,11 @@ def test_behind_a_damaged_header_the_next_batch_and_the_next_landmark_are_found(
     flip(tmp_path, bases[damaged] + byte)
     log = open_log(tmp_path)
     for base in (bases[damaged - 1], bases[damaged + 1], marks[4], marks[4] + 50):
-        fresh(log)
+        forget_readers(log)
         wanted = next(each for each in bases if each + 1 > base)
         assert batches_at(log, base, 1)[0].base_offset == wanted
     for offset in (bases[damaged], bases[damaged] + 1, bases[damaged + 1] + 1):
-        fresh(log)
+        forget_readers(log)
         with pytest.raises(CorruptMessage):
             log.read(offset, 1)
     log.close()
@@ -463,11 +459,11 @@ def test_offsets_of_a_damaged_batch_before_a_landmark_are_not_passed_over(tmp_pa
     damaged = bases[bases.index(mark) - 1]
     flip(tmp_path, damaged)
     log = open_log(tmp_path)
-    log._files.segments[0].landmarks = Landmarks()
-    log._files.segments[0].build_landmarks()
+    log.snapshot[1].segments[0].landmarks = Landmarks()
+    log.snapshot[1].segments[0].build_landmarks()
     assert batches_at(log, mark, 1)[0].base_offset == mark
     for offset in (damaged, damaged + 1, mark - 1):
-        fresh(log)
+        forget_readers(log)
         with pytest.raises(CorruptMessage):
             log.read(offset, 1)
     log.close()
@@ -497,7 +493,7 @@ def flip(directory: Path, at: int) -> None:
 
 def read_with_landmarks(log: PartitionLog, offset: int) -> BatchHeader:
     """The batch at an offset, as a fetch gets it that waits until the landmarks are built."""
-    fresh(log)
+    forget_readers(log)
     try:
         return batches_at(log, offset, 1)[0]
     except LandmarksMissing:
@@ -519,7 +515,7 @@ def test_a_closed_segments_landmarks_are_in_a_file_that_a_look_up_reads(
     assert files == [path.stem for path in log_files(tmp_path)[:-1]]
     log = open_log(tmp_path, segment_bytes=15_000)
     assert [values(log, index) for index in range(len(kept))] == kept
-    assert [item.landmarks is None for item in log._files.segments] == [True] * (len(kept) - 1) + [False]
+    assert [item.landmarks is None for item in log.snapshot[1].segments] == [True] * (len(kept) - 1) + [False]
     reads.clear()
     assert batches_at(log, results[100].base_offset, 1)[0].base_offset == results[100].base_offset
     assert max(end for _, end in reads) - min(start for start, _ in reads) < SPAN + 300
@@ -619,7 +615,7 @@ def test_a_log_written_before_there_were_landmarks_is_read_and_gets_them_once(
     log.close() if clean else crash(log)
     log = open_log(tmp_path, segment_bytes=15_000)
     for base in bases:
-        fresh(log)
+        forget_readers(log)
         assert batches_at(log, base, 1)[0].base_offset == base
     log.close()
 
@@ -700,7 +696,7 @@ def test_landmarks_beyond_a_cut_go_with_what_was_cut(tmp_path: Path) -> None:
     again = appended(log, *[batch(7, b"y" * 90) for _ in range(30)])
     flush(log)
     for result in again:
-        fresh(log)
+        forget_readers(log)
         assert batches_at(log, result.base_offset, 1)[0].base_offset == result.base_offset
     log.close()
 
@@ -720,7 +716,7 @@ def test_a_closed_segment_that_a_cut_makes_the_last_again_keeps_no_file_of_landm
     assert [path.stem for path in tmp_path.glob("*.landmarks")] == [files[0].stem]
     kept = [result.base_offset for result in results if result.base_offset < log.end]
     for base in kept:
-        fresh(log)
+        forget_readers(log)
         assert batches_at(log, base, 1)[0].base_offset == base
     log.close()
 
@@ -751,7 +747,7 @@ def test_a_mirrored_log_has_landmarks_at_data_and_position_batches(tmp_path: Pat
     crash(log)
     log = open_log(tmp_path)
     for base in bases:
-        fresh(log)
+        forget_readers(log)
         assert batches_at(log, base, 1)[0].base_offset == base
     log.close()
 

@@ -18,6 +18,7 @@ from tests.unit.storage.logs import (
     append,
     appended,
     batch,
+    checkpoint,
     crash,
     crowded_batch,
     flush,
@@ -72,7 +73,7 @@ def test_epochs_are_found_again_in_the_checkpoint_and_behind_it(tmp_path: Path, 
         appended(log, batch(9, b"x" * 60))
         if round_ == flushes:
             flush(log)
-            log._write_checkpoint(log.snapshot[0], log.snapshot[1])
+            checkpoint(log)
     starts = log.epochs.starts
     crash(log)
     again = open_log(tmp_path)
@@ -112,7 +113,7 @@ def test_an_epoch_that_falls_above_the_checkpoint_is_cut_off(tmp_path: Path) -> 
     log = open_log(tmp_path)
     appended(log, batch())
     flush(log)
-    log._write_checkpoint(log.snapshot[0], log.snapshot[1])
+    checkpoint(log)
     kept = log.end
     log.lead(3)
     appended(log, batch())

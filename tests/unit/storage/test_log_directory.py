@@ -70,7 +70,7 @@ def test_a_partition_is_opened_once_and_found_again_after_a_restart(tmp_path: Pa
     logs = open_directory(tmp_path)
     log = logs.partition("t", 0, TOPIC_ID)
     assert logs.partition("t", 0, TOPIC_ID) is log
-    assert list(logs._logs) == [("t", 0)]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [partition_name("t", 0, TOPIC_ID)]
     appended(log, batch(3))
     logs.close()
     logs = open_directory(tmp_path)
@@ -156,7 +156,6 @@ def test_a_deleted_partition_leaves_no_file(tmp_path: Path) -> None:
     logs.delete("t", 0)
     logs.delete("t", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    assert not logs._logs
     logs.close()
 
 
@@ -247,7 +246,7 @@ def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", open_together)
     with ThreadPoolExecutor(3) as threads:
         opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
-    assert logs._logs == {("t", number): opened[number] for number in range(3)}
+    assert [logs.partition("t", number, TOPIC_ID) for number in range(3)] == opened
     logs.close()
 
 

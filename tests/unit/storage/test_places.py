@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, TooManyProducers
-from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import EXPIRY_S, RETRIED_S, ProducerLimit
 from tests.unit.storage.logs import Appended, Clock, append, appended, batch, crash, flush
@@ -119,7 +117,7 @@ def test_an_id_that_sends_in_the_same_append_as_a_new_one_keeps_its_place(
         new = [batch(1, producer=100 * turn + number, sequence=0) for number in range(5)]
         results = append(log, *sent, *new, principal=A)
         assert [type(each) for each in results] == [Appended] * 5 + [TooManyProducers] * 5
-    assert len(log._producers) == 5
+    assert len(log.active_producers()) == 5
     log.close()
 
 
@@ -146,7 +144,7 @@ def test_one_principal_takes_at_most_half_of_a_brokers_places(tmp_path: Path, cl
     assert takes(logs[10], B, 2) == [True]
     clock.now += RETRIED_S + 1
     assert takes(logs[10], A, 1) == [True]
-    assert len(logs[0]._producers) == 4, "the longest silent of the principal was there"
+    assert len(logs[0].active_producers()) == 4, "the longest silent of the principal was there"
     assert is_known(logs[20], B, 1)
     for log in logs:
         log.close()
@@ -194,7 +192,7 @@ def test_a_log_that_is_read_again_keeps_the_newest_ids(tmp_path: Path, clock: Cl
     takes(log, B, 1000)
     crash(log)
     log = opened(tmp_path, clock, ProducerLimit(60))
-    assert len(log._producers) == 6
+    assert len(log.active_producers()) == 6
     assert is_known(log, B, 1000)
     assert all(is_known(log, A, producer) for producer in range(30, 35))
     log.close()
@@ -225,17 +223,16 @@ def test_a_clock_that_is_set_back_keeps_no_id_for_as_long(tmp_path: Path, clock:
 
 
 def test_places_are_freed_with_the_producers_that_are_forgotten(tmp_path: Path, clock: Clock) -> None:
-    logs = LogDirectory.open(tmp_path, LogConfig(), clock, IN_ALL)
-    one, two = (logs.partition("t", number, UUID(int=1)) for number in range(2))
+    limit = ProducerLimit(IN_ALL)
+    one, two = (opened(tmp_path / f"t-{number}", clock, limit) for number in range(2))
     takes(one, A, 1, 2)
     takes(two, A, 1, 2)
-    limit = one._producers._limit
-    logs.delete("t", 1)
+    two.delete()
     assert len(limit.places) == 2
     clock.now += EXPIRY_S + 1
     one.apply_retention()
     assert len(limit.places) == 0
-    logs.close()
+    one.close()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

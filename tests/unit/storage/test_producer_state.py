@@ -32,6 +32,7 @@ from tests.unit.storage.logs import (
     append,
     appended,
     batch,
+    checkpoint,
     consume,
     crash,
     flush,
@@ -128,7 +129,7 @@ def test_a_producer_is_forgotten_after_a_day(tmp_path: Path) -> None:
     assert not appended(log, batch(3, producer=9, sequence=7))[0].duplicate
     clock.now += EXPIRY_S + 1
     log.apply_retention()
-    assert len(log._producers) == 0
+    assert len(log.active_producers()) == 0
     log.close()
 
 
@@ -175,12 +176,10 @@ def test_a_batch_that_a_power_cut_took_is_not_remembered_as_stored(tmp_path: Pat
     log = open_log(tmp_path, clock)
     appended(log, batch(2, producer=9, sequence=0))
     clock.now += 60
-    flushed = log.flush()
-    log.publish(flushed)
-    log.write_due_checkpoint()
+    log.publish(log.flush())
     end = log.end
     appended(log, batch(2, producer=9, sequence=2))
-    log._write_checkpoint(flushed, log._files)
+    log.write_due_checkpoint()
     crash(log)
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:end])
@@ -260,7 +259,7 @@ def test_retries_of_many_producers_are_known_after_a_restart(
             patch.setattr(Checkpoint, "write", lambda *_: None)
             log.close()
     log = open_log(tmp_path, clock, segment_bytes=segment_bytes)
-    assert len(log._producers) == COUNT
+    assert len(log.active_producers()) == COUNT
     for turn in range(2, 7):
         again = many(log, COUNT, turn)
         assert [each.base_offset for each in again] == [each.base_offset for each in sent[turn]]
@@ -311,18 +310,20 @@ def test_a_file_that_tells_of_what_a_cut_took_is_not_believed(tmp_path: Path) ->
 
 
 def test_a_checkpoint_is_not_made_of_the_producers_in_the_middle_of_a_commit(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
+    limit = ProducerLimit()
+    log = PartitionLog(tmp_path, LogConfig(), Clock(), producer_limit=limit)
     appended(log, batch(1, producer=5, sequence=0))
     log.flush()
-    states, saved = log._producers, list[Any]()
-    thread = threading.Thread(target=lambda: saved.extend(states._to_json(log.end)))
-    with states._limit.lock:  # as `commit` does it
-        state = states._states.pop(5)
+    states = log._producers._states
+    thread = threading.Thread(target=checkpoint, args=(log,))
+    with limit.lock:  # as `commit` does it
+        state = states.pop(5)
         thread.start()
         thread.join(0.1)
-        states._states[5] = state
+        states[5] = state
     thread.join()
-    assert [producer for producer, *_ in saved] == [5]
+    log = open_log(crash(log))
+    assert [producer for producer, _ in log.active_producers()] == [5]
     log.close()
 
 
@@ -334,7 +335,7 @@ def test_a_flush_in_the_middle_of_an_append_does_not_forget_its_producers(
 
     def flushed_before(states: ProducerStates, staged: Staged) -> None:
         log.flush()
-        log._write_checkpoint(log._flushed, log._files)
+        checkpoint(log)
         commit(states, staged)
 
     with monkeypatch.context() as patched:
@@ -357,13 +358,13 @@ def test_producers_of_a_log_that_was_cut_while_it_was_open_are_known_after_a_res
     committed = log.end
     many(log, COUNT, 1)
     log.flush()
-    log._write_checkpoint(log._flushed, log._files)  # and the file of producers, which tells of the cut ones
+    checkpoint(log)  # and the file of producers, which tells of the cut ones
     log.cut(committed)
     log.lead(2)
     sent = appended(log, batch(1, producer=5, sequence=1))
     appended(log, *(batch(1) for _ in range(COUNT)))  # more than was cut
     log.publish(log.flush())
-    log._write_checkpoint(log._flushed, log._files)
+    checkpoint(log)
     log.close() if end == "close" else crash(log)
     log = PartitionLog(tmp_path, LogConfig(), clock, is_replica=True)
     log.lead(3)

@@ -30,7 +30,6 @@ from millrace_broker.storage import landmarks, producer_state
 from millrace_broker.storage.chain import walk
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.partition_log import PartitionLog
-from millrace_broker.storage.reading import RecentPositions
 from millrace_broker.storage.segment import sync_directory
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -41,6 +40,7 @@ from tests.unit.storage.logs import (
     consume,
     crash,
     crowded_batch,
+    forget_readers,
     log_files,
     origin_batches,
     position,
@@ -320,7 +320,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(place=st.floats(0, 1), max_bytes=st.sampled_from([1, 200, 1 << 20]), forget=st.booleans())
     def read_anywhere(self, place: float, max_bytes: int, forget: bool) -> None:
         if forget:
-            self.log._reader.recent = RecentPositions()
+            forget_readers(self.log)
         offset = int(place * (self.log.end + 20))
         visible = self.stored[: self.visible]
         if offset >= self.mark:
@@ -354,7 +354,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "log"))
     @rule()
     def landmarks_stand_where_batches_begin(self) -> None:
-        for segment in self.log._files.segments:
+        for segment in self.log.snapshot[1].segments:
             known = segment.known_landmarks().values
             newest, next_offset = -1, segment.base
             before: dict[int, tuple[int, int]] = {}

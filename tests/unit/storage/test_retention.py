@@ -28,6 +28,7 @@ from tests.unit.storage.logs import (
     appended,
     batch,
     batches_at,
+    checkpoint,
     consume,
     crash,
     cut_short,
@@ -485,7 +486,7 @@ def test_deleted_records_stay_deleted_whichever_file_is_lost_and_wherever_a_cras
         log = open_log(tmp_path / str(after), segment_bytes=400)
         placed = [appended(log, batch(2))[0] for _ in range(10)]
         flush(log)
-        log._write_checkpoint(log._flushed, log._files)
+        checkpoint(log)
         start, old = placed[6].base_offset, (log.directory / FILE_NAME).read_bytes()
         with monkeypatch.context() as patched:
             counted = cut_short(after)

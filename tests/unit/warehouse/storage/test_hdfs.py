@@ -356,8 +356,8 @@ def test_a_warehouse_is_found_by_the_configuration_and_travels_to_tasks(
     assert storage.uri("a/b") == "hdfs://events/lake/a/b"
     monkeypatch.delenv("HADOOP_CONF_DIR")
     copy = pickle.loads(pickle.dumps(storage))
-    assert (copy.root, copy._where) == (storage.root, storage._where)
-    assert copy._where == WebHdfs(
+    assert (copy.root, copy.where) == (storage.root, storage.where)
+    assert copy.where == WebHdfs(
         addresses=("h1:9870", "web2:50070"),
         user="loader",
         new_files={
