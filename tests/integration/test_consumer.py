@@ -20,7 +20,14 @@ from kazoo.client import KazooClient
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import BrokerError, CorruptMessage, InconsistentGroupKind, MillraceError
-from millrace_broker.coordination.groups import ConsumerRegistry, GroupKind, StreamsMember, stream_name
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.groups import (
+    ConsumerRegistry,
+    GroupKind,
+    StreamsMember,
+    node_name,
+    stream_name,
+)
 from millrace_consumer import Consumer, MessageStream, NotOwner
 from millrace_consumer.assignment import assign
 from millrace_consumer.puller import ConsumerPuller
@@ -55,6 +62,8 @@ class Site:
     def __init__(self, cluster: TestCluster) -> None:
         self.cluster, self.topic = cluster, f"topic-{uuid.uuid4().hex[:8]}"
         self.client: ClusterClient = cluster.client()
+        self.session = Session.connect(cluster.zookeeper)
+        self.registry = ConsumerRegistry(self.session, cluster.name)
         self.sent: list[bytes] = []
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 2, "log_level": 0})
         self._consumers: list[Consumer] = []
@@ -99,14 +108,11 @@ class Site:
         consumer._cluster.close()
         self._consumers.remove(consumer)
 
-    def registry(self) -> ConsumerRegistry:
-        """The registry as one of this test's consumers sees it."""
-        return self._consumers[-1]._registry
-
     def close(self) -> None:
         for consumer in self._consumers:
             consumer.close()
         self.client.close()
+        self.session.close()
 
 
 @pytest.fixture
@@ -137,7 +143,7 @@ def led_by(site: Site, broker_id: int) -> list[int]:
 
 def settled(site: Site, readers: list[Reader], partitions: int) -> bool:
     """The owners are those that Algorithm 1 makes of the registered streams, and they read just that."""
-    group, registry = site.group("g"), site.registry()
+    group, registry = site.group("g"), site.registry
     members = registry.members(group)
     streams = [stream_name(name, n) for name, each in members.items() for n in range(each.topics[site.topic])]
     shares = assign(range(partitions), streams)
@@ -254,7 +260,7 @@ def test_a_new_group_starts_at_the_largest_offset_if_it_says_so(site: Site) -> N
     ends = {(site.topic, number): end for number, end in site.client.list_offsets(site.topic, LATEST).items()}
 
     def committed() -> dict[tuple[str, int], int]:
-        return {place: each.offset for place, each in site.registry().offsets(site.group("g")).items()}
+        return {place: each.offset for place, each in site.registry.offsets(site.group("g")).items()}
 
     wait_until("where it began is committed", lambda: committed() == ends)
     site.produce(50)
@@ -351,7 +357,7 @@ def test_what_is_done_is_committed_from_time_to_time(site: Site) -> None:
     messages = [next(stream) for _ in range(4)]
 
     def committed() -> int | None:
-        offset = site.registry().offsets(site.group("g")).get((site.topic, 0))
+        offset = site.registry.offsets(site.group("g")).get((site.topic, 0))
         return None if offset is None else offset.offset
 
     wait_until("three of four are committed", lambda: committed() == messages[2].offset + 1)
@@ -387,7 +393,7 @@ def test_a_partition_that_another_still_owns_is_tried_again(
     site.create(2)
     site.produce(10)
     site.consumer()
-    registry = site.registry()
+    registry = site.registry
     held = registry.register(site.group("g"), "elsewhere", StreamsMember(topics={}, host="elsewhere"))
     assert registry.own(site.group("g"), {(site.topic, 1): "elsewhere-0"}, held)
     reader = site.reader()
@@ -408,15 +414,15 @@ def test_a_seek_while_the_partition_is_given_up_is_refused_not_lost(
     consumer = site.consumer()
     stream = site.stream(consumer)
     first = next(stream)
-    registry, pool = consumer._registry, ThreadPoolExecutor(1)
-    disown, sought = registry.disown, list[Future[None]]()
+    pool, disown, sought = ThreadPoolExecutor(1), ConsumerRegistry.disown, list[Future[None]]()
 
     def give_up(*arguments: Any) -> None:
-        sought.append(pool.submit(consumer.seek, site.topic, 0, first.offset))
-        wait(sought, timeout=0.1)  # it does not end before the partition is given up
+        if not sought:
+            sought.append(pool.submit(consumer.seek, site.topic, 0, first.offset))
+            wait(sought, timeout=0.1)  # it does not end before the partition is given up
         disown(*arguments)
 
-    monkeypatch.setattr(registry, "disown", give_up)
+    monkeypatch.setattr(ConsumerRegistry, "disown", give_up)
     consumer.commit()
     site.reader()
     wait_until("it is given up", lambda: sought)
@@ -432,16 +438,16 @@ def test_partitions_that_were_claimed_before_a_failure_are_given_up(
     monkeypatch.setattr("millrace_consumer.registration.secrets.token_hex", lambda _: next(names))
     site.create(4)
     consumer = site.consumer()
-    registry, offsets = consumer._registry, consumer._registry.offsets
+    offsets = ConsumerRegistry.offsets
     others: list[Reader] = []
 
     def fail(*arguments: Any) -> Any:
-        monkeypatch.setattr(registry, "offsets", offsets)
-        assert len(registry.owners(site.group("g"))) == 4
+        monkeypatch.setattr(ConsumerRegistry, "offsets", offsets)
+        assert len(site.registry.owners(site.group("g"))) == 4
         others.append(site.reader())
         raise BrokerError("ZooKeeper does not answer")
 
-    monkeypatch.setattr(registry, "offsets", fail)
+    monkeypatch.setattr(ConsumerRegistry, "offsets", fail)
     site.stream(consumer)
     wait_until("both read", lambda: others and len(others[0].consumer.owned) == len(consumer.owned) == 2)
 
@@ -454,26 +460,25 @@ def test_a_registration_that_was_not_answered_is_tried_again_under_its_id(
     site.create(1)
     site.produce(1)
     consumer = site.consumer()
-    registry, register = consumer._registry, consumer._registry.register
+    registry, register = site.registry, ConsumerRegistry.register
     stream = site.stream(consumer)
     next(stream)
     consumer.commit()  # else what is in hand is waited for
 
     def fail(*arguments: Any) -> Any:
-        monkeypatch.setattr(registry, "register", register)
+        monkeypatch.setattr(ConsumerRegistry, "register", register)
         if applied:
             register(*arguments)
         raise BrokerError("ZooKeeper does not answer")
 
-    monkeypatch.setattr(registry, "register", fail)
+    monkeypatch.setattr(ConsumerRegistry, "register", fail)
     (former,) = registry.members(site.group("g"))
-    consumer._cluster.session.client.delete(f"{registry._group(site.group('g'))}/ids/{former}")
-    registration = consumer._rebalancer._registration  # type: ignore[union-attr]
+    group_node = f"/{site.cluster.name}/consumers/{node_name(site.group('g'))}"
+    site.session.client.delete(f"{group_node}/ids/{former}")
 
     def reads_alone() -> bool:
-        now = registration.consumer_id
         members, owners = registry.members(site.group("g")), registry.owners(site.group("g"))
-        return now != former and set(members) == {now} and owners == {(site.topic, 0): f"{now}-0"}
+        return former not in members and [{(site.topic, 0): f"{now}-0"} for now in members] == [owners]
 
     wait_until("there is no second one, which nobody reads for", reads_alone)
 
@@ -499,7 +504,7 @@ def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site, monkeypatch:
     sleep = ConsumerPuller.sleep
 
     def noted(puller: ConsumerPuller, seconds: float | None) -> None:
-        idle.add(puller._broker_id)
+        idle.add(id(puller))
         sleep(puller, seconds)
 
     monkeypatch.setattr(ConsumerPuller, "sleep", noted)
@@ -520,7 +525,7 @@ def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site, monkeypatch:
 def test_a_group_of_the_other_kind_is_refused(site: Site) -> None:
     site.create(1)
     consumer = site.consumer()
-    site.registry().claim(site.group("g"), GroupKind.CLASSIC)
+    site.registry.claim(site.group("g"), GroupKind.CLASSIC)
     with pytest.raises(InconsistentGroupKind):
         consumer.create_message_streams({site.topic: 1})
 
@@ -652,7 +657,7 @@ def test_a_consumer_that_lost_its_session_registers_anew_and_goes_on(site: Site,
     wait_until("all is read", lambda: sum(len(each.messages) for each in readers) == 100)
     wait_until("they share", lambda: shared_out(readers, 4))
     lose_session(zookeeper, readers[0].consumer)
-    registry, group = readers[1].consumer._registry, site.group("g")
+    registry, group = site.registry, site.group("g")
     before = set(registry.members(group))
     wait_until(
         "it is back", lambda: len(registry.members(group)) == 2 and set(registry.members(group)) != before

@@ -28,6 +28,7 @@ from millrace_broker.coordination.groups import (
     GroupKind,
     NotOwner,
     StreamsMember,
+    node_name,
 )
 from tests.consuming import Proxy
 from tests.support import WAIT_S, wait_until
@@ -46,9 +47,13 @@ class Life:
     """One process's session and registry."""
 
     def __init__(self, zookeeper: str, cluster: str) -> None:
-        self.zookeeper = zookeeper
+        self.zookeeper, self.cluster = zookeeper, cluster
         self.session = Session.connect(zookeeper, timeout_ms=2000)
         self.registry = ConsumerRegistry(self.session, cluster)
+
+    def node_of(self, group: str) -> str:
+        """The node in ZooKeeper below which a group's nodes lie."""
+        return f"/{self.cluster}/consumers/{node_name(group)}"
 
     def lose_session(self) -> None:
         """Have the server end the session, as if it had expired, and wait for the next one."""
@@ -130,7 +135,7 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert ours.offsets("unknown") == {}
     assert ours.committed({"g": ["clicks", "nothing"]}) == {"g": {("clicks", 0), ("clicks", 1)}}
     assert ours.committed({"unknown": ["clicks"]}) == {}
-    lives[1].session.client.delete(f"{ours._group('g')}/offsets/clicks/1")
+    lives[1].session.client.delete(f"{lives[0].node_of('g')}/offsets/clicks/1")
     ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
     assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}
     with pytest.raises(UnknownGroup):
@@ -154,22 +159,24 @@ def test_offsets_expire_with_the_group_that_has_no_others(registry: ConsumerRegi
     assert registry.expire_offsets(names, LONG_AFTER_MS) == {"read": 1}
 
 
-def test_only_offsets_that_are_over_expire(registry: ConsumerRegistry) -> None:
+def test_only_offsets_that_are_over_expire(lives: tuple[Life, Life]) -> None:
+    registry = lives[0].registry
     registry.claim("g", GroupKind.CLASSIC)
     registry.commit("g", {("clicks", 0): at(1)})
-    first = _written_ms(registry, "g", "clicks/0")
-    while _written_ms(registry, "g", "views/3") <= first:  # ZooKeeper's clock shows milliseconds
+    first = _written_ms(lives[0], "g", "clicks/0")
+    while _written_ms(lives[0], "g", "views/3") <= first:  # ZooKeeper's clock shows milliseconds
         registry.commit("g", {("views", 3): at(2)})
     assert registry.expire_offsets(["g"], first + 1) == {"g": 1}
     assert registry.offsets("g") == {("views", 3): at(2)}
 
 
-def test_offsets_of_a_group_whose_members_have_just_left_are_kept(registry: ConsumerRegistry) -> None:
+def test_offsets_of_a_group_whose_members_have_just_left_are_kept(lives: tuple[Life, Life]) -> None:
+    registry = lives[0].registry
     registry.claim("g", GroupKind.CLASSIC)
     registry.commit("g", {("clicks", 0): at(1)})
-    committed = _written_ms(registry, "g", "clicks/0")
+    committed = _written_ms(lives[0], "g", "clicks/0")
     registry.keep_offsets(["g"])
-    while _written_ms(registry, "g") <= committed:
+    while _written_ms(lives[0], "g") <= committed:
         registry.keep_offsets(["g"])
     assert registry.expire_offsets(["g"], committed + 1) == {}
     assert registry.expire_offsets(["g"], LONG_AFTER_MS) == {"g": 1}
@@ -181,22 +188,22 @@ def test_offsets_of_a_group_that_is_taken_over_meanwhile_do_not_expire(
     ours, others = (life.registry for life in lives)
     ours.claim("g", GroupKind.CLASSIC)
     ours.commit("g", {("clicks", 0): at(1)})
-    delete = ours._delete_unused
+    client = lives[0].session.client
+    transaction = client.transaction
 
-    def taken_over_before(*arguments: Any) -> bool:
+    def taken_over_before() -> Any:
         fence = others.coordinate("g", 1)
         others.resign("g", fence)
-        return delete(*arguments)
+        return transaction()
 
-    monkeypatch.setattr(ours, "_delete_unused", taken_over_before)
+    monkeypatch.setattr(client, "transaction", taken_over_before)
     assert ours.expire_offsets(["g"], LONG_AFTER_MS) == {}
     assert ours.offsets("g") == {("clicks", 0): at(1)}
 
 
-def _written_ms(registry: ConsumerRegistry, group: str, offset: str = "") -> int:
+def _written_ms(life: Life, group: str, offset: str = "") -> int:
     """The time at which an offset's node, or the one of all offsets, was written last; 0 for none."""
-    path = f"{registry._group(group)}/offsets/{offset}".rstrip("/")
-    found = registry._session.get(path)
+    found = life.session.get(f"{life.node_of(group)}/offsets/{offset}".rstrip("/"))
     return 0 if found is None else int(found[1].mtime)
 
 
@@ -335,10 +342,10 @@ def test_a_coordinator_of_a_group_that_was_made_anew_does_not_follow_the_one_of_
 
 
 def test_a_coordinator_of_a_version_without_tenures_is_waited_for(lives: tuple[Life, Life]) -> None:
-    ours, others = (life.registry for life in lives)
+    ours = lives[0].registry
     ours.claim("g", GroupKind.CLASSIC)
-    path = ours._group("g")
-    before = others._client
+    path = lives[1].node_of("g")
+    before = lives[1].session.client
     with before.transaction() as change:  # what such a version does
         change.create(f"{path}/coordinator", b"2", ephemeral=True)
         change.set_data(path, before.get(path)[0])
@@ -472,19 +479,30 @@ def test_a_consumer_that_comes_while_its_group_is_deleted_stays_registered(
     assert others.members("g") == {"c1": MEMBER}
 
 
-def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]) -> None:
+def test_a_group_is_moved_only_while_it_has_no_consumer(
+    lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, others = (life.registry for life in lives)
     ours.claim("g", GroupKind.STREAMS)
     ours.rewind("g", {("clicks", 0): at(1), ("clicks", 1): at(2)})
     fence = others.register("g", "c1", MEMBER)
     with pytest.raises(GroupNotEmpty):
         ours.rewind("g", {("clicks", 0): at(7)})
-    with pytest.raises(GroupNotEmpty):  # one that came after the question: the write itself asks again
-        ours._write(
-            "g", {f"{ours._group('g')}/offsets/clicks/0": b"{}"}, None, unused=f"{ours._group('g')}/ids"
-        )
-    assert others.offsets("g") == {("clicks", 0): at(1), ("clicks", 1): at(2)}
     others.unregister("g", fence)
+    client, fences = lives[0].session.client, list[Fence]()
+    transaction = client.transaction
+
+    def joined_before() -> Any:
+        if not fences:
+            fences.append(others.register("g", "c2", MEMBER))
+        return transaction()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "transaction", joined_before)
+        with pytest.raises(GroupNotEmpty):  # one that came after the question: the write itself asks again
+            ours.rewind("g", {("clicks", 0): at(7)})
+    assert others.offsets("g") == {("clicks", 0): at(1), ("clicks", 1): at(2)}
+    others.unregister("g", fences[0])
     ours.rewind("g", {("clicks", 0): at(7)})
     assert others.offsets("g") == {("clicks", 0): at(7), ("clicks", 1): at(2)}
     with pytest.raises(UnknownGroup):
