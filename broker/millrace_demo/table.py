@@ -49,14 +49,14 @@ def rows_by_duckdb(location: str) -> int | None:
     with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
         try:
             for name in ("avro", "iceberg"):  # the second needs the first
-                connection.load_extension(_extension(name, duckdb.__version__))
+                connection.load_extension(extension_of(name, duckdb.__version__))
         except duckdb.Error:
             return None
         row = connection.execute("SELECT count(*) FROM iceberg_scan(?)", [location]).fetchone()
     return None if row is None else int(row[0])
 
 
-def _extension(name: str, version: str) -> str:
+def extension_of(name: str, version: str) -> str:
     """The file of an extension from PyPI, if it fits this DuckDB; else the name that DuckDB looks up."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:

@@ -43,10 +43,10 @@ MAX_RECENT_CHARACTERS = 32 << 20
 _RECENT_S = 1.0
 """Longest time for which a store may return a schema that another process has deleted permanently."""
 
-_metadata = sa.MetaData()
+metadata = sa.MetaData()
 _schemas = sa.Table(
     "schemas",
-    _metadata,
+    metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
     sa.Column("text", sa.Text, nullable=False),
@@ -54,20 +54,20 @@ _schemas = sa.Table(
 )
 _properties = sa.Table(
     "schema_properties",
-    _metadata,
+    metadata,
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
     sa.Column("content", sa.String(64), nullable=False, index=True),  # the fingerprint without the properties
     sa.Column("properties", sa.Text, nullable=False),  # a JSON object of strings
 )
 _subjects = sa.Table(
     "subjects",
-    _metadata,
+    metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("last_version", sa.Integer, nullable=False),  # survives the deletion of the version itself
 )
 _versions = sa.Table(
     "subject_versions",
-    _metadata,
+    metadata,
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False, index=True),
@@ -84,21 +84,21 @@ sa.Index(
 )
 _references = sa.Table(
     "schema_references",
-    _metadata,
+    metadata,
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
 )
 _forgotten = sa.Table(
     "forgotten_versions",  # deleted permanently, and named by a reference
-    _metadata,
+    metadata,
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False),
 )
 _origins = sa.Table(
     "version_origins",
-    _metadata,
+    metadata,
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("commit", sa.String(100), nullable=False),
@@ -107,7 +107,7 @@ _origins = sa.Table(
 )
 _settings = sa.Table(
     "settings",
-    _metadata,
+    metadata,
     sa.Column("subject", sa.Text, primary_key=True),  # the empty name holds the global settings
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("value", sa.String(32), nullable=False),
@@ -506,7 +506,7 @@ class Store:
                 " for example sqlite:////var/lib/millrace/registry.db"
             )
         with cls(engine).write() as rows:
-            _metadata.create_all(rows.connection)
+            metadata.create_all(rows.connection)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:

@@ -107,7 +107,7 @@ def measure(directory: Path, total: int, look_ups: int, *, with_forgeries: bool)
         f"| {segment} | offset | {measured(by_offset, offsets)} |",
         f"| {segment} | time | {measured(by_time, times)} |",
     ]
-    first = log._files.segments[0]
+    first = log.snapshot[1].segments[0]
     first.landmarks = Landmarks()
     began = time.process_time()
     first.build_landmarks()

@@ -28,6 +28,7 @@ from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import EventHeader, read_header
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, AuditRecord, Hello, Report
+from millrace_audit.reports.publish import AuditPublisher
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
 from millrace_registry.client import SchemaRegistryClient
@@ -187,11 +188,11 @@ def test_closing_again_sends_the_last_report_that_did_not_get_through(
     producer = world.producer()
     producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
 
-    def refuse(messages: object, **options: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise MillraceError("no broker takes it")
 
     with monkeypatch.context() as patched:
-        patched.setattr(producer._reports.publisher, "publish", refuse)
+        patched.setattr(AuditPublisher, "publish", refuse)
         with pytest.raises(MillraceError, match="no broker takes it"):
             producer.close()
     with pytest.raises(MillraceError, match="is closed"):
@@ -473,7 +474,7 @@ def test_the_clock_closes_no_window_of_an_event_that_waits_in_send(
         lateness_ms=MINUTE_MS,
         config={"queue.buffering.max.messages": 1, "linger.ms": 100},
     ) as producer:
-        check_topics, wait_for_room = producer._reports.publisher.check_topics, producer._wait_for_room
+        check_topics, wait_for_room = AuditPublisher.check_topics, producer._wait_for_room
 
         def check_long(*arguments: Any, **options: Any) -> None:
             check_topics(*arguments, **options)
@@ -489,7 +490,7 @@ def test_the_clock_closes_no_window_of_an_event_that_waits_in_send(
             wait_for_room(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(producer._reports.publisher, "check_topics", check_long)
+            patched.setattr(AuditPublisher, "check_topics", check_long)
             producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms)
         pass
         monkeypatch.setattr(producer, "_wait_for_room", wait_long)

@@ -23,7 +23,7 @@ from millrace.wire.messages import ApiKey
 
 _HEADER = struct.Struct(">ihhi")
 _MAX_RESPONSE_BYTES = 1 << 30
-_FIRST_BYTES = 16 << 20
+FIRST_BYTES = 16 << 20
 """Most memory allocated for a response's stated length; a larger response gets more as its bytes arrive."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Slowest rate at which a response may arrive beyond its time limit."""
@@ -176,7 +176,7 @@ class Connection:
 
     def _receive_exactly(self, size: int, give_up_at: float, buffer: bytearray | None = None) -> memoryview:
         if buffer is None or len(buffer) < size:
-            buffer = bytearray(min(size, _FIRST_BYTES))
+            buffer = bytearray(min(size, FIRST_BYTES))
         received = 0
         while received < size:
             if received == len(buffer):

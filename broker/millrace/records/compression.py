@@ -65,9 +65,9 @@ def decompress(
         if codec is Codec.SNAPPY:
             return _decompress_snappy(data, limit)
         if codec is Codec.LZ4:
-            _check_size("lz4", _lz4_bound(data), limit)
+            _check_size("lz4", lz4_bound(data), limit)
             return memoryview(cramjam.lz4.decompress(data))
-        bound = _zstd_bound(data)
+        bound = zstd_bound(data)
         _check_size("zstd", bound, limit)
         if room is not None and bound <= len(room):
             return room[: cramjam.zstd.decompress_into(data, room)]
@@ -82,12 +82,12 @@ def _check_size(name: str, bound: int, limit: int) -> None:
 
 
 # Deflate copies at most 258 bytes per 2 bits, so a small enough block cannot reach the limit.
-_GZIP_RATIO = 1040
+GZIP_RATIO = 1040
 _GZIP_STEP = 16 << 20
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> Buffer:
-    if len(data) * _GZIP_RATIO <= limit:
+    if len(data) * GZIP_RATIO <= limit:
         return memoryview(cramjam.gzip.decompress(data))
     plain, rest = bytearray(), bytes(data)
     while rest:  # a gzip stream may have several members
@@ -130,7 +130,7 @@ def _is_skippable(magic: int) -> bool:
     return magic & 0xFFFFFFF0 == 0x184D2A50
 
 
-def _lz4_bound(data: Buffer) -> int:
+def lz4_bound(data: Buffer) -> int:
     """The most bytes that lz4 frames can decompress to."""
     position = bound = 0
     while position < len(data):
@@ -151,7 +151,7 @@ def _lz4_bound(data: Buffer) -> int:
     return bound
 
 
-def _zstd_bound(data: Buffer) -> int:
+def zstd_bound(data: Buffer) -> int:
     """The most bytes that zstd frames can decompress to."""
     position = bound = 0
     while position < len(data):

@@ -69,7 +69,7 @@ def submit(
         _write_secret(properties, "".join(map(_property, confs, confs.values())))
         options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
-        command = [str(_spark_home() / "bin" / "spark-submit"), *options, str(script)]
+        command = [str(spark_home() / "bin" / "spark-submit"), *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line)
     return _answer(job, code, answers, last)
@@ -190,7 +190,7 @@ def _stand_in(folder: Path, archive: str) -> Path:
     return folder
 
 
-def _spark_home() -> Path:
+def spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MillraceError(f"Spark is not installed: {how_to_install('spark')}")
@@ -203,7 +203,7 @@ def _environment() -> dict[str, str]:
     # Otherwise workers take the first `python3` on the path, and spark-submit takes SPARK_HOME as it is set.
     # A `spark.pyspark.python` in the settings or in spark-defaults.conf overrides these.
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    environment["SPARK_HOME"] = str(_spark_home())
+    environment["SPARK_HOME"] = str(spark_home())
     environment["PATH"] = f"{java.parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
 

@@ -91,12 +91,12 @@ class RowReader:
         stats, lost_ok = RangeStats.of(cut), not self.options.fail_on_data_loss
         with ClusterClient(self.options.bootstrap, security=self.options.security) as client:
             for batch in self._batches(cut, read_cut(client, cut, stats, lost_ok=lost_ok), stats):
-                self._check_loss(cut, stats)
+                self.check_loss(cut, stats)
                 if batch.num_rows:
                     yield batch
             if self.options.fail_on_data_loss:
                 stats.gaps += _gap_after(client, cut, stats)
-        self._check_loss(cut, stats)
+        self.check_loss(cut, stats)
 
     def _batches(
         self, cut: Cut, fetched: Iterator[FetchedBatches], stats: RangeStats
@@ -120,7 +120,7 @@ class RowReader:
                 yield pa.RecordBatch.from_arrays([*rows.columns, *nulls], schema=schema)
                 yield _corrupt_rows(decoded.rejected, schema)
 
-    def _check_loss(self, cut: Cut, stats: RangeStats) -> None:
+    def check_loss(self, cut: Cut, stats: RangeStats) -> None:
         if not self.options.fail_on_data_loss:
             return
         for gap in [*_gap_before(cut, stats), *stats.gaps]:

@@ -33,7 +33,7 @@ TRIES = 6
 """Most tries of a request to a catalog; the pauses between them take 6 s together."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
 _REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
-_MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 class CatalogError(MillraceError):
@@ -110,7 +110,7 @@ def refuse_network_file_system(path: Path) -> None:
 def _file_system(path: Path) -> str:
     """Return the type of a path's file system; empty where the system does not list file systems."""
     try:
-        mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
+        mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
     except OSError:  # no Linux
         return ""
     # The fifth word is the mount point, with spaces as \040; the type is the first word after the dash.

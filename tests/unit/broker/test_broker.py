@@ -165,7 +165,7 @@ def test_acks_all_is_answered_before_a_due_checkpoint_is_written(
 
     monkeypatch.setattr(Checkpoint, "write", hold)
     log = running.whole_log()
-    log._checkpoint_at = 0.0
+    monkeypatch.setattr(partition_log, "CHECKPOINT_INTERVAL_S", 0)
     for _ in range(3):  # the flushes behind it do not wait for it either
         outcome = running.produce(acks_all=True)
         running.turn()
@@ -255,7 +255,7 @@ def without_landmarks(start: Start, monkeypatch: pytest.MonkeyPatch) -> tuple[Ru
         last = running.produce(acks_all=True)
     running.turn()
     running.until("the answers", lambda: last.heard)
-    running.whole_log()._files.segments[0].landmarks = Landmarks()
+    running.whole_log().snapshot[1].segments[0].landmarks = Landmarks()
     return running, last.base_offset - 1
 
 

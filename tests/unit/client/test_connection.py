@@ -58,7 +58,7 @@ def test_an_answer_a_byte_at_a_time_is_given_up_in_time(answered_by: Callable[[S
 def test_an_answer_of_any_size_comes_whole_into_the_buffer_or_beside_it(
     answered_by: Callable[[Serve], Connection], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(module, "_FIRST_BYTES", 1 << 10)
+    monkeypatch.setattr(module, "FIRST_BYTES", 1 << 10)
     buffer = bytearray(b"\xff" * 1004)
     with closing(answered_by(lambda client: client.sendall(response(size)))) as connection:
         connection.send(3, 1, b"", timeout_s=5)

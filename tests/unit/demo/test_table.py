@@ -48,5 +48,5 @@ def test_a_duckdb_without_the_extension_of_its_version_counts_nothing_and_downlo
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(table, "_extension", lambda name, version: f"no_{name}")
+    monkeypatch.setattr(table, "extension_of", lambda name, version: f"no_{name}")
     assert rows_by_duckdb("nowhere") is None

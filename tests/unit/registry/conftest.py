@@ -19,7 +19,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/registry.db"
     url: str = request.getfixturevalue("postgres_url")
     engine = sa.create_engine(sa.engine.make_url(url).set(drivername="postgresql+psycopg"))
-    rows._metadata.drop_all(engine)
+    rows.metadata.drop_all(engine)
     engine.dispose()
     return url
 

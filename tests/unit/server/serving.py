@@ -50,8 +50,12 @@ class Running:
         self.requests: list[Request] = []
         self.clients: list[Client] = []
         self.turns = 0
-        self.thread = threading.Thread(target=self.server.run, args=(self._serve_next, self._end_of_turn))
+        self.end_of_turn: Callable[[], None] = self._count_turn
+        self.thread = threading.Thread(target=self._run)
         self.thread.start()
+
+    def _run(self) -> None:
+        self.server.run(self._serve_next, lambda: self.end_of_turn())
 
     def _serve_next(self, client: ClientConnection, framer: RequestFramer) -> Request | None:
         frame = framer.next_frame()
@@ -63,7 +67,7 @@ class Running:
         self.serve(request, bytes(frame[4:]))
         return request
 
-    def _end_of_turn(self) -> None:
+    def _count_turn(self) -> None:
         self.turns += 1
 
     def client(self, source: str = "127.0.0.1") -> Client:

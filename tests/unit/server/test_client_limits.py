@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import socket
 import struct
 import threading
@@ -18,8 +19,9 @@ import pytest
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
 from millrace_broker.security.rights import NOBODY
+from millrace_broker.server import admission as admission_module
 from millrace_broker.server import loop
-from millrace_broker.server.admission import MAX_WORKING, Admission
+from millrace_broker.server.admission import MAX_WORKING, SPARE, Admission
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.request import REQUEST_BYTES, Request
 from tests.support import WAIT_S, wait_until
@@ -162,9 +164,10 @@ def test_one_address_does_not_lock_out_the_others(start: Start, connect: Connect
 def test_connections_leave_file_descriptors_to_the_logs(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = start()
-    monkeypatch.setattr(running.server.admission, "_last_file", connect(running).socket.fileno())
-    assert connect(running).at_end()
+    with socket.socket() as free:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE - free.fileno()
+    monkeypatch.setattr(admission_module, "RESERVED_FILES", files)
+    assert connect(start()).at_end()
 
 
 def test_an_address_that_has_left_is_not_remembered() -> None:
@@ -399,7 +402,7 @@ def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
     monkeypatch.setattr(loop, "STALLED_S", 0.01)
     monkeypatch.setattr(loop, "STALL_CHECK_S", 0.01)
     running = start(max_buffered_bytes=512 * KIB)
-    monkeypatch.setattr(running.server, "_end_of_turn", lambda: time.sleep(0.05))
+    running.end_of_turn = lambda: time.sleep(0.05)
     clients = [connect(running) for _ in range(12)]
     for client in clients:  # all of it fits into the buffers of the sockets
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * KIB)

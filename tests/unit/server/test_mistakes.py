@@ -164,7 +164,7 @@ def test_a_mistake_that_belongs_to_nobody_leaves_the_loop_running(
 
 
 def test_the_end_of_a_turn_that_fails_leaves_the_loop_running(running: Running, other: Client) -> None:
-    real, failed = running.server._end_of_turn, list[int]()
+    real, failed = running.end_of_turn, list[int]()
 
     def failing() -> None:
         if not failed:
@@ -172,6 +172,6 @@ def test_the_end_of_a_turn_that_fails_leaves_the_loop_running(running: Running, 
             raise MemoryError
         real()
 
-    running.on_loop(lambda: setattr(running.server, "_end_of_turn", failing))
+    running.end_of_turn = failing
     assert still_served(other)
     assert failed

@@ -20,7 +20,7 @@ def spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "bin" / "spark-submit"
     script.parent.mkdir()
     script.touch(mode=0o755)
-    monkeypatch.setattr(millrace_spark.jobs.submit, "_spark_home", lambda: tmp_path)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "spark_home", lambda: tmp_path)
     return script
 
 

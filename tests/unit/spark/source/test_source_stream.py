@@ -112,7 +112,7 @@ def read(cluster: MemoryCluster, stream: MillraceStreamReader, start: Json, end:
         for frames, rejected in frames_of(cut, read_cut(cluster, cut, stats, timeout_s=0), stats):
             assert rejected == []
             rows += [(cut.range.topic, cut.range.partition, offset) for offset in frames.offset.tolist()]
-        stream.rows._check_loss(cut, stats)
+        stream.rows.check_loss(cut, stats)
     return rows
 
 

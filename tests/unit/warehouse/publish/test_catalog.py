@@ -28,7 +28,7 @@ MOUNTS = """\
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spaces = str(tmp_path / "a b").replace(" ", "\\040")
     (tmp_path / "mountinfo").write_text(MOUNTS.format(nfs=tmp_path / "nfs", spaces=spaces))
-    monkeypatch.setattr(module, "_MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(module, "MOUNTS", tmp_path / "mountinfo")
     return tmp_path
 
 
