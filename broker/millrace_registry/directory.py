@@ -236,7 +236,7 @@ def _apply_at_once(
 
 def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
     """The body of `/apply` for a registry of Millrace; MillraceError for too many changes."""
-    commit, author = _commit_and_author(directory)
+    commit, author = commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.
     texts = {file.subject: json.dumps(file.json) for file in files if file.subject in changed}
@@ -253,7 +253,7 @@ def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence
     return body
 
 
-def _commit_and_author(directory: Path) -> tuple[str, str]:
+def commit_and_author(directory: Path) -> tuple[str, str]:
     """The folder's commit, with `-dirty` if files differ, and its author; else "" and the present user."""
     try:
         commit = _git(directory, "rev-parse", "HEAD").decode().strip()

@@ -102,8 +102,8 @@ def test_turn_and_holder_come_into_being_together(connect: Connect, seat: Seat) 
 
 
 def test_a_turn_whose_answer_was_lost_is_found_again(connect: Connect, seat: Seat) -> None:
-    taker = TurnTaker(connect(), seat, "c")
-    session = taker._session
+    session = connect()
+    taker = TurnTaker(session, seat, "c")
     call, lost = session.call, list[object]()
 
     def lose_the_answer(operation: Callable[..., object], *arguments: object) -> object:

@@ -176,7 +176,7 @@ def test_a_free_port_that_somebody_takes_first_is_no_failure(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = [taken.getsockname()[1], free_port()]
-        monkeypatch.setattr(embedded, "_free_port", lambda port: ports.pop(0))
+        monkeypatch.setattr(embedded, "free_port", lambda port: ports.pop(0))
         with embedded.ZooKeeper.start(tmp_path / "data") as server:
             assert server.port != taken.getsockname()[1]
             assert answers("127.0.0.1", server.port)

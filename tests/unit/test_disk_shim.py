@@ -28,7 +28,7 @@ def test_a_sync_that_began_earlier_and_ends_later_takes_nothing_back(
             assert ended.wait(10)
 
     written = os.open(record, os.O_WRONLY | os.O_CREAT)
-    sync = disk_shim._recording(slow_at_first, written)
+    sync = disk_shim.recording(slow_at_first, written)
     folder = os.open(root, os.O_RDONLY)
     earlier = threading.Thread(target=sync, args=[folder])
     earlier.start()

@@ -122,7 +122,7 @@ class ServerCertificates:
         self._contexts = {mode: server_context(config, mode) for mode in client_certificates}
         self.expires = _expires(config.certificate).timestamp()
         """Expiry of the certificate of new connections, in seconds since 1970."""
-        self._seen = self._files()
+        self._seen = self.watched_files()
         self._stopped, self._reading = threading.Event(), threading.Lock()
 
     def context(self, client_certificates: str) -> ssl.SSLContext:
@@ -137,7 +137,7 @@ class ServerCertificates:
 
         def check() -> None:
             while not self._stopped.wait(CHECK_S):
-                if self._files() != self._seen:
+                if self.watched_files() != self._seen:
                     self.read_again()
 
         threading.Thread(target=check, name="certificates", daemon=True).start()
@@ -148,7 +148,7 @@ class ServerCertificates:
     def read_again(self) -> None:
         """Read every file again; if one cannot be used, keep all as they were and log the reason."""
         with self._reading:
-            self._seen = self._files()  # before they are read: a later change is seen the next time
+            self._seen = self.watched_files()  # before they are read: a later change is seen the next time
             try:
                 contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
                 self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
@@ -159,7 +159,7 @@ class ServerCertificates:
             else:
                 logger.info("read the certificates again; new connections get them")
 
-    def _files(self) -> Sequence[object]:
+    def watched_files(self) -> Sequence[object]:
         return files_of(self._config)
 
 

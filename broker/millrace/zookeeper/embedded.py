@@ -97,7 +97,7 @@ class ZooKeeper:
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = _lock(data_dir)
         try:
-            port = _free_port(port)
+            port = free_port(port)
             settings = data_dir / "zoo.cfg"
             settings.write_text(SETTINGS.format(data_dir=data_dir.resolve(), port=port))
             command = [java, f"-Xmx{heap_mb}m", *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
@@ -214,7 +214,7 @@ def _lock(data_dir: Path) -> int:
         time.sleep(0.05)
 
 
-def _free_port(port: int) -> int:
+def free_port(port: int) -> int:
     """Return the port once it is free, or any free port for 0; MillraceError after PORT_SECONDS."""
     deadline = time.monotonic() + PORT_SECONDS
     while True:

@@ -35,7 +35,7 @@ class Admission:
 
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
-        self._addresses: Counter[str] = Counter()
+        self.addresses: Counter[str] = Counter()
         self._last_file = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES - SPARE
         self.open = self.accepted = self.refused = 0
         self.closed_idle = self.closed_over_limit = self.closed_unauthenticated = 0
@@ -58,13 +58,13 @@ class Admission:
         self.accepted += 1
         if self.open >= limits.max_connections:
             reason = f"{self.open} are open (max_connections)"
-        elif self._addresses[address] >= limits.max_connections_per_address:
-            reason = f"{self._addresses[address]} of its address are open (max_connections_per_address)"
+        elif self.addresses[address] >= limits.max_connections_per_address:
+            reason = f"{self.addresses[address]} of its address are open (max_connections_per_address)"
         elif fd >= self._last_file:  # the kernel gives the lowest free number
             reason = "too few file descriptors are left for the logs; raise `ulimit -n`"
         else:
             self.open += 1
-            self._addresses[address] += 1
+            self.addresses[address] += 1
             return None
         return reason
 
@@ -79,9 +79,9 @@ class Admission:
 
     def leave(self, address: str) -> None:
         self.open -= 1
-        self._addresses[address] -= 1
-        if not self._addresses[address]:
-            del self._addresses[address]
+        self.addresses[address] -= 1
+        if not self.addresses[address]:
+            del self.addresses[address]
 
     @property
     def share(self) -> int:

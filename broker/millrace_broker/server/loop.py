@@ -87,7 +87,7 @@ class Server:
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
         """Clients that have not proved yet who they are, the oldest first."""
-        self._spare: dict[ClientConnection, str] = {}
+        self.spare: dict[ClientConnection, str] = {}
         """Connections over a limit, kept only in case they are brokers, oldest first. Maps each to its
         limit."""
         self._ending: dict[ClientConnection, float] = {}
@@ -201,7 +201,7 @@ class Server:
         connection.transport.close()
         self._unserved.pop(connection, None)
         self._unknown.pop(connection, None)
-        self._spare.pop(connection, None)
+        self.spare.pop(connection, None)
         self._ending.pop(connection, None)
         try:
             if connection.spare:
@@ -282,17 +282,17 @@ class Server:
 
     def _admit_spare(self, connection: ClientConnection, refusal: str) -> None:
         connection.spare = True
-        self._spare[connection] = refusal
-        if len(self._spare) > SPARE:  # a broker identifies itself at once
-            self._close_spare(next(iter(self._spare)))
+        self.spare[connection] = refusal
+        if len(self.spare) > SPARE:  # a broker identifies itself at once
+            self._close_spare(next(iter(self.spare)))
 
     def _close_spare(self, connection: ClientConnection) -> None:
-        connection.abort(self._spare[connection])
+        connection.abort(self.spare[connection])
 
     def exempt(self, connection: ClientConnection) -> None:
         """Serve a broker's connection before clients' connections, and do not count it as a client."""
         self.admission.exempt(connection, self.now)
-        if self._spare.pop(connection, None) is None:
+        if self.spare.pop(connection, None) is None:
             self.admission.leave(connection.host)
         connection.spare, connection.is_broker = False, True
         connection.used_s = -1.0
@@ -390,7 +390,7 @@ class Server:
         self._close_unknown(
             [client for client in self._unknown if client.opened_at <= late], "authentication_ms"
         )
-        for connection in [client for client in self._spare if client.opened_at <= late]:
+        for connection in [client for client in self.spare if client.opened_at <= late]:
             self._close_spare(connection)
         self._close_ended()
 

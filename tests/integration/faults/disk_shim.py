@@ -85,7 +85,7 @@ def _is_below_root(fd: int) -> bool:
     return Path(_path(fd)).is_relative_to(os.environ["DISK_ROOT"])
 
 
-def _recording(real: Any, record: int) -> Any:
+def recording(real: Any, record: int) -> Any:
     def sync(fd: int) -> None:
         with _describing:
             number = next(_descriptions)
@@ -126,8 +126,8 @@ def _become_plain() -> None:
 
 def _record() -> None:
     record = os.open(os.environ["DISK_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.fsync = _recording(os.fsync, record)
-    os.fdatasync = _recording(os.fdatasync, record)
+    os.fsync = recording(os.fsync, record)
+    os.fdatasync = recording(os.fdatasync, record)
     os.pread = _failing("read", os.pread, 0)
     os.sendfile = _failing("send", os.sendfile, 1)
 

@@ -18,8 +18,8 @@ from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
 from millrace.zookeeper.topic_state import REPLICATING, PartitionState, TopicState
-from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.topic_settings import BROKER_SETTINGS, FIXED, SETTINGS
+from millrace_broker.storage.log_directory import LogDirectory
 from tests.support import WAIT_S
 from tests.unit.broker.asking import (
     AskingClient,
@@ -514,13 +514,13 @@ def test_a_topic_can_be_tried_without_creating_it(running: Setup) -> None:
 def test_a_topic_whose_logs_open_too_slowly_is_there_but_the_time_was_up(
     running: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, opened = threading.Event(), Broker._open_log
+    free, opened = threading.Event(), LogDirectory.partition
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **options: Any) -> Any:
         assert free.wait(WAIT_S)
-        return opened(*arguments)
+        return opened(*arguments, **options)
 
-    monkeypatch.setattr(Broker, "_open_log", slowly)
+    monkeypatch.setattr(LogDirectory, "partition", slowly)
     assert running.create({"name": "slow"}, timeout=20) == {"slow": ErrorCode.REQUEST_TIMED_OUT}
     assert "slow" in running.cluster.topics
     free.set()

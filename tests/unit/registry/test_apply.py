@@ -119,7 +119,7 @@ def test_what_another_writer_made_incompatible_meanwhile_is_refused_whole(
         client.register("B", record("B", {"name": "a", "type": "string"}))
         return "", "me"
 
-    monkeypatch.setattr(folder, "_commit_and_author", and_then)
+    monkeypatch.setattr(folder, "commit_and_author", and_then)
     with pytest.raises(SchemaRefused, match='incompatible with an earlier schema for subject "B"'):
         folder.apply(tmp_path, client, plain=True)
     assert held(store) == (["B"], [None, None])

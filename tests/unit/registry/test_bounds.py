@@ -122,12 +122,15 @@ def test_a_subject_of_many_versions_is_deleted_with_a_few_statements(
     def counted(*arguments: Any) -> None:
         statements.append(arguments[2])
 
-    sa.event.listen(filled._engine, "before_cursor_execute", counted)
     send = ask(filled)
-    for path in ("/subjects/s", "/subjects/s?permanent=true"):
-        statements.clear()
-        assert send("DELETE", path) == list(range(1, MANY + 1))
-        assert len(statements) < 20, statements
+    sa.event.listen(sa.Engine, "before_cursor_execute", counted)
+    try:
+        for path in ("/subjects/s", "/subjects/s?permanent=true"):
+            statements.clear()
+            assert send("DELETE", path) == list(range(1, MANY + 1))
+            assert 0 < len(statements) < 20, statements
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", counted)
 
 
 def test_a_schema_is_remembered_until_it_is_deleted_permanently_also_by_another_process(

@@ -104,7 +104,7 @@ def test_a_connection_too_many_stays_if_a_broker_copies_by_it_and_takes_nobodys_
         broker.send(number, b"broker")
         assert broker.receive() == (number, b"broker")
     admission = running.server.admission
-    assert (admission.open, admission.refused, running.server._spare) == (2, 0, {})
+    assert (admission.open, admission.refused, running.server.spare) == (2, 0, {})
     first.send(1, b"broker")  # one of the two was a broker's all the time
     assert first.receive() == (1, b"broker")
     open_connections(running, 1)
@@ -175,7 +175,7 @@ def test_an_address_that_has_left_is_not_remembered() -> None:
     for number in range(1000):
         assert clients.refusal(f"10.0.0.{number}", 5) is None
         clients.leave(f"10.0.0.{number}")
-    assert (clients.open, clients.accepted, len(clients._addresses)) == (0, 1000, 0)
+    assert (clients.open, clients.accepted, len(clients.addresses)) == (0, 1000, 0)
 
 
 def test_clients_that_open_and_close_all_the_time_do_not_hold_up_the_others(

@@ -260,9 +260,9 @@ def test_the_end_of_an_answer_that_the_socket_did_not_take_follows_by_itself(
     assert answers(client)
 
     def narrow() -> None:
-        (connection,) = running.server.connections.values()
-        transport: Any = connection.transport
-        transport._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        (fd,) = running.server.connections
+        with socket.socket(fileno=os.dup(fd)) as accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
     running.on_loop(narrow)
     running.serve = lambda request, text: request.answer([bytes(size)])
@@ -578,7 +578,7 @@ def test_only_the_files_that_are_named_are_watched(
     monkeypatch.chdir(folder)
     issued = authority.issue("server")
     certificates = ServerCertificates(TlsConfig(certificate=issued.certificate, key=issued.key), ["none"])
-    before = certificates._files()
+    before = certificates.watched_files()
     (folder / "other").touch()
     os.utime(folder, (1, 1))
-    assert certificates._files() == before
+    assert certificates.watched_files() == before

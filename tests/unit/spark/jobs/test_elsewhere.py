@@ -17,6 +17,7 @@ from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.jobs.elsewhere import SENT, SentJob, _Run, submit
 from millrace_spark.jobs.standalone import DriverState, Master
 from millrace_warehouse.commands.hours import parse_hours
+from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.verbs import Load
 
 CLUSTER_MODE = {"spark.submit.deployMode": "cluster"}
@@ -129,7 +130,7 @@ def test_a_driver_that_cannot_be_written_down_is_ended(
 
     master = OneDriver()
     run = run_of(tmp_path, master, "A")
-    monkeypatch.setattr(type(run._storage), "create", full)
+    monkeypatch.setattr(LocalStorage, "create", full)
     with pytest.raises(OSError, match="full"):
         run.begin({})
     assert master.killed == ["driver-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +99,8 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
     assert compact_topic(at, request, TOPIC).hours
     assert scene.tell() == {H10: 3}, "other files, the same rows"
-    assert PublishedTable(scene.mended.topic)._told.keys() == {H10, H11}
+    reported = json.loads(scene.storage.read(audited_table_path(scene.mended.topic.name)))
+    assert reported.keys() == {H10, H11}
     assert list(PublishedTable(scene.mended.topic).news(scene.catalog, scene.loads)) == []
 
 
