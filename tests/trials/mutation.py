@@ -1,4 +1,4 @@
-"""A mutation: a changed expression or statement of one function, found by its syntax and not by its text.
+"""A mutation: a change of one expression or statement in a function, found by its syntax, not by its text.
 
 `replace` and `by` are two expressions, or statements. `replace` must occur once in the function `within`;
 line breaks and comments do not matter. `drop` is a statement to remove. In a file that is not Python,
@@ -38,12 +38,12 @@ class Mutation:
             changed = [text.replace(old, new)] * text.count(old)
         if len(changed) != 1:
             place = f"{self.within or 'the text'} of {self.file}"
-            raise ValueError(f"{self.what}: {place} has {len(changed)} times, not once: {old}")
+            raise ValueError(f"{self.what}: {place} must contain this once, not {len(changed)} times: {old}")
         return changed[0]
 
 
 def _changed(text: str, within: str, old: str, new: str) -> list[str]:
-    """`text` with `old` changed, once for each place where it occurs."""
+    """Return one text for each place of `old` in `within`: `text` with that place changed to `new`."""
     scopes: list[ast.AST] = [ast.parse(text)]
     for name in within.split(".") if within else ():
         inner = [node for scope in scopes for node in ast.walk(scope) if isinstance(node, _SCOPES)]
@@ -79,7 +79,7 @@ def _expression(text: str) -> ast.expr | None:
 
 
 def _runs(scope: ast.AST, kind: type[ast.AST], length: int) -> Iterator[Sequence[ast.expr | ast.stmt]]:
-    """Every expression, and every run of `length` statements, in `scope` that begins with a `kind`."""
+    """Yield each expression in `scope`, and each run of `length` statements, that begins with a `kind`."""
     for node in ast.walk(scope):
         if isinstance(node, ast.expr) and isinstance(node, kind):
             yield [node]

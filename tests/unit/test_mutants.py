@@ -64,7 +64,9 @@ def test_statements_are_replaced_with_their_indentation_and_dropped_as_pass(tmp_
 def test_a_place_that_is_there_twice_or_not_at_all_is_an_error(
     tmp_path: Path, within: str, expression: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"a change: {within} of line.py has [02] times, not once: "):
+    with pytest.raises(
+        ValueError, match=f"a change: {within} of line.py must contain this once, not [02] times: "
+    ):
         mutated(tmp_path, within, replace=expression, by="0")
 
 
