@@ -1,7 +1,7 @@
 """Avro's rules for reading a value of one schema as a value of another, for single types.
 
-Shared by the two decoders. A difference that no value can bridge raises SchemaError when the schemas are
-compared; a difference that only some values cannot bridge (an unknown symbol, a null) is left to the
+Both decoders use it. A difference that no value can bridge raises SchemaError when the schemas are compared.
+A difference that only some values cannot bridge, such as an unknown symbol or a null, is left to the
 decoders.
 """
 
@@ -53,7 +53,7 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
-    """Return the range and the factor of a type's numbers; None for values that are used unchanged."""
+    """Return the range and the factor of a type's numbers, or None for values that are used unchanged."""
     scale = SCALES.get(leaf.logical or "")
     if leaf.kind != "int":
         return scale
@@ -80,8 +80,9 @@ def field_pairs(
 ) -> tuple[list[tuple[avro.Field, avro.Node, int | None]], dict[int, Any]]:
     """Match a writer's fields to a table's. Raise SchemaError when a field of the table has no value.
 
-    Returns, for each of the writer's fields, the type it is read as and its number in the table (None: it is
-    dropped); and number -> default of the table's fields that the writer lacks.
+    Return two parts. First, for each of the writer's fields: the type as which it is read, and its number in
+    the table, or None if it is dropped. Second, number -> default for the table's fields that the writer
+    lacks.
     """
     names = {field.name for field in writer.fields}
     taken = names & {field.name for field in table.fields}  # a field's own name precedes aliases
@@ -119,7 +120,9 @@ def resolved_branches(
 
 
 def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plain:
-    """Return the type that reads the writer's bytes into the table's column: one of the two logical types."""
+    """Return the type that reads the writer's bytes into the table's column: the writer's or the table's
+    logical type.
+    """
     same_kind = (
         isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
     ) or (isinstance(writer, avro.Fixed) and isinstance(table, avro.Fixed) and writer.size == table.size)
@@ -137,7 +140,7 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """Return True if values of the writer's type are read as the table's type, which is different.
+    """Return True if values of the writer's type can be read as the table's type, which is a different one.
 
     They are read as plain numbers and bytes, or with the table's logical type if the writer has none.
     """
@@ -161,7 +164,7 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 
 def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
-    """Return True if the table's type has the writer's name, or an alias of that name; or if neither has a
+    """Return True if the table's type has the writer's name or an alias of that name, or if neither has a
     name.
     """
     if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
@@ -174,8 +177,8 @@ def pick_branch(
 ) -> tuple[int, T]:
     """Return the branch of the table's union that takes values of the writer's type, and its resolution.
 
-    The first branch that resolves is taken: full names go before aliases, and aliases before names without
-    namespaces. Raise SchemaError when no branch resolves.
+    The first branch that resolves is taken. Full names have priority over aliases, and aliases over names
+    without namespaces. Raise SchemaError when no branch resolves.
     """
     same = (writer, avro.as_column(writer))
     full_name = writer.name if isinstance(writer, avro.Named) else None
@@ -312,8 +315,8 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
 
 
 def _union_default(node: avro.Union, value: Any) -> Any:
-    """Return the default for the first branch that it fits, by Avro since 1.12; before, only for the first
-    branch.
+    """Return a union's default, for the first branch that it fits. Avro before 1.12 allowed the first branch
+    only.
     """
     for index, branch in enumerate(node.branches):
         try:

@@ -76,13 +76,13 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _by_kind(load: Mapping[str, Any]) -> str:
-    """Return the rejected records of a load by kind: `20 broken body`."""
+    """Return the number of a load's rejected records for each kind, such as `20 broken body`."""
     kinds = load["rejected_by_kind"].items()
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds if count)
 
 
 def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
-    """Return a reason for every topic that failed, then one for published loads that set records aside."""
+    """Return a reason for every topic that failed, then one reason for loads that set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
         f"{_by_kind(result)} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"

@@ -1,4 +1,4 @@
-"""Loading topics, many in one Spark application, and re-loading."""
+"""Loads topics, many in one Spark application, and re-loads them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TOPICS_AT_A_TIME = 8
 """Threads of the driver that load topics. They mostly wait for tasks; the cores are shared fairly."""
 UNPUBLISHED_AFTER = timedelta(days=1)
-"""Age from which an unpublished load is noted by later loads: no schedule has published it."""
+"""Age at which later loads note an unpublished load: no schedule has published it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,9 @@ class TopicFailure:
 
 
 def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
-    """Load every topic, a few at a time; return the loads, then the failures, in the order of the topics."""
+    """Load every topic, a few at a time. Return the loads, then the failures, each in the order of the
+    topics.
+    """
     storage = open_storage(request.warehouse)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
         results = list(pool.map(partial(_load_one, spark, storage, request), request.topics))
@@ -93,7 +95,7 @@ def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
 
 
 def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
-    """Return a note when the auditor does not answer: loads do not wait for it.
+    """Compare the topic's folder with the auditor's counts. Return a note when the auditor does not answer.
 
     Raise MillraceError when the auditor has counted a load that the topic's folder does not have.
     """
@@ -106,7 +108,9 @@ def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
 
 
 def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str]:
-    """Return a note for each schema id in the load's messages that is of another subject than the topic's."""
+    """Return a note for each schema id in the load's messages that belongs to another subject than the
+    topic's.
+    """
     if result.load is None or not result.published:
         return []
     try:
@@ -124,7 +128,7 @@ def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str
 def _unpublished(topic: Topic, result: LoadResult) -> list[str]:
     """Return a note on loads that wait for `publish`, when the oldest of them has waited for long.
 
-    Only the first load of an hour checks: a listing of the publications takes longer the more there are.
+    Only the first load of an hour checks, because listing the publications takes longer the more there are.
     """
     load = result.load
     if load is None or not result.published:
@@ -141,7 +145,7 @@ def _unpublished(topic: Topic, result: LoadResult) -> list[str]:
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
-    """Re-load the loads of some hours, or the named loads. Raise MillraceError when there is no such load."""
+    """Re-load the loads of some hours, or the named loads. Raise MillraceError when there are none."""
     topic = Topic(open_storage(request.warehouse), request.topic)
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
@@ -154,7 +158,7 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
 def _load_context(
     spark: SparkContext, request: Load | Reload, verb: str, topic: Topic
 ) -> Iterator[LoadContext]:
-    """Return a run's settings for writing, while its connections are open."""
+    """Yield the context of a load or re-load while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
@@ -180,7 +184,7 @@ def _pin(
     name: str,
     used: int,
 ) -> Pinned:
-    """Pin the topic's newest schema record; the first one is made of the newest registered schema."""
+    """Pin the topic's newest schema. The first load pins the newest registered schema."""
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
     if table_schema is None:

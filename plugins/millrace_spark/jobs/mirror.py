@@ -1,4 +1,6 @@
-"""The batch mirror as a Spark job: one task per origin partition, because its order must be kept."""
+"""The batch mirror as a Spark job: one task per origin partition, because each partition's order must be
+kept.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """`spark.readStream.format("millrace")`: the end of each micro-batch, and its tasks.
 
-Runs in a Python process of the driver that lives as long as the query; Spark keeps the offsets in the query's
-checkpoint and passes them back. A micro-batch that is run again reads the same rows. progress.py decides what
-a micro-batch reads; this module asks the cluster.
+Runs in a Python process of the driver that lives as long as the query. Spark keeps the offsets in the query's
+checkpoint and passes them back. A micro-batch that is run again reads the same rows. progress.py decides
+which offsets a micro-batch reads; this module asks the cluster.
 
-Needs PySpark 4.2: earlier versions do not pass a Python source the start of the micro-batch that it plans.
+Needs PySpark 4.2: earlier versions do not pass the start of the planned micro-batch to a Python source.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return an empty progress. The first micro-batch then finds and records the partitions' starts.
+        """Return an empty progress. The first micro-batch then finds and stores the partitions' starts.
 
-        Do not return the latest offsets here: Spark calls this again after a crash in the first micro-batch.
-        The latest offsets would have moved, and the messages in between would be skipped.
+        The latest offsets must not be returned here. Spark calls this again after a crash in the first
+        micro-batch, when the latest offsets have moved, and the messages in between would be skipped.
         """
         return {}
 
@@ -69,7 +69,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; `start` itself when there is nothing to read."""
+        """Return the end of the next micro-batch, or `start` itself when there is nothing to read."""
         before = Progress.from_json(start)
         latest = self._latest = self._target or self._ends()
         if self.options.fail_on_data_loss:
@@ -86,7 +86,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a micro-batch; the same micro-batch has the same tasks."""
+        """Return the tasks of a micro-batch. The same micro-batch always has the same tasks."""
         before, after = Progress.from_json(start), Progress.from_json(end)
         ranges = ranges_between(before, after, byte_positions=has_byte_positions(self.client))
         return [CutPartition(cut) for cut in offsets.cuts_for(ranges, self.options.min_partitions)]
@@ -112,8 +112,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _beginnings(self, before: Progress, ends: Progress, *, first: bool) -> dict[TopicPartition, int]:
         """Return the start offsets of the partitions that were not read yet.
 
-        A new query begins where its options say, by default at the ends. Partitions that are created later
-        are read from their start.
+        A new query begins at the position in its options, by default at the ends. Partitions that are created
+        later are read from their start.
         """
         new: dict[str, list[int]] = {}
         for topic, partition in ends.offsets:
@@ -149,7 +149,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _behind_batches(self, before: Progress, after: Progress) -> Progress:
-        """Move every changed end to the end of its batch; this may exceed the limit by one batch."""
+        """Move every changed end to the end of its batch. This may exceed the limit by one batch."""
         moved: dict[str, dict[int, int]] = {}
         for key, end in after.offsets.items():
             if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):

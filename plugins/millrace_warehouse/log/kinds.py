@@ -1,6 +1,6 @@
 """The kinds of messages: a row, a tombstone, or one of three kinds of rejected records.
 
-A tombstone is a message without a value: its producer has deleted the key. It is no row and no failure.
+A tombstone is a message without a value: its producer has deleted the key. It is neither a row nor a failure.
 """
 
 from __future__ import annotations
