@@ -278,13 +278,13 @@ def _default(node: avro.Node, value: Any) -> Any:
         return _union_default(node, value)
     if isinstance(node, avro.Record):
         if not isinstance(value, dict):
-            raise TypeError(f"{value!r} is no record")
+            raise TypeError(f"{value!r} is not a record")
         return {f.name: _default(f.type, value.get(f.name, f.default)) for f in node.fields} or True
     if isinstance(node, avro.Recursion):
         return json_text(value)
     if isinstance(node, avro.Array):
         if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no array")
+            raise TypeError(f"{value!r} is not an array")
         return [_default(node.items, item) for item in value]
     if isinstance(node, avro.Map):
         return [(key, _default(node.values, item)) for key, item in value.items()]

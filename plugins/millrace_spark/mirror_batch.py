@@ -149,7 +149,7 @@ class _Copy:
     def _check_topic(self) -> None:
         if self._origin.topic(self._topic).topic_id != self._task.origin.topic_id:
             raise MillraceError(
-                f"{self._where}: the topic was deleted and created anew, or its addresses lead to another"
+                f"{self._where}: the topic was deleted and recreated, or its addresses lead to another"
                 " cluster: check them; to go on with the new topic: millrace mirror reset"
             )
 

@@ -75,9 +75,9 @@ def test_without_the_variable_no_topic_has_a_policy(monkeypatch: pytest.MonkeyPa
 
 def test_a_topic_s_subject_is_as_the_file_says_unless_a_word_says_otherwise(file: Path) -> None:
     subjects = Subjects.of_environment()
-    assert (subjects.for_topic(ORDERS), subjects.of("PageView")) == (f"{ORDERS}-value", "PageView")
-    assert Subjects.of_environment(["record"]).for_topic(ORDERS) == f"{ORDERS}-value"
-    assert Subjects.of_environment([f"{ORDERS}=Orders"]).for_topic(ORDERS) == "Orders"
+    assert (subjects.of(ORDERS), subjects.of("PageView")) == (f"{ORDERS}-value", "PageView")
+    assert Subjects.of_environment(["record"]).of(ORDERS) == f"{ORDERS}-value"
+    assert Subjects.of_environment([f"{ORDERS}=Orders"]).of(ORDERS) == "Orders"
 
 
 def test_the_auditor_takes_carried_for_proof_where_the_file_or_the_option_says_so(file: Path) -> None:
@@ -107,5 +107,5 @@ def test_a_load_s_limits_are_the_topic_s_and_options_outweigh_them(tmp_path: Pat
 
 def test_a_size_that_is_none_is_refused_with_its_topic(tmp_path: Path, file: Path) -> None:
     file.write_text("[Click]\nmax_bytes = 'many'")
-    with pytest.raises(ConfigError, match="Click: max_bytes 'many' is no size"):
+    with pytest.raises(ConfigError, match="Click: max_bytes 'many' is not a size"):
         load(tmp_path, file).for_topic("Click")

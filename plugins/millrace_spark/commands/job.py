@@ -27,7 +27,9 @@ _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8
 
 def _checked_master(text: str, name: str) -> str:
     if not _MASTER.fullmatch(text):
-        raise ConfigError(f"{name} {text!r} is none: write local[2], spark://HOST:PORT, yarn or k8s://URL")
+        raise ConfigError(
+            f"{name} {text!r} is not a Spark master: write local[2], spark://HOST:PORT, yarn or k8s://URL"
+        )
     return text
 
 

@@ -217,7 +217,7 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
         try:
             re.compile(text)
         except re.error as error:
-            raise ConfigError(f"option 'subscribePattern' is no regular expression: {error}") from None
+            raise ConfigError(f"option 'subscribePattern' is not a regular expression: {error}") from None
         return Subscription(pattern=text)
     try:
         named = json.loads(text).items()

@@ -175,7 +175,7 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
             )
         if id_now != topic_id:
             raise MillraceError(
-                f"topic {topic!r} was deleted and created anew (its id is {id_now}, the checkpoint's"
+                f"topic {topic!r} was deleted and recreated (its id is {id_now}, the checkpoint's"
                 f" {topic_id}): start with a new checkpoint, or set failOnDataLoss=false to read the new one"
                 " from its start"
             )

@@ -94,6 +94,6 @@ def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
         )
     if plan.topic_id != topic_id:
         raise MillraceError(
-            f"topic {plan.topic} was deleted and created anew after run {plan.run_id!r} had planned what to"
+            f"topic {plan.topic} was deleted and recreated after run {plan.run_id!r} had planned what to"
             f" load (id {plan.topic_id}, now {topic_id}): use a new run id"
         )

@@ -22,7 +22,7 @@ def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str
         )
     if topic_id != load.topic_id:
         return (
-            f"topic {load.topic} was deleted and created anew on {client.bootstrap} (its id is {topic_id},"
+            f"topic {load.topic} was deleted and recreated on {client.bootstrap} (its id is {topic_id},"
             f" the loads are of {load.topic_id})"
         )
     return None

@@ -86,7 +86,7 @@ def read_schema(topic: layout.Topic, number: int) -> TableSchema:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
     except ValidationError:
         raise MillraceError(
-            f"{path} holds no Iceberg schema: it was edited, restore it from a copy"
+            f"{path} does not hold an Iceberg schema: it was edited, restore it from a copy"
         ) from None
     return table_schema
 

@@ -233,7 +233,7 @@ class Decoder:
         try:
             writer = parse(schema)
             if not isinstance(writer, Record):
-                return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} is no record")
+                return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} is not a record")
             return body_decoder(writer, self.table)
         except SchemaError as error:
             return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} does not fit the table: {error}")

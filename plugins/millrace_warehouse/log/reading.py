@@ -119,8 +119,8 @@ def _check_topic(client: ClusterClient, cut: Cut) -> None:
     expected, topic = cut.range.topic_id, cut.range.topic
     if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
         raise UnknownTopicId(
-            f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
-            "load with a new run id, start a query with a new checkpoint or set its failOnDataLoss=false"
+            f"topic {topic!r} was deleted and recreated (its id is {topic_id}, the run expected {expected}):"
+            " load with a new run id, start a query with a new checkpoint or set its failOnDataLoss=false"
         )
 
 

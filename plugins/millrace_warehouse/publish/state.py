@@ -34,9 +34,7 @@ from millrace_warehouse.history.manifest import (
 )
 
 COMPLETE, PENDING = "complete", "pending"
-UNKNOWN = HourVerdict(
-    verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"]
-)
+UNKNOWN = HourVerdict(verdict="unknown", reasons=["these rows have no valid time, so they cannot be judged"])
 """Verdict on UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""

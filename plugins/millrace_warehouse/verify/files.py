@@ -144,7 +144,7 @@ def _note_strays(check: Check, history: History, paths: Collection[str]) -> None
         folder = path.split("/")[1]
         load, edition = layout.attempted(folder) or (0, 0)
         if not load or path.count("/") != 2:
-            check.problem(f"{check.topic}/{path} is nothing that Millrace writes: move it away")
+            check.problem(f"{check.topic}/{path} is not a file of Millrace: move it away")
         elif load <= newest and edition <= max(history.editions.get(load, (1,))):
             left[folder] = left.get(folder, 0) + 1
     for folder, files in left.items():

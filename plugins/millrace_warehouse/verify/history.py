@@ -61,7 +61,7 @@ def _check_strays(check: Check) -> None:
     for folder, pattern in ours.items():
         for name in check.storage.names(folder):
             if not re.fullmatch(pattern, name):
-                check.problem(f"{folder}/{name} is nothing that Millrace writes: move it away")
+                check.problem(f"{folder}/{name} is not a file of Millrace: move it away")
 
 
 def _check_loads(check: Check, history: History) -> None:

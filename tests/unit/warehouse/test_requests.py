@@ -112,7 +112,7 @@ def test_whoever_reads_or_writes_a_table_may_be_told_its_catalog(cls: type) -> N
 
 
 def test_a_word_that_means_nothing_is_refused_by_the_options_name() -> None:
-    with pytest.raises(ConfigError, match=r"^--max-bytes 'much' is no size"):
+    with pytest.raises(ConfigError, match=r"^--max-bytes 'much' is not a size"):
         parse_request(Mirror, words(Mirror, max_bytes="much"))
     with pytest.raises(ConfigError, match=r"^--bootstrap '' is not HOST:PORT"):
         parse_request(Verify, words(Verify, bootstrap=""))

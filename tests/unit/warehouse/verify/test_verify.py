@@ -186,15 +186,15 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "something strange lies among the rows": (
         lambda w: (w.topic / "rows" / "copy.parquet").write_bytes(b""),
-        r"rows/copy\.parquet is nothing that Millrace writes",
+        r"rows/copy\.parquet is not a file of Millrace",
     ),
     "something strange lies among the loads": (
         lambda w: (w.topic / "loads" / "1.json").write_bytes(b""),
-        r"PageView/loads/1\.json is nothing that Millrace writes",
+        r"PageView/loads/1\.json is not a file of Millrace",
     ),
     "something strange lies beside the loads": (
         lambda w: (w.topic / "data").mkdir(),
-        r"PageView/data is nothing that Millrace writes",
+        r"PageView/data is not a file of Millrace",
     ),
     "a schema record is gone": (
         lambda w: (w.topic / "schema" / "0001.json").unlink(),
