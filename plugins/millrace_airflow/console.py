@@ -80,7 +80,7 @@ def _add_page(app: FastAPI, path: str) -> None:
 def _in_turn(answer: Callable[[], Response]) -> Response:
     """Return the answer, or an error in one sentence. Fail at once when all turns are taken."""
     if not _turns.acquire(blocking=False):
-        return _say(503, "too many people look at once: try again in a moment")
+        return _say(503, "too many requests at once: try again in a moment")
     try:
         return answer()
     except MillraceError as error:

@@ -115,15 +115,15 @@ class Job:
                     return job
                 if not alive:  # the process that should have deleted them may have been killed
                     shutil.rmtree(job._path(SECRETS), ignore_errors=True)
-                job.let_go()
+                job.stop_watching()
         return None
 
     def leave_to_trigger(self) -> None:
         """Mark the job as watched by a trigger: no worker watches it from now on."""
         self._path("deferred").touch()
-        self.let_go()
+        self.stop_watching()
 
-    def let_go(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching the job, as if this process had ended."""
         if self._watched is not None:
             os.close(self._watched)
@@ -174,10 +174,10 @@ class Job:
         if not self.ended():
             raise JobFailed(f"{self._command()} has not ended")
         if (code := self._exit_code()) is None:
-            raise JobFailed(f"{self._command()} was killed before it ended: {self._last_words()}")
+            raise JobFailed(f"{self._command()} was killed before it ended: {self._last_line()}")
         if code != 0:
             failure = JobRefused if code == WRONG_OPTION else JobFailed
-            raise failure(f"{self._command()} failed with exit code {code}: {self._last_words()}")
+            raise failure(f"{self._command()} failed with exit code {code}: {self._last_line()}")
         text = self._path("result").read_text()
         try:
             return json.loads(text)
@@ -213,7 +213,7 @@ class Job:
         shutil.rmtree(self._path(SECRETS), ignore_errors=True)
 
     def remove(self) -> None:
-        self.let_go()
+        self.stop_watching()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _begin(
@@ -242,7 +242,7 @@ class Job:
                     check=False,
                 )
         if started.returncode:
-            raise JobFailed(f"cannot start {_printable(command)}: {self._last_words()}")
+            raise JobFailed(f"cannot start {_printable(command)}: {self._last_line()}")
 
     def _await_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -261,7 +261,7 @@ class Job:
         try:
             fcntl.flock(self._watched, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.let_go()
+            self.stop_watching()
             return False
         return True
 
@@ -277,7 +277,7 @@ class Job:
     def _command(self) -> str:
         return _printable(json.loads(self._path("command.json").read_text()))
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         last = ""
         for line in self.log_lines():
             last = line.strip() or last

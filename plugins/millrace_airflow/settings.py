@@ -126,7 +126,7 @@ def settings_of(connection: Connection) -> MillraceSettings:
         except ConfigError as error:
             raise ConfigError(f"{where}: {service} {error}") from None
     if settings.client_file and (settings.protocol or settings.user):
-        raise ConfigError(f"{where}: give protocol and login, or client_file which says both")
+        raise ConfigError(f"{where}: give protocol and login, or client_file, which has both")
     if settings.user and not settings.protocol:
         raise ConfigError(f"{where} has a login and no protocol: set it to SASL_SSL")
     from_mapping(ClientSecurity, tomllib.loads(settings.client_files().get(CLIENT_FILE, "")), where)

@@ -62,7 +62,7 @@ def scale_of(leaf: avro.Plain) -> Scale | None:
     return Scale(max(scale.smallest, INT_RANGE.smallest), min(scale.largest, INT_RANGE.largest), scale.factor)
 
 
-def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
+def mismatch_error(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
     """Return the error for two types that do not fit each other."""
     return SchemaError(f"{path.rstrip('.') or 'message'}: {_describe(writer)} is no {_describe(table)}")
 
@@ -115,7 +115,7 @@ def resolved_branches(
         except SchemaError:
             resolved.append(None)
     if not any(resolved):
-        raise no_way(writer, table, path)
+        raise mismatch_error(writer, table, path)
     return resolved
 
 
@@ -127,7 +127,7 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
         isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
     ) or (isinstance(writer, avro.Fixed) and isinstance(table, avro.Fixed) and writer.size == table.size)
     if not same_kind:
-        raise no_way(writer, table, path)
+        raise mismatch_error(writer, table, path)
     alike = arrow_type(writer) == arrow_type(table)
     if writer.logical is None or table.logical is None:
         return writer if alike else table
@@ -136,7 +136,7 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
             return table
     elif alike and writer.logical in _TIMESTAMPS and table.logical in _TIMESTAMPS:
         return writer
-    raise no_way(writer, table, path)
+    raise mismatch_error(writer, table, path)
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
@@ -198,7 +198,7 @@ def pick_branch(
             return index, resolve(writer, table.branches[index], path)
         except SchemaError as error:
             errors.append(error)
-    raise errors[0] if errors else no_way(writer, table, path)
+    raise errors[0] if errors else mismatch_error(writer, table, path)
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:

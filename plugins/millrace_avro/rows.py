@@ -159,7 +159,7 @@ class _Compiler:
             return _promoted(writer, table)
         if isinstance(writer, avro.Plain) and isinstance(table, avro.Plain):
             return _leaf(resolution.resolved_leaf(writer, table, path))
-        raise resolution.no_way(writer, table, path)
+        raise resolution.mismatch_error(writer, table, path)
 
     def _counting(self, values: int, path: str) -> Callable[[int], None]:
         """Return a function that counts items of `values` values each.

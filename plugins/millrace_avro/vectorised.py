@@ -95,7 +95,7 @@ def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
         fixed = resolution.resolved_leaf(writer, table, path)
         assert isinstance(fixed, avro.Fixed)
         return _fixed(fixed, path)
-    raise resolution.no_way(writer, table, path)
+    raise resolution.mismatch_error(writer, table, path)
 
 
 def _record(writer: avro.Record, table: avro.Record, path: str) -> Step:

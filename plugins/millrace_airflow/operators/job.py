@@ -109,7 +109,7 @@ class MillraceJobOperator(BaseOperator):
         """
         job = Job(Path(event["directory"]))
         if event.get("lost"):
-            raise AirflowFailException(f"the triggerer cannot see {_given_up(job)}")
+            raise AirflowFailException(f"the triggerer cannot see {_lost_job_error(job)}")
         job.alive()  # raises when this machine cannot see the folder
         for line in job.log_lines():
             self.log.info(line)
@@ -159,7 +159,7 @@ class MillraceJobOperator(BaseOperator):
         return self.lineage.facets()
 
 
-def _given_up(job: Job) -> str:
+def _lost_job_error(job: Job) -> str:
     """Return the error for a job whose trigger cannot see its folder. Stop the job if it runs here.
 
     Otherwise a retry would start a second command while the first still runs.

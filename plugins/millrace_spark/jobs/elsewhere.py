@@ -46,7 +46,7 @@ KEEP_S = 7 * 24 * 3600.0
 POLL_S = 1.0
 PATIENCE_S = 300.0
 """Longest time without an answer from the master while a driver is waited for."""
-_TRAVEL = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
+_INHERITED = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
 """Prefixes of the variables that a driver inherits."""
 
 
@@ -136,7 +136,7 @@ class _DriverRun:
         name = self._master.submit(
             f"millrace {self._job}",
             [str(Path(millrace_spark.__path__[0], "jobs", "script.py")), self._job],
-            {"spark.driver.extraJavaOptions": FAST_START} | _of_the_driver(conf),
+            {"spark.driver.extraJavaOptions": FAST_START} | _driver_settings(conf),
             _environment(conf) | {SENT: sent.packed()},
         )
         driver = Driver(driver=name, attempt=attempt, asked=self._asked)
@@ -207,13 +207,13 @@ class _DriverRun:
             return None
 
 
-def _of_the_driver(conf: Mapping[str, str]) -> dict[str, str]:
+def _driver_settings(conf: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that a JVM needs at its start. The worker puts them on its command line."""
     return {key: value for key, value in conf.items() if key.startswith("spark.driver.")}
 
 
 def _environment(conf: Mapping[str, str]) -> dict[str, str]:
-    travel = {name: value for name, value in os.environ.items() if name.startswith(_TRAVEL)}
+    travel = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
     python = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
     return {**travel, **python, "PYSPARK_DRIVER_PYTHON": sys.executable}
 

@@ -77,7 +77,7 @@ def main() -> None:
         answer = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
-        answer = {"error": said(error), "unforeseen": True}
+        answer = {"error": describe(error), "unforeseen": True}
     reply(json.dumps(answer, default=dataclasses.asdict))
     sys.exit(1 if "error" in answer else 0)
 
@@ -125,7 +125,7 @@ def _context() -> SparkContext:
         ) from error
 
 
-def said(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return one line for an unforeseen exception."""
     if jvm_has_ended():
         return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"

@@ -19,7 +19,7 @@ from millrace.topics_file import NO_POLICY
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
-from millrace_spark.jobs.entry import jvm_has_ended, said
+from millrace_spark.jobs.entry import describe, jvm_has_ended
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
 from millrace_warehouse.commands.auditor import newest_counted
@@ -78,7 +78,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
         if jvm_has_ended():
             raise  # every topic fails with it, and the job reports it once
         traceback.print_exc()
-        return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
+        return TopicFailure(topic=topic, error=f"{topic}: {describe(error)}")
 
 
 def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:

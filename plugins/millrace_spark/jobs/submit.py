@@ -74,7 +74,7 @@ def submit(
         options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(_spark_home() / "bin" / "spark-submit"), *options, str(script)]
-        where = _stand_in(folder, archives[0]) if archives else None
+        where = _python_folder(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line)
     return _answer(job, code, answers, last)
 
@@ -184,7 +184,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _stand_in(folder: Path, archive: str) -> Path:
+def _python_folder(folder: Path, archive: str) -> Path:
     """Create a folder for spark-submit in which `python` has the same relative path as on the executors.
 
     Spark has one Python path for all workers. Some workers, which ask a Python data source for its
@@ -225,10 +225,10 @@ def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) ->
             raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
         if code == 0:
             return answer["result"]
-    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_words(last)}")
+    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_cause(last)}")
 
 
-def _last_words(lines: Sequence[str]) -> str:
+def _last_cause(lines: Sequence[str]) -> str:
     """Return the last cause in a Java stack trace, else the last line."""
     said = [line.strip() for line in lines if line.strip()]
     causes = [line for line in said if line.startswith("Caused by: ")]

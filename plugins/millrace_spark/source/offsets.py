@@ -126,7 +126,7 @@ def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
     return cut_ranges(ranges, max(1, min(CUT_BYTES, total // min_partitions)))
 
 
-def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
+def to_batch_ends(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
     """Move each end to the end of its batch, and add where the next batch begins. For Millrace only.
 
     A batch is fetched whole, so an end inside a batch would fetch it twice, and an end between two batches

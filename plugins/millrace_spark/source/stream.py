@@ -79,7 +79,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start and not begun_at and after.offsets == before.offsets:
             return start
         if has_byte_positions(self.client):
-            after = self._behind_batches(before, after)
+            after = self._to_batch_ends(before, after)
         return after.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -148,7 +148,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return max(1, limit.max_bytes // KAFKA_RECORD_BYTES)
         return None
 
-    def _behind_batches(self, before: Progress, after: Progress) -> Progress:
+    def _to_batch_ends(self, before: Progress, after: Progress) -> Progress:
         """Move every changed end to the end of its batch. This may exceed the limit by one batch."""
         moved: dict[str, dict[int, int]] = {}
         for key, end in after.offsets.items():
@@ -157,7 +157,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 moved.setdefault(topic, {})[partition] = end
         next_offsets, bases = dict(after.offsets), dict(after.next_base)
         for topic, ends in moved.items():
-            for partition, cursor in offsets.behind_batches(self.client, topic, ends).items():
+            for partition, cursor in offsets.to_batch_ends(self.client, topic, ends).items():
                 next_offsets[topic, partition] = cursor.next_offset
                 if cursor.next_base is not None:
                     bases[topic, partition] = cursor.next_base

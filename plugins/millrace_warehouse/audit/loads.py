@@ -58,7 +58,7 @@ class Loads:
         self._sure_of, self._sure_until = LoadId(), 0.0
         """The load whose manifest was read last, and the time until which it is assumed to be unchanged."""
 
-    def news(self) -> Iterator[LoadManifest]:
+    def to_report(self) -> Iterator[LoadManifest]:
         """Yield the manifests to report, in order. Report each manifest before asking for the next one.
 
         Raise MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
@@ -122,17 +122,17 @@ class Loads:
         self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
 
     def newest(self) -> LoadId:
-        """Return the newest load that was in the folder at the last `news`."""
+        """Return the newest load that was in the folder at the last `to_report`."""
         load = max(self._listed, self._newest)
         if load != self._sure_of.load:
             self._look_at(load)
         return self._sure_of
 
     def editions(self) -> str:
-        """Return a hash of the newest editions of re-loaded loads, as of the last `news`."""
+        """Return a hash of the newest editions of re-loaded loads, as of the last `to_report`."""
         return editions_hash(self._editions)
 
-    def behind(self, published: Through) -> set[str] | None:
+    def lagging_hours(self, published: Through) -> set[str] | None:
         """Return the hours in which a table lacks reported rows, or None while the table has rows that are
         not reported yet.
         """

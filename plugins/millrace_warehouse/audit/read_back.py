@@ -71,7 +71,9 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
                 found.add(open_file(storage, path))
                 hours[file.hour].merge(found)
             except FileNotFoundError:
-                raise MillraceError(f"{path} was deleted while it was read; it is looked at again") from None
+                raise MillraceError(
+                    f"{path} was deleted while it was read; the next round reads again"
+                ) from None
             except (pa.ArrowException, OSError) as error:
                 bad.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
     tombstones = Counter[int]()

@@ -36,7 +36,7 @@ def publish(request: Publish, output: Output) -> None:
             "no auditor is named: give --auditor URL, or --unasked to publish without a verdict"
         )
     if request.unasked and (request.proven or request.unproven_after_s is not None):
-        raise ConfigError("--proven and --unproven-after go by the auditor's verdict: leave out --unasked")
+        raise ConfigError("--proven and --unproven-after need the auditor's verdict: leave out --unasked")
     from millrace_warehouse.commands.execute import publish_one
 
     _each_topic(request, output, "publish", partial(publish_one, request), _show_publications)

@@ -48,7 +48,7 @@ def promote(request: Promote, output: Output) -> None:
     --reason "country is in every event now"
     """
     if not request.history and not (request.registry and request.reason):
-        raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
+        raise ConfigError("give --registry and --reason, or --list to see the history")
     from millrace_warehouse.commands import execute
 
     if request.history:
@@ -117,7 +117,7 @@ def erase(request: Erase, output: Output) -> None:
     --warehouse /data/warehouse --log 127.0.0.1:9392
     """
     if not (request.where or request.id):
-        raise ConfigError("give --where and --reason, or the --id of an erasure to go on with")
+        raise ConfigError("give --where and --reason, or the --id of an erasure to continue")
     from millrace_warehouse.commands import execute
 
     with steps("erase", lambda _: None) as progress:

@@ -163,7 +163,7 @@ class _ErasureRun:
                 return self._result(None, found, lacking, "would erase")
         if before is None:
             if not request.reason:
-                raise ConfigError("give --reason: an erasure says why")
+                raise ConfigError("give --reason: an erasure needs one")
             before = erasures.create_erasure(topic, self._new(in_force_until()), where)
             self._context.progress("erasure recorded")
         return self._take_out(before, condition, lacking)
@@ -181,7 +181,7 @@ class _ErasureRun:
             raise MillraceError(f"erasure {request.id} of {topic} has another condition: choose another --id")
         if known is not None and request.rejected and not known.rejected:
             raise MillraceError(
-                f"erasure {request.id} of {topic} leaves rejected records alone: choose another --id"
+                f"erasure {request.id} of {topic} does not take rejected records: choose another --id"
             )
         return known
 
@@ -257,7 +257,7 @@ class _ErasureRun:
                 context.progress("edition made")
             raise Conflict("a re-load may have come in between")
 
-        found = retried(attempt, f"{topic}: rows that match are left", "run again when re-loads have ended")
+        found = retried(attempt, f"{topic}: matching rows remain", "run again when re-loads have ended")
         self._heal_editions()
         if find_table(context.catalog, topic.name) is not None:
             request = Publish(

@@ -69,7 +69,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     context.progress("snapshots forgotten")
     named = contents.named_files(table, topic.name)
     gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
-    _write_down(context, topic, [path for path in gone if path.startswith("rows/")])
+    _list_expired(context, topic, [path for path in gone if path.startswith("rows/")])
     context.progress("written down")
     for path in gone:
         context.storage.delete(f"{topic}/{path}")
@@ -155,7 +155,7 @@ def _only_head(context: Context, topic: str, table: Table) -> Table:
     return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
 
 
-def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
+def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
     """Write the paths of the files to be deleted to `expired/`: `verify` and the warehouse's reader need
     them.
     """
@@ -227,7 +227,7 @@ def rejected_left(topic: layout.Topic) -> Iterator[Left]:
         yield Left(
             what=f"{sum(tombstones.values()):,} tombstones with their keys in"
             f" {topic}/rows/*/tombstones-*.parquet of load {', '.join(map(str, tombstones))}: conditions"
-            " apply to rows only, and they never expire. Erase with --rejected and another --id: that takes"
+            " apply to rows only, and they never expire. Erase with --rejected and another --id: this takes"
             " all their keys out.",
             until=None,
         )
@@ -236,7 +236,7 @@ def rejected_left(topic: layout.Topic) -> Iterator[Left]:
         yield Left(
             what=f"{sum(records.values()):,} records that could not be decoded, with their bytes, in"
             f" {topic}/rows/*/rejected-*.parquet of load {loads}: it is not known whether they match, and"
-            " they never expire. Erase with --rejected and another --id: that takes the bytes of all of them"
+            " they never expire. Erase with --rejected and another --id: this takes the bytes of all of them"
             " out. To keep those that do not match, register what they lack and run `millrace reload`"
             " first.",
             until=None,

@@ -134,7 +134,7 @@ def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     there = read_erasure(topic, id_)
     assert there is not None
     if erasure.rejected and not there.rejected:
-        raise MillraceError(f"erasure {id_} of {topic} leaves rejected records alone: {another_id}")
+        raise MillraceError(f"erasure {id_} of {topic} does not take rejected records: {another_id}")
     return there
 
 

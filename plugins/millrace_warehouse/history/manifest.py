@@ -595,20 +595,20 @@ def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
             problems.append(f"{gone} rows of {hour} are gone, erasure {manifest.erases} states {stated}")
     lost = [rows for rows in before.erased if rows not in manifest.erased]
     if lost:
-        problems.append(f"it does not say any more what erasure {lost[0].erasure} took out")
+        problems.append(f"it no longer states the rows that erasure {lost[0].erasure} took out")
     then, there = (
         {part.partition: (part.read, part.tombstones, part.rejected) for part in each.partitions}
         for each in (before, manifest)
     )
     if then != there:
-        problems.append("it has read other records than the edition before, and an erasure reads none")
+        problems.append("it has other records than the edition before, and an erasure reads no records")
     return problems
 
 
 def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
     """Return every way in which a load does not continue its predecessor, one line each."""
     if before is None:
-        return [] if manifest.previous is None else ["the first load names one before it that is not there"]
+        return [] if manifest.previous is None else ["the first load names a load before it"]
     problems = []
     if manifest.previous != before.sha256:
         problems.append(
@@ -621,7 +621,7 @@ def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[s
     for partition, end in sorted(before.ends.items()):
         start = starts.get(partition)
         if start is None:
-            problems.append(f"partition {partition} is left out, it was read to offset {end} before")
+            problems.append(f"partition {partition} is left out, but was read to offset {end} before")
         elif start != end:
             kind = "missing" if start > end else "there twice"
             low, high = min(start, end), max(start, end)

@@ -100,19 +100,21 @@ def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list
         kept, last = iceberg_types.ids_by_name(before.schema), before.last_column_id
         new_ids = {number for name, number in ids.items() if name not in kept}
     problems = [
-        f"column {name} has id {ids[name]}, in the files it is {kept[name]}"
+        f"column {name} has id {ids[name]}, but in the files its id is {kept[name]}"
         for name in ids
         if name in kept and ids[name] != kept[name]
     ]
     problems += [
-        f"a new column has id {number}, which another one has had" for number in new_ids if number <= last
+        f"a new column has id {number}, which an earlier column had" for number in new_ids if number <= last
     ]
     if table_schema.last_column_id != max(last, *ids.values()):
         problems.append(
             f"its last column id is {table_schema.last_column_id}, not {max(last, *ids.values())}"
         )
     if table_schema.previous_schema_id != (before and before.schema_id):
-        problems.append(f"it follows schema {table_schema.previous_schema_id}, which the one before is not")
+        problems.append(
+            f"it follows schema {table_schema.previous_schema_id}, but the schema before it is not that one"
+        )
     return problems
 
 
@@ -396,7 +398,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
     before = {field.name: field.field_type for field in old.fields}
     after = {field.name: field.field_type for field in new.fields}
     gained = [f"new column {name}: null in rows loaded before" for name in after if name not in before]
-    lost = [f"column {name} is in new rows no more" for name in before if name not in after]
+    lost = [f"column {name} is not in new rows" for name in before if name not in after]
     wider = [
         f"column {name} is {type_} from now on, it was {before[name]}"
         for name, type_ in after.items()

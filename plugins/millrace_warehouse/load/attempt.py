@@ -65,7 +65,7 @@ def _create(topic: Topic, manifest: LoadManifest) -> bool:
         except MillraceError as error:
             if turn == CREATE_TRIES:
                 raise MillraceError(
-                    f"{error}; whether {path} was created is not known: run again, which finds out"
+                    f"{error}; whether {path} was created is not known: run again to find out"
                 ) from None
     raise AssertionError  # the loop returns or raises
 

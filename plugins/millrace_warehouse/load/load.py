@@ -227,7 +227,7 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     if not fields:
         return []
     return [
-        f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
+        f"{manifest.topic}: its messages have fields that the table lacks: {', '.join(sorted(fields))};"
         f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
     ]
 
@@ -258,17 +258,17 @@ def _nothing_to_do(
     """
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
-        empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
+        empty = "no message of the topic lies within the limits" if bounded else "the topic is empty"
         return None, f"{empty}, there is nothing to load"
     if fresh:
-        return newest, f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
+        return newest, f"nothing new{' within the limits' if bounded else ''} since load {newest.load}"
     holder = newest
     while holder.load > 1:
         earlier = layout.read_load(topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    return holder, f"load {holder.load} holds it already"
+    return holder, f"load {holder.load} has its messages already"
 
 
 def _result(

@@ -139,7 +139,7 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
                 )
     if problems:
         raise MillraceError(
-            f"cannot be read again, nothing was: {'; '.join(problems)}; leave these loads out"
+            f"cannot be read again, so no load was read: {'; '.join(problems)}; leave these loads out"
         )
 
 
@@ -170,7 +170,7 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
     def attempt() -> ReloadResult:
         number = layout.editions_of(topic).get(load, [1])[-1]
         newest = layout.read_edition(topic, load, number)
-        if _is_own(run, newest) and not _unheld(topic, newest):
+        if _is_own(run, newest) and not _missed_erasures(topic, newest):
             before = layout.read_edition(topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not suffice: it may have begun before the decoder or schema was
@@ -179,14 +179,14 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
         if manifest is not None:
             add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
             run.context.progress("recorded")
-        if manifest is not None and not _unheld(topic, manifest):
+        if manifest is not None and not _missed_erasures(topic, manifest):
             return _result(manifest, newest, published=True)
         raise Conflict("another run has made the edition, or an erasure came in between")
 
     return retried(attempt, f"{topic}: load {load} was not read again", "run one re-load at a time")
 
 
-def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
+def _missed_erasures(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
     """Return the erasures that were created after the rows of an edition were written."""
     known = to_apply(topic, now(), again=True)
     return {each.id for each in known} - {*manifest.erasures}
@@ -263,7 +263,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
         for gap in part.gaps:
             if not any(before.start <= gap.start and gap.end <= before.end for before in old.gaps):
                 raise MillraceError(
-                    f"{where}: offsets [{gap.start}, {gap.end}) were there and are gone from the log,"
+                    f"{where}: offsets [{gap.start}, {gap.end}) were in the log and are gone,"
                     " nothing was published: run `millrace log verify` on its broker"
                 )
 

@@ -41,7 +41,7 @@ ASIDE = (TOMBSTONE, *(kind.value for kind in Kind))
 """The kinds of messages that do not become rows."""
 
 
-def looks_like(value: bytes) -> str:
+def name_format(value: bytes) -> str:
     """Name the format that the first bytes of a value look like."""
     start = value[:_LOOKED_AT]
     if not start:

@@ -25,7 +25,7 @@ from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
-from millrace_warehouse.log.kinds import Kind, looks_like
+from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 
@@ -279,7 +279,7 @@ def _tombstones(partition: int, frames: Frames) -> pa.RecordBatch:
 
 
 def _foreign(partition: int, frames: Frames, row: int) -> RejectedRecords:
-    looks = looks_like(_bytes_at(frames, frames.value, frames.value_size, row))
+    looks = name_format(_bytes_at(frames, frames.value, frames.value_size, row))
     reason = f"the message does not begin with a zero byte and a schema id: it looks like {looks}"
     return _rejected(partition, frames, row, Kind.FOREIGN_FRAMING, None, reason)
 
@@ -359,7 +359,7 @@ def _note_times(times: pa.Array, stats: RangeStats) -> None:
     """Extend the smallest and largest time in `stats` by the rows' event times."""
     if times.null_count < len(times):
         span = pc.min_max(times.view(pa.int64()))
-        stats.saw_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
+        stats.add_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
 
 
 def _event_times(

@@ -140,7 +140,7 @@ class RangeStats:
     def rejected(self) -> int:
         return self.rejected_by_kind.total()
 
-    def saw_times(self, smallest: int, largest: int) -> None:
+    def add_times(self, smallest: int, largest: int) -> None:
         """Extend the smallest and largest event time by those of some rows."""
         self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
         self.max_time = largest if self.max_time is None else max(self.max_time, largest)
@@ -185,7 +185,7 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
     if joined.first_base is None:
         joined.first_base = part.first_base
     if part.min_time is not None and part.max_time is not None:
-        joined.saw_times(part.min_time, part.max_time)
+        joined.add_times(part.min_time, part.max_time)
     for schema_id, rows in part.schema_ids.items():
         joined.schema_ids[schema_id] = joined.schema_ids.get(schema_id, 0) + rows
 

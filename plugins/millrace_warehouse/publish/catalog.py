@@ -96,7 +96,7 @@ def _configured(name: str) -> Catalog:
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
     # Repeated: if two processes create a new SQL catalog's tables at once, one of them is refused.
-    return asked("catalog", connect_once)
+    return ask_catalog("catalog", connect_once)
 
 
 def refuse_network_file_system(path: Path) -> None:
@@ -125,7 +125,7 @@ def _unescaped(mount: str) -> str:
     return mount.encode().decode("unicode_escape")
 
 
-def asked(what: str, question: Callable[[], T]) -> T:
+def ask_catalog(what: str, question: Callable[[], T]) -> T:
     """Ask a catalog and return its answer. Raise CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
@@ -164,7 +164,7 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
     Raise CatalogError when the catalog does not answer.
     """
     try:
-        return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
+        return ask_catalog(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
         return None
 
@@ -172,11 +172,11 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
 def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
     """Remove a table from the catalog; its files stay."""
     with suppress(exceptions.NoSuchTableError):  # dropped, and the answer was lost
-        asked(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
+        ask_catalog(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
 
 
 @contextmanager
-def being_read(table: Table) -> Iterator[None]:
+def reading(table: Table) -> Iterator[None]:
     """Guard the reading of a table's manifests. Raise TableFileGone when one disappears, as in an erasure."""
     try:
         yield
@@ -214,10 +214,10 @@ def create_table(
             raise
 
     try:
-        return asked(what, create)
+        return ask_catalog(what, create)
     except exceptions.NoSuchNamespaceError:
-        asked(what, lambda: _create_namespace(catalog, identifier[0]))
-        return asked(what, create)
+        ask_catalog(what, lambda: _create_namespace(catalog, identifier[0]))
+        return ask_catalog(what, create)
 
 
 def _create_namespace(catalog: Catalog, namespace: str) -> None:

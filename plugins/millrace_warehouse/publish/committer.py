@@ -63,7 +63,7 @@ from pyiceberg.types import IntegerType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of, partition_of
-from millrace_warehouse.publish.catalog import CatalogError, being_read, first_line, load_table
+from millrace_warehouse.publish.catalog import CatalogError, first_line, load_table, reading
 from millrace_warehouse.races import Conflict, Outrun, retried
 
 logger = logging.getLogger("millrace.warehouse.committer")
@@ -401,7 +401,7 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
     """Yield the entries of the data files in branch `main`, of all hours or of the given hours."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    with being_read(table):
+    with reading(table):
         for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
             if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
                 continue

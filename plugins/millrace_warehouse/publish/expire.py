@@ -101,10 +101,10 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
         found.compacted = dict(_old_compacted(context, published, rewritten))
         metadata = _old_metadata(context, request, "table/metadata", published.named)
         found.strays |= _lost_publications(context, topic, published.publication)
-    data, compacted, waiting = _written_down(context, request, found, published)
+    data, compacted, waiting = _list_unneeded(context, request, found, published)
     if published is not None:
         if not request.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
-            named = _fenced(context, published).named
+            named = _fence(context, published).named
             data = {path: file for path, file in data.items() if path not in named}
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
@@ -348,7 +348,7 @@ def _old_drafts(context: Context, topic: Topic) -> dict[str, Listed]:
     }
 
 
-def _written_down(
+def _list_unneeded(
     context: Context, request: Expire, found: _Unneeded, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
     """List newly unneeded files in `expired/`. Return the data files and compacted files to delete now, and
@@ -387,7 +387,7 @@ def _written_down(
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
 
 
-def _fenced(context: Context, published: _Published) -> _Published:
+def _fence(context: Context, published: _Published) -> _Published:
     """Make a commit without rows and return the table after it. Commits that began earlier now fail.
 
     A publication, a compaction, a re-load or a rebuild that was suspended for days could otherwise name files

@@ -354,7 +354,11 @@ def _lost(state: TableState, hours: Mapping[str, _NeededRows]) -> list[HourChang
     for hour in sorted(before.keys() | state.lost.keys()):
         was, is_ = (sum(rows.rows for rows in lost.get(hour, ())) for lost in (before, state.lost))
         loads = ", ".join(f"{lost.rows:,} of load {lost.load}" for lost in state.lost.get(hour, ()))
-        reason = f"no file is left with rows of it: {loads}" if loads else "its lost rows were found again"
+        reason = (
+            f"no file has these rows of the hour any more: {loads}"
+            if loads
+            else "its lost rows were found again"
+        )
         verdict = HourVerdict(verdict="incomplete" if loads else "unknown", reasons=[reason])
         added, removed = max(was - is_, 0), max(is_ - was, 0)
         changes.append(

@@ -158,7 +158,7 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
         publication = layout.read_checked(topic.storage, Publication, properties[PATH])
         if publication.sha256 != properties[SHA256]:
             raise TableChanged(
-                f"{properties[PATH]} is not the record that the table names: restore it from a copy, or run"
+                f"{properties[PATH]} is not the file that the table names: restore it from a copy, or run"
                 f" `millrace publish {topic} --rebuild`"
             )
         if read_entry(topic.storage, properties[PATH]) is None:  # the run that made it has died since
@@ -244,8 +244,8 @@ def check_columns(table: Table, columns: Schema) -> None:
         )
     if not has_columns(table, columns):
         raise TableChanged(
-            f"another program has changed the columns of the table of {topic}: undo that, or run `millrace"
-            f" publish {topic} --rebuild`; `millrace promote` is what changes them"
+            f"another program has changed the columns of the table of {topic}: undo the change, or run"
+            f" `millrace publish {topic} --rebuild`; use `millrace promote` to change columns"
         )
 
 

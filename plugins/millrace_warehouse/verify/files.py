@@ -65,12 +65,12 @@ def check_files(
                 replaced and each.path in expired
             ):
                 check.problem(f"{topic}/{each.path} is missing: restore it from a copy")
-    _check_unheard(check, history, sizes.keys())
+    _check_missed_erasures(check, history, sizes.keys())
     _note_strays(check, history, sizes.keys() - stated)
     return checked
 
 
-def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
+def _check_missed_erasures(check: Check, history: History, present: Collection[str]) -> None:
     """Report files of replaced editions that were made during an erasure and may hold erased rows."""
     for manifest in history.manifests.values():
         files = (*manifest.files, *manifest.aside_files)

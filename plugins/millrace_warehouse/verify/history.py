@@ -87,7 +87,7 @@ def _check_loads(check: Check, history: History) -> None:
     missing |= {path: int(path[-15:-5]) for path in recorded if path[-15:-5].isdigit()}
     for path, number in sorted(missing.items()):
         if number not in history.editions:
-            check.problem(f"{path} is missing{_what_is_gone(check, history, path, number)}")
+            check.problem(f"{path} is missing{_describe_missing(check, history, path, number)}")
 
 
 def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[str]:
@@ -99,7 +99,7 @@ def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[
     return problems
 
 
-def _what_is_gone(check: Check, history: History, path: str, number: int) -> str:
+def _describe_missing(check: Check, history: History, path: str, number: int) -> str:
     """Describe a missing load's rows and offsets, from its ledger entry or else the neighbouring loads."""
     try:
         entry = read_entry(check.storage, path)

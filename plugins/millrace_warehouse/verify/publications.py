@@ -233,7 +233,7 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
                 f" {mine.added} and {mine.removed}"
             )
         if sorted(its.loads, key=attrgetter("load")) != sorted(mine.loads.values(), key=attrgetter("load")):
-            problems.append(f"{hour}: it states other loads than those of the added rows")
+            problems.append(f"{hour}: its loads are not those of the added rows")
     return problems
 
 
@@ -242,11 +242,11 @@ def _compare_states(replay: Replay, publication: Publication) -> list[str]:
     problems = []
     hours = replay.published - {UNFILED}
     if _ranges(hours) != [list(pair) for pair in publication.published]:
-        problems.append("it states other published hours than its changes and those before it give")
+        problems.append("its published hours are not those that the changes up to it give")
     if (UNFILED in replay.published) != publication.unfiled_published:
         problems.append("it and the changes differ on whether rows without an hour are published")
     if _ranges(replay.incomplete) != [list(pair) for pair in publication.incomplete]:
-        problems.append("it states other incomplete hours than the verdicts give")
+        problems.append("its incomplete hours are not those that the verdicts give")
     stated = {hour: {part.load: part for part in loads} for hour, loads in publication.unpublished.items()}
     mine = {hour: loads for hour, loads in replay.waiting.items() if loads}
     for hour in sorted(mine.keys() | stated.keys()):
@@ -256,7 +256,7 @@ def _compare_states(replay: Replay, publication: Publication) -> list[str]:
     if {hour: list(loads.values()) for hour, loads in replay.lost.items() if loads} != {
         hour: list(loads) for hour, loads in publication.lost.items()
     }:
-        problems.append("it states other lost rows than those before it and its own changes")
+        problems.append("its lost rows are not those that the changes up to it give")
     if replay.rows != publication.rows:
         problems.append(f"it states {publication.rows} rows in the table, the loads give {replay.rows}")
     return problems + _check_complete(replay, publication)

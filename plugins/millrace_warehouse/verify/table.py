@@ -145,9 +145,7 @@ def _count(
     if is_here and (mine := whole.get(path)) is not None:
         stated = (file.record_count, file.file_size_in_bytes, hour)
         if stated != (mine.rows, mine.bytes, mine.hour):
-            check.problem(
-                f"{uri}: the table states other rows, bytes or another hour than its load", hour=hour
-            )
+            check.problem(f"{uri}: the table and its load state different rows, bytes or hours", hour=hour)
         rows: RowsByLoad = Counter({int(path.split("/")[1][:10]): mine.rows})
     else:
         try:

@@ -176,7 +176,7 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     assert "left out" in check_follows(none, first)[0]
     stranger = manifest(load=2, partitions=(part,), rejected_files=(), previous="00")
     assert "follows a load" in check_follows(stranger, first)[0]
-    assert check_follows(second, None) == ["the first load names one before it that is not there"]
+    assert check_follows(second, None) == ["the first load names a load before it that is not there"]
 
 
 @pytest.mark.parametrize("end_epoch", [None, 0, 3])

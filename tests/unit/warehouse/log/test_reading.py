@@ -317,8 +317,8 @@ def test_batches_of_aborted_transactions_are_counted_but_not_read() -> None:
 
 def test_the_times_of_a_cut_widen() -> None:
     stats = RangeStats("T", 0, 0, 100)
-    stats.saw_times(5, 9)
-    stats.saw_times(3, 4)
+    stats.add_times(5, 9)
+    stats.add_times(3, 4)
     assert (stats.min_time, stats.max_time) == (3, 9)
 
 

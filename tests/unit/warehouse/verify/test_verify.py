@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "a verdict is edited and sealed anew": (
         lambda w: edit(publication_files(w)[0], Publication, judged_incomplete),
-        r"publications/0000000001-\S+: it states other incomplete hours",
+        r"publications/0000000001-\S+: its incomplete hours are not those",
     ),
     "a compacted file is gone": (lambda w: compacted(w).unlink(), r"compacted/\S+ cannot be read"),
     "a compacted file is changed": (lambda w: flip(compacted(w)), r"compacted/\S+ cannot be read: it was"),
