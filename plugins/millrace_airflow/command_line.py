@@ -47,7 +47,9 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
 def command_line(
     settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: object
 ) -> list[str]:
-    """Return the words of `millrace COMMAND` for a task, without options that are None, empty or False."""
+    """Return `millrace COMMAND` for a task as a list of arguments, without options that are None, empty or
+    False.
+    """
     values = {**dataclasses.asdict(settings), "run_id": run_id, "master": settings.spark_master}
     options = {name: values[name] for name in COMMANDS[command]} | options
     words: list[str] = []

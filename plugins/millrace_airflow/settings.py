@@ -1,6 +1,6 @@
 """Addresses and credentials of all services, as one value read from an Airflow connection.
 
-Knows the fields of connection type `millrace`. Neither looks connections up nor reaches any service.
+Defines the fields of connection type `millrace`. Neither looks connections up nor reaches any service.
 """
 
 from __future__ import annotations

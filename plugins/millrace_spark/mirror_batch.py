@@ -129,7 +129,7 @@ class _Copy:
             elif time.monotonic() > give_up_at:
                 at = f"offset {before.cursor.next_offset}, its end was {self._task.end}"
                 raise MillraceError(
-                    f"{self._where} gives nothing at {at}: see its broker's log and run again"
+                    f"{self._where} returns no data at {at}: check its broker's log and run again"
                 )
         return self._result()
 
@@ -150,7 +150,7 @@ class _Copy:
         if self._origin.topic(self._topic).topic_id != self._task.origin.topic_id:
             raise MillraceError(
                 f"{self._where}: the topic was deleted and recreated, or its addresses lead to another"
-                " cluster: check them; to go on with the new topic: millrace mirror reset"
+                " cluster: check them; to continue with the new topic: millrace mirror reset"
             )
 
     def _enough(self) -> bool:

@@ -67,7 +67,7 @@ class MillraceJobOperator(BaseOperator):
         return [self.topic]
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """Return the words of the command line to run."""
+        """Return the command line to run, as a list of arguments."""
         return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
@@ -131,7 +131,7 @@ class MillraceJobOperator(BaseOperator):
         command = self.command(settings, run_id)
         self._job = Job.take_over(command, settings.job_directory, run_id)
         if self._job is not None:
-            self.log.info("the worker of an earlier try died and its job goes on; its log from the start:")
+            self.log.info("the worker of an earlier try died and its job continues; its log from the start:")
         else:
             variables, files = self.variables(settings), settings.client_files()
             self._job = Job.start(command, settings.job_directory, run_id, variables, files)

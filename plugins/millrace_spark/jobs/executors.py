@@ -1,6 +1,6 @@
 """Watches a job's wait for executors: reports the wait, and gives up after a time limit.
 
-Spark itself waits for ever and without a word: its warning is below the level at which these jobs log. The
+Spark itself waits for ever and reports nothing: its warning is below the level at which these jobs log. The
 watch polls the driver's own scheduler once a second, so it also notices lost executors. Depends on no
 particular job. A local master has no executors to wait for.
 """

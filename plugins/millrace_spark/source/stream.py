@@ -134,7 +134,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if same_topic and start > 0 and self.options.fail_on_data_loss:
                     raise MillraceError(
                         f"{topic}-{partition}, which is new, begins at {start}: what came before it has"
-                        " expired; set failOnDataLoss=false to go on there"
+                        " expired; set failOnDataLoss=false to continue there"
                     )
                 beginnings[topic, partition] = start
         return beginnings
@@ -171,7 +171,7 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
         if id_now is None:
             raise MillraceError(
                 f"topic {topic!r}, which this query has read so far, is gone or no longer asked for: start"
-                " with a new checkpoint, or set failOnDataLoss=false to go on without it"
+                " with a new checkpoint, or set failOnDataLoss=false to continue without it"
             )
         if id_now != topic_id:
             raise MillraceError(
@@ -184,5 +184,5 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
         if end < offset:
             raise MillraceError(
                 f"{topic}-{partition} ends at {end}, and was read up to {offset}: messages that were there"
-                " are lost; restore the log, or set failOnDataLoss=false to go on at its end"
+                " are lost; restore the log, or set failOnDataLoss=false to continue at its end"
             )

@@ -217,7 +217,7 @@ class Loads:
         return SequenceCounts.from_json(self._read_report(load, edition)["counts"])
 
     def _reported_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Return the reported rows, or none if a version that did not report such rows reported the
+        """Return the reported rows; none if an older version, which did not report rows, reported the
         edition.
         """
         rows = self._read_report(load, edition).get("unkeyed", [])

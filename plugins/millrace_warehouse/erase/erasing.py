@@ -76,7 +76,7 @@ class EraseResult:
     done: bool
     """True when every matching row is out; False for a dry run."""
     rows: int
-    """Rows taken out in all, including those of this erasure's earlier runs."""
+    """Rows taken out in all, with the rows of this erasure's earlier runs."""
     rejected: int
     """Rejected records and tombstones that lost their bytes and keys, or would lose them."""
     hours: Mapping[str, int]
@@ -86,8 +86,8 @@ class EraseResult:
     in_force_until: str | None
     """Time until which loads leave out matching rows; None for ever."""
     columns_not_everywhere: Sequence[str] = ()
-    """Columns of the condition that some of the topic's schemas lack. They are null in rows of
-    those schemas.
+    """Columns of the condition that some of the topic's schemas lack. Rows of these schemas have
+    null there.
     """
     purged: Purged | None = None
     message: str = ""
@@ -203,7 +203,7 @@ class _ErasureRun:
         if rows and rows == found.rows and not self._request.all_rows:
             raise ConfigError(
                 f"--where matches all {rows:,} rows of {self._topic}, and nothing was erased: give --all-rows"
-                " if that is meant"
+                " to erase them all"
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Matches:

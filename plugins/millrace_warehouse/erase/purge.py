@@ -61,7 +61,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     table = retried(
         lambda: find_table(context.catalog, topic.name) or make_table(context.catalog, topic),
         f"old snapshots of {topic} stay",
-        "see its catalog, then run again",
+        "check its catalog, then run again",
     )
     named_before = _named_ever(table, topic.name)
     old |= {path: file for path, file in _files(topic) if path in named_before}
@@ -145,14 +145,14 @@ def _only_head(context: Context, topic: str, table: Table) -> Table:
         now = find_table(context.catalog, topic)
         if now is None:
             raise MillraceError(
-                f"the table of {topic} was dropped meanwhile: see its catalog, then run again"
+                f"the table of {topic} was dropped meanwhile: check its catalog, then run again"
             )
         heads = {ref.snapshot_id for ref in now.metadata.refs.values()}
         if now.current_snapshot() != before and {s.snapshot_id for s in now.metadata.snapshots} <= heads:
             return now
         return commit(now, TableChange(head_only=True))
 
-    return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
+    return retried(attempt, f"old snapshots of {topic} stay", "check its catalog, then run again")
 
 
 def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
     <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
-    <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
+    <topic>/loads/<10 digits>.json                           a load's manifest; creating it commits the load
                  /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             a re-load: the same offsets read again
     <topic>/rows/<10 digits>-<attempt>/                      files of one attempt, under final names
@@ -10,9 +10,9 @@
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
                  tombstones-<task>-<8 hex>.parquet           its messages without a value
                  entries.avro, sequences.json.gz             for the table, and for `verify`
-    <topic>/plans/<run id>.json                              where a run ends, frozen before it reads
+    <topic>/plans/<run id>.json                              the end of a run, stored before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
-    <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
+    <topic>/publications/<10 digits>-<attempt>.json          a publication's manifest, proof of a commit
     <topic>/ledger/{loads,editions,publications}/<name>      the hash of each manifest, written after it
     <topic>/expired/<10 digits>.json                         the data files that a run of `expire` deletes
     <topic>/erasures/<id>.json                               who had rows erased, and why; creating it erases
@@ -25,8 +25,8 @@
     <topic>/table/                                           `location` of the Iceberg table
     <topic>/hours/                                           `location` of its table of hours
 
-Nothing is renamed or written twice, except files whose names begin with `_`. Knows names and manifests; no
-brokers, Spark or Parquet.
+No file is renamed or written twice, except files whose names begin with `_`. Handles names and manifests;
+uses neither brokers, Spark nor Parquet.
 """
 
 from __future__ import annotations
@@ -306,8 +306,8 @@ def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
 
 
 def unpublished_since(topic: Topic) -> LoadManifest | None:
-    """Return the first load that the newest publication has not considered, or None when there is no such
-    load.
+    """Return the first load that the newest publication has not considered, or None when it has considered
+    all.
 
     A publication that the table has lost since then counts: only the catalog could tell, and loads ask no
     catalog.

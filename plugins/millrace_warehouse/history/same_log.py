@@ -32,8 +32,7 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
     """Raise MillraceError, with advice, if the log is not the log that `load` was read from."""
     if different := another_log(client, topic_id, load):
         raise MillraceError(
-            f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"
-            " the topic that is there"
+            f"{different}: check --bootstrap; to load the present topic instead, give --accept-new-topic"
         )
 
 

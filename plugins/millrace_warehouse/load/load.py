@@ -253,8 +253,8 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 def _nothing_to_do(
     topic: layout.Topic, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
-    """Return the load that holds everything up to the plan's end, and the reason why nothing is to
-    be done.
+    """Return the load that holds everything up to the plan's end, and the reason why there is nothing to
+    load.
     """
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:

@@ -399,7 +399,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
     raise MillraceError(
         f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
         " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
-        " --accept-gaps to go on without them"
+        " --accept-gaps to continue without them"
     )
 
 

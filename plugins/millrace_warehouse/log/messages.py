@@ -209,7 +209,7 @@ class Decoder:
         columns: Sequence[pa.Array],
         stats: RangeStats,
     ) -> pa.RecordBatch:
-        """Return the rows of some messages, with our own columns after those of the schema."""
+        """Return the rows of some messages. Our own columns follow the columns of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns)
         _note_times(times, stats)

@@ -141,7 +141,7 @@ class RangeStats:
         return self.rejected_by_kind.total()
 
     def add_times(self, smallest: int, largest: int) -> None:
-        """Extend the smallest and largest event time by those of some rows."""
+        """Extend the smallest and largest event time by the times of some rows."""
         self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
         self.max_time = largest if self.max_time is None else max(self.max_time, largest)
 

@@ -109,9 +109,9 @@ def read_cut(
 
 def _nothing_came(cut: Cut, wanted: int, fetched: FetchedPartition, timeout_s: float) -> MillraceError:
     return MillraceError(
-        f"{cut.range.name} has given nothing at offset {wanted} for {timeout_s:g} s; its high watermark is "
-        f"{fetched.high_watermark}, the range ends at {cut.range.end}: if the first is smaller the log has "
-        "lost messages, else see the broker's log and run again"
+        f"{cut.range.name} returned no data at offset {wanted} for {timeout_s:g} s; its high watermark is"
+        f" {fetched.high_watermark}, the range ends at {cut.range.end}: if the high watermark is smaller, the"
+        " log has lost messages; otherwise check the broker's log and run again"
     )
 
 

@@ -54,9 +54,9 @@ def table_identifier(topic: str) -> tuple[str, str]:
 def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:
     """Open the catalog of that name, with its files in the storage. Close it after use.
 
-    Without a name, it is `catalog.db` in a local warehouse. `create` creates that file if it is missing;
-    without `create`, a catalog without tables stands in for it. Raise MillraceError when there is no catalog,
-    or when SQLite's file would lie on a network file system.
+    Without a name, it is `catalog.db` in a local warehouse. `create` creates that file if it is missing.
+    Without `create`, a missing file is read as a catalog without tables. Raise MillraceError when there is no
+    catalog, or when SQLite's file would lie on a network file system.
     """
     if name:
         return _configured(name)
@@ -141,7 +141,7 @@ def ask_catalog(what: str, question: Callable[[], T]) -> T:
             if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
                 raise TableFileGone(
                     f"the {what} names a file that is gone ({first_line(error)}): mount the warehouse"
-                    " that has it, restore it from a copy, or make the table again with `millrace publish"
+                    " that has it, restore it from a copy, or rebuild the table with `millrace publish"
                     " TOPIC --rebuild`"
                 ) from error
             if turn == TRIES - 1:
@@ -183,7 +183,7 @@ def reading(table: Table) -> Iterator[None]:
     except FileNotFoundError as error:
         raise TableFileGone(
             f"a file of {'.'.join(table.name())} was deleted while it was read ({first_line(error)}): run"
-            " again; if it stays so, make the table again with `millrace publish TOPIC --rebuild`"
+            " again; if the error returns, rebuild the table with `millrace publish TOPIC --rebuild`"
         ) from error
 
 

@@ -92,7 +92,7 @@ class TableChange:
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
-    """Forget every other snapshot, except those that another branch or a tag names."""
+    """True to forget every other snapshot, except snapshots that another branch or a tag names."""
 
 
 def commit(table: Table, change: TableChange) -> Table:
@@ -125,7 +125,7 @@ class _Commit:
     def make(self) -> Table:
         what = f"the table {'.'.join(self._table.name())} took no commit"
         try:
-            made = retried(self._try, what, "see what its catalog says, then run again")
+            made = retried(self._try, what, "check its catalog's log, then run again")
         except Outrun:
             now = self._now()  # the last answer may be lost, too
             if now is None or _head(now) != self._id:

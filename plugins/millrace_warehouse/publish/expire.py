@@ -307,7 +307,9 @@ def _old_hours(context: Context, request: Expire) -> dict[str, Listed]:
     _commit_nothing(hours)
     fenced = load_table(context.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
-        raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
+        raise MillraceError(
+            f"the table of hours of {topic} took no commit: check its catalog, then run again"
+        )
     named = contents.named_files(fenced, topic)
     return {path: file for path, file in old.items() if path not in named}
 
@@ -396,7 +398,9 @@ def _fence(context: Context, published: _Published) -> _Published:
     _commit_nothing(published.table)
     fenced = _Published.read(context, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
-        raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
+        raise MillraceError(
+            f"the table of {published.topic} took no commit: check its catalog, then run again"
+        )
     context.progress("fenced")
     return fenced
 

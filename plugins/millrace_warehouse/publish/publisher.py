@@ -128,7 +128,7 @@ class _Attempts:
 
     def publish(self) -> PublishResult:
         what = f"{self._topic} was not published"
-        return retried(self._attempt, what, "see that not too many publish at once, then run again")
+        return retried(self._attempt, what, "let fewer runs publish at once, then run again")
 
     def _attempt(self) -> PublishResult:
         try:

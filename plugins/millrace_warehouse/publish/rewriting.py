@@ -125,7 +125,7 @@ class Rewriting:
     def _rows(
         self, source: TableFile, without: Collection[int], copied: ContentsDigest
     ) -> Iterator[pa.Table]:
-        """Yield a file's rows, without those of some loads, in the table's present columns."""
+        """Yield a file's rows, except the rows of some loads, in the table's present columns."""
         unwanted = pa.array(sorted(without), pa.int64())
         rows = 0
         with pq.ParquetFile(pa.BufferReader(self._checked(source.file_path))) as file:

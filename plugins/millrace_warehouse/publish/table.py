@@ -169,7 +169,7 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
         state = "does not exist" if table is None else f"is at publication {number}"
         raise TableChanged(
             f"the table of {topic} {state}, and publication {int(later[-1][:10])} was made: it was dropped,"
-            " or its catalog is older than the warehouse; give the right catalog, or make the table again"
+            " or its catalog is older than the warehouse; give the right catalog, or rebuild the table"
             f" with `millrace publish {topic} --rebuild`"
         )
     return publication
@@ -240,7 +240,7 @@ def check_columns(table: Table, columns: Schema) -> None:
     if not is_partitioned_as_made(table):
         raise TableChanged(
             f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
-            f" `millrace publish {topic} --rebuild`, which drops the table and makes it again"
+            f" `millrace publish {topic} --rebuild`, which drops and rebuilds the table"
         )
     if not has_columns(table, columns):
         raise TableChanged(

@@ -110,8 +110,8 @@ def _on_host(web: str, rpc: str) -> str:
 
 
 def _new_files(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of CREATE as Hadoop's own client sends them. The NameNode decides those that are
-    not configured.
+    """Return the parameters of CREATE as Hadoop's own client sends them. The NameNode decides the other
+    parameters.
     """
     umask = settings.get("fs.permissions.umask-mode", "022")
     parameters = {"unmaskedpermission": "666"}

@@ -164,7 +164,7 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
 
 
 def _check_schemas(check: Check, history: History) -> None:
-    """Report schema records that are missing or broken, and loads with an older schema than before."""
+    """Report schemas that are missing or broken, and loads with an older schema than the load before."""
     used = {manifest.schema for manifest in history.manifests.values()}
     there = schemas.schema_numbers(check.topic)
     before = None

@@ -149,7 +149,7 @@ def test_bounds_that_are_none_are_one_clear_line(
 def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_starts() -> None:
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", "/proc/x"])
     assert isinstance(shown.exception, MillraceError)
-    assert str(shown.exception).startswith("warehouse /proc/x cannot be made")
+    assert str(shown.exception).startswith("warehouse /proc/x cannot be created")
 
 
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:

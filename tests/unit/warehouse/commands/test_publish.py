@@ -154,7 +154,7 @@ def test_a_folder_for_numbers_that_cannot_be_made_is_refused_before_anything_is_
     folder = tmp_path / "file" / "metrics"
     refused = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
     assert refused.exit_code == 1
-    assert f"--metrics-dir {folder} cannot be made" in str(refused.exception)
+    assert f"--metrics-dir {folder} cannot be created" in str(refused.exception)
     (answer,) = answers(loaded, publish, TOPIC, "--unasked")
     assert answer["publication"] is None
 

@@ -217,7 +217,7 @@ def test_a_log_start_that_moves_between_tasks_takes_no_record_and_counts_none_tw
 def test_a_log_that_ends_before_the_range_is_an_error_not_an_end() -> None:
     log = made_log(4)
     cut = cut_ranges([Range("T", 0, 0, log.high_watermark + 1000)], 1 << 40)[0]
-    with pytest.raises(MillraceError, match=r"T-0 has given nothing at offset \d+ .* lost messages"):
+    with pytest.raises(MillraceError, match=r"T-0 returned no data at offset \d+ .* lost messages"):
         read(log, cut)
     with pytest.raises(MillraceError, match="the log has only"):
         read(log, Cut(cut.range, log.high_watermark + 1, log.high_watermark + 1000))
