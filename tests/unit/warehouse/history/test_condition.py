@@ -162,8 +162,8 @@ def test_times_texts_bytes_and_booleans_are_compared_as_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("where", "reason"),
     [
-        ("", "no condition"),
-        ("member = ", "no condition"),
+        ("", "is not a condition"),
+        ("member = ", "is not a condition"),
         ("member = 1; drop", "cannot be read from letter 11 on"),
         ("member ==== 1", "cannot be read from letter 1 on"),
         ("true AND member = 1", "true and false stand alone"),
