@@ -194,13 +194,13 @@ class _Attempts:
         """Map each hour to its verdict. Ask the auditor about new hours, at most MOST_HOURS in one
         question.
         """
-        ask_catalog = dict.fromkeys(hours)
-        if UNFILED in ask_catalog:
+        asked = dict.fromkeys(hours)
+        if UNFILED in asked:
             self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)
-        new = sorted(ask_catalog.keys() - self._judgements.keys())
+        new = sorted(asked.keys() - self._judgements.keys())
         for _, together in groupby(new, lambda hour: number_of(hour) // MOST_HOURS):
             self._judgements |= self._auditor.judge(self._topic.name, [*together])
-        return {hour: self._judgements[hour].verdict for hour in ask_catalog}
+        return {hour: self._judgements[hour].verdict for hour in asked}
 
     def _hold_back(self, table: Table | None, state: TableState) -> None:
         """Change the verdict of each complete hour whose rows are not the judged rows."""

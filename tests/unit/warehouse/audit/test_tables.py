@@ -216,7 +216,7 @@ def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> N
 def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(tmp_path: Path) -> None:
     log = MemoryLog(1)
     log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
-    log.append(0, [Message(START + context, None, b"\0\0\0\0\5\2/") for context in (0, 1, HOUR)])
+    log.append(0, [Message(START + at, None, b"\0\0\0\0\5\2/") for at in (0, 1, HOUR)])
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
     with connect(storage) as catalog:
