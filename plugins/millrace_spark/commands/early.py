@@ -49,7 +49,7 @@ def topics_to_load(
         def versions(topic: str) -> list[int]:
             try:
                 return schemas.versions(named_by.of_messages(topic, partial(ids, topic), schemas))
-            except ConfigError:  # the record decides, and there is no message with a record
+            except ConfigError:  # the messages name the subject, and there is none yet
                 return []
 
         without = [name for name in matched if not versions(name)]

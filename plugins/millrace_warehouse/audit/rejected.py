@@ -67,7 +67,7 @@ def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[Rejected
             unknown[f"{NOT_KNOWN}: {path} cannot be read: {str(error).splitlines()[0]}"] += file.records
     if unknown:
         first, last = map(window_start, _times(manifest))
-        if first == last:  # then it is known after all
+        if first == last:  # a single window: it is known
             windows.setdefault(first, _Window()).add(unknown.items())
             unknown.clear()
     reported = [_entry(window, windows[window]) for window in sorted(windows)]

@@ -126,7 +126,7 @@ def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     Raise MillraceError if the two differ.
     """
     id_, another_id = erasure.id, "choose another --id"
-    # In this order: a reader that finds the record finds the condition.
+    # In this order: a reader that finds the erasure finds the condition.
     made = topic.storage.create(condition_path(topic.name, id_), where.encode())
     if not made and condition_of(topic, id_) != where:
         raise MillraceError(f"erasure {id_} of {topic} has another condition: {another_id}")

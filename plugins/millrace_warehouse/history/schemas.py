@@ -220,7 +220,7 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     at the same moment.
     """
     newest = layout.require_load(topic)
-    # Before any comparison: a promotion that is recorded in between then takes the next number.
+    # Read before any comparison: a promotion made in between then takes the next number.
     before = pinned(topic, newest.schema)
     assert before is not None
     if before.schema_id == schema_id:
@@ -263,7 +263,7 @@ class HistoryEntry:
 
 def history(topic: layout.Topic) -> list[HistoryEntry]:
     newest = layout.require_load(topic)
-    # Loads keep the order of the records, so a binary search reads few manifests for each of them.
+    # Loads keep the order of the schemas, so a binary search reads few manifests for each of them.
     loads = range(1, newest.load + 1)
 
     def schema_of(load: int) -> int:

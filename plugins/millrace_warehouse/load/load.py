@@ -144,7 +144,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         waiting = {range_.partition: (range_.start, range_.end) for range_ in ranges if size_of(range_)}
         bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
         # A partition from which nothing is taken keeps its end, also when that has expired: the next load
-        # records the gap.
+        # lists the gap.
         before = {part.before.partition: part.before.end for part in parts}
         unmoved = {p: before[p] for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved

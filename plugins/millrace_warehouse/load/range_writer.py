@@ -225,7 +225,7 @@ def write_ranges(
     be missing.
     """
     topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
-    # After the newest edition was looked up: an erasure that is recorded later takes this number away.
+    # After the newest edition was looked up: an erasure that is created later takes this number.
     erasing = to_apply(topic, now(), again=draft.edition > 1)
     results = _write(context, draft, pinned.source, parts, folder, erasing)
     context.progress("written")

@@ -71,7 +71,7 @@ def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog
             f"there is no warehouse at {storage.root}: correct --warehouse, or load into it first"
         )
     refuse_network_file_system(path)
-    uri = f"sqlite:///{path}" if create or path.exists() else "sqlite://"  # the latter in memory
+    uri = f"sqlite:///{path}" if create or path.exists() else "sqlite://"  # without a path, in memory
     return _open(lambda: SqlCatalog(NAMESPACE, uri=uri, **{"py-io-impl": PY_IO_IMPL}))
 
 
@@ -113,7 +113,7 @@ def _file_system(path: Path) -> str:
     """Return the type of a path's file system, or empty where the system does not list file systems."""
     try:
         mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return ""
     # The fifth word is the mount point, with spaces as \040; the type is the first word after the dash.
     types = {_unescaped(words[4]): words[words.index("-") + 1] for words in mounts}

@@ -383,7 +383,9 @@ def _list_unneeded(
                 )
             context.progress("written down")
     before = context.clock() - request.reader_grace_s
-    old = {path for path, since_time in since.items() if datetime.fromisoformat(since_time).timestamp() <= before}
+    old = {
+        path for path, since_time in since.items() if datetime.fromisoformat(since_time).timestamp() <= before
+    }
     data = {path: file for path, file in found.data.items() if path in old}
     compacted = {path: file for path, file in found.compacted.items() if path in old}
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)

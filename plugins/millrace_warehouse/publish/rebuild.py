@@ -154,7 +154,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     catalog = context.catalog
     table, head = _table(context, topic)
     base, base_path, number = _newest(topic, table)
-    if base is not None:  # the run that made it may have died, and its successor hides it from later runs
+    if base is not None:  # its run may have died; once it has a successor, later runs do not look at it
         add_to_ledger(topic.storage, base_path, base)
     drop_if_gone(catalog, topic.name)
     state = TableState.from_publication(base)
@@ -223,7 +223,7 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
             if entry is None or entry.sha256 == publication.sha256:
                 return publication, path, highest
         except MillraceError:
-            continue  # the earlier record covers less, but correctly
+            continue  # the earlier publication covers less, but correctly
     return None, "", highest
 
 

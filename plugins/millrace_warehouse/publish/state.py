@@ -204,7 +204,7 @@ class TableState:
             if change is not None and any(rows.load == load for rows in change.loads):
                 change.loads = [
                     rows for rows in change.loads if rows.load != load
-                ]  # was to be added just now
+                ]  # the next publication was to add these rows
             elif self.is_published(hour):
                 change = self._change(hour, kind)
                 if kind == "reload":

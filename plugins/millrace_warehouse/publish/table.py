@@ -122,7 +122,7 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
         **SETTINGS,
         FORMAT: "1",
         TOPIC: topic.name,
-        # Files of other programs lie beside those of `compact`.
+        # Files of other programs lie beside the files of `compact`.
         "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.path(topic.name)),
     }
     location = topic.storage.uri(layout.Folder.TABLE.path(topic.name))
@@ -163,7 +163,7 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
             )
         if read_entry(topic.storage, properties[PATH]) is None:  # the run that made it has died since
             add_to_ledger(topic.storage, properties[PATH], publication)
-    # After every name of this number: "-" comes before ".".
+    # This sorts after every name of this number, because "-" sorts before ".".
     later = topic.recorded(layout.Folder.PUBLICATIONS, after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"

@@ -46,7 +46,7 @@ def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publicati
         check.note(f"{name} ends at publication {through}: the next `millrace publish` brings it up to date")
     if table is None:
         return
-    # What was published since the records were read is none of this check's; its property says how far.
+    # Publications made since the chain was read are left out: the table's property states the last one.
     since = range(stated[-1].number + 1 if stated else 1, through + 1)
     there = Counter(
         (_hour(row["hour"]), *(row[column] for column in COLUMNS), _hour(row.get(LAST)))

@@ -110,7 +110,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
             break
         if sha256 and publication.sha256 != sha256:
             check.problem(f"{path} is not the publication that its successor names")
-        # Numbers may be skipped: a rebuild continues from the newest record that can be read.
+        # Numbers may be skipped: a rebuild continues from the newest readable publication.
         if publication.topic != check.topic.name or (
             publications and publication.number >= publications[-1][1].number
         ):
@@ -135,7 +135,7 @@ def _replayed(
                 f"{path}: load and edition {error} cannot be read, so nothing after it can be proven"
             )
             return None
-        if problems and sound:  # later records repeat the difference
+        if problems and sound:  # later publications repeat the difference
             check.problem(*(f"{path}: {problem}" for problem in problems))
             sound = False
     return replay

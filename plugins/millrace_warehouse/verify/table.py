@@ -125,7 +125,7 @@ def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:
-        return  # a missing record is reported with history
+        return  # a missing schema is reported with history
 
 
 def _count(
