@@ -40,7 +40,7 @@ class MillraceJobOperator(BaseOperator):
     """Path in the warehouse of the manifest that the task has written, once the task has its result."""
     lineage = Lineage()
     """Datasets that the task has read and written, once the task has its result."""
-    verb: str
+    command_name: str
     """Name of the command. Its argument is `topic`."""
     topic: str
 
@@ -68,7 +68,9 @@ class MillraceJobOperator(BaseOperator):
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """Return the command line to run, as a list of arguments."""
-        return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
+        return command_line(
+            settings, self.command_name, self.named_topics(), run_id, **self.options(settings)
+        )
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
         """Return the command's environment variables."""

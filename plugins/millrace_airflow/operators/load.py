@@ -29,7 +29,7 @@ class MirrorTopicOperator(SparkJobOperator):
     settings than the aggregate cluster.
     """
 
-    verb = "mirror-batch"
+    command_name = "mirror-batch"
     template_fields = ("topic", "origin", "max_bytes", "origin_client", "conn_id")
 
     def __init__(
@@ -58,7 +58,7 @@ class LoadTopicOperator(SparkJobOperator):
     fails the task without a retry, unless `accept_rejected` is set.
     """
 
-    verb = "load"
+    command_name = "load"
     template_fields = ("topics", *LOAD_OPTIONS, "accept_rejected", "conn_id")
 
     def __init__(
@@ -122,7 +122,7 @@ class ReloadHoursOperator(SparkJobOperator):
     table.
     """
 
-    verb = "reload"
+    command_name = "reload"
     template_fields = ("topic", "start", "end", "reason", "conn_id")
 
     def __init__(self, *, topic: str, start: str, end: str, reason: str, **kwargs: Any) -> None:

@@ -60,7 +60,7 @@ class PublishOperator(MillraceJobOperator):
     hour as its partition key follows for each of the newest 1,000 changed hours.
     """
 
-    verb = "publish"
+    command_name = "publish"
     template_fields = ("topic", "start", "end", "unproven_after", "conn_id")
 
     def __init__(

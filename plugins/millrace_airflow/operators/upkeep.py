@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class CompactOperator(MillraceJobOperator):
     """Merges the small files of quiet, published hours. The rows stay the same."""
 
-    verb = "compact"
+    command_name = "compact"
     template_fields = ("topic", "conn_id")
 
     def __init__(self, *, topic: str, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class ExpireOperator(MillraceJobOperator):
     and rejected records stay. The next run finishes an interrupted run.
     """
 
-    verb = "expire"
+    command_name = "expire"
     template_fields = ("topic", "older_than", "conn_id")
 
     def __init__(self, *, topic: str, older_than: str = "30d", **kwargs: Any) -> None:

@@ -156,7 +156,7 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
 
 @contextmanager
 def _load_context(
-    spark: SparkContext, request: Load | Reload, verb: str, topic: Topic
+    spark: SparkContext, request: Load | Reload, command: str, topic: Topic
 ) -> Iterator[LoadContext]:
     """Yield the context of a load or re-load while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
@@ -170,7 +170,7 @@ def _load_context(
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, topic.storage, registry, subjects, connect),
-            progress=to_stderr(f"{verb} {topic}"),
+            progress=to_stderr(f"{command} {topic}"),
             tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
         )
         yield context
