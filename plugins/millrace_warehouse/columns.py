@@ -68,7 +68,7 @@ def check_table_schema(schema: Mapping[str, Any]) -> Record:
     return table
 
 
-def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
+def pair_equal_but_for_case(names: Collection[str]) -> tuple[str, str] | None:
     """Return two names that differ only in case, or None."""
     seen: dict[str, str] = {}
     for name in names:
@@ -94,7 +94,7 @@ def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Recor
 def _check_case(type_: pa.DataType, path: str) -> None:
     """Raise SchemaError if two fields of one record, at any depth, differ only in case."""
     inner = [type_.field(index) for index in range(type_.num_fields)]
-    if pa.types.is_struct(type_) and (pair := same_but_case([field.name for field in inner])):
+    if pa.types.is_struct(type_) and (pair := pair_equal_but_for_case([field.name for field in inner])):
         raise SchemaError(f"its fields {path}{pair[0]} and {path}{pair[1]} differ in case only")
     for field in inner:
         _check_case(field.type, f"{path}{field.name}." if pa.types.is_struct(type_) else path)

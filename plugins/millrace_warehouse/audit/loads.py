@@ -64,7 +64,7 @@ class Loads:
         Raise MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
         self._forget_lost()
-        yield from self._to_complete()
+        yield from self._without_rows()
         if self._listed > self._newest:
             yield from layout.loads_after(self._topic, self._newest)
         reported_editions = {
@@ -76,7 +76,7 @@ class Loads:
                     yield layout.read_edition(self._topic, load, edition)
         self._editions = {load: editions[-1] for load, editions in reported_editions.items()}
 
-    def _to_complete(self) -> Iterator[LoadManifest]:
+    def _without_rows(self) -> Iterator[LoadManifest]:
         """Yield, once, all editions that an earlier version reported without rows and rejected
         messages.
         """

@@ -68,7 +68,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     table = _only_head(context, topic.name, table)
     context.progress("snapshots forgotten")
     named = contents.named_files(table, topic.name)
-    gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
+    gone = {path: file for path, file in old.items() if path not in named and _may_be_deleted(path)}
     _list_expired(context, topic, [path for path in gone if path.startswith("rows/")])
     context.progress("written down")
     for path in gone:
@@ -78,7 +78,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
 
-def _may_go(path: str) -> bool:
+def _may_be_deleted(path: str) -> bool:
     return path.rpartition("/")[2] not in _STAYS and not path.endswith(".json")
 
 
@@ -185,7 +185,7 @@ def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
     known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(topic):
-        if path in named or path in known or not _may_go(path):
+        if path in named or path in known or not _may_be_deleted(path):
             continue
         kind = path.partition("/")[0]
         waits.setdefault(kind, []).append(file.modified + (METADATA_S if kind == "table" else STALE_S))

@@ -110,7 +110,7 @@ class LoadContext:
     """Accept offsets that are missing in the middle of the log. They are listed as a gap."""
 
 
-def unread_partition(partition: int) -> PartitionRange:
+def empty_partition(partition: int) -> PartitionRange:
     """Return the empty range of a partition from which nothing was loaded."""
     return PartitionRange(partition=partition, start=0, end=0)
 
@@ -151,7 +151,7 @@ def parts_to_load(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """Return for each partition the range from the newest load's end to `ends`, and its expired offsets."""
-    before = {p: unread_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
+    before = {p: empty_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []

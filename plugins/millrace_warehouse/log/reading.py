@@ -162,7 +162,7 @@ class _CutReader:
             dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
-            self._record_expired(header.base_offset)
+            self._add_expired_gap(header.base_offset)
             if header.base_offset >= self.cut.last:
                 self.done = True
                 break
@@ -172,7 +172,7 @@ class _CutReader:
                     taken.append((header, batch))
             self.cursor = self._after(header)
         if self.wanted >= self.cut.last:
-            self._record_expired(self.cut.last)
+            self._add_expired_gap(self.cut.last)
             self.done = True
         return taken
 
@@ -202,7 +202,7 @@ class _CutReader:
         self.log_start = log_start
         self.cursor = Cursor(log_start, log_start)
 
-    def _record_expired(self, base: int) -> None:
+    def _add_expired_gap(self, base: int) -> None:
         """Add the gap of expired offsets, now that the base offset of the next batch is known.
 
         A batch may begin before the log's start. The cut that contains its base offset reads the batch and

@@ -61,7 +61,7 @@ VERBS = [Load, Publish, Compact, Tables, Reload, Mirror, Expire, Erase, Promote,
 
 @functools.cache
 def names_that_code_reads() -> set[str]:
-    """Attributes that are read anywhere in the plugins but where the verbs are declared."""
+    """Attributes that are read anywhere in the plugins outside the module that declares the options."""
     files = [path for path in (REPOSITORY / "plugins").rglob("*.py") if path.name != "requests.py"]
     nodes = itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in files)
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
