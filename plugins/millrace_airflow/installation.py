@@ -10,9 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 class InstallationError(RuntimeError):
-    """The installed packages cannot work together. Not a MillraceError, because package millrace may be
-    missing.
-    """
+    """The installed packages cannot work together. No MillraceError, because millrace may be missing."""
 
 
 def check_installation() -> None:

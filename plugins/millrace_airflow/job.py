@@ -44,9 +44,7 @@ WRONG_OPTION = 2
 """Exit code of a command whose options are wrong."""
 SECRETS = "secrets"
 KEEP_S = 7 * 24 * 3600.0
-"""Seconds for which a job's folder stays if no task comes back, because its task was killed or its worker
-died.
-"""
+"""Seconds for which a job's folder stays if no task comes back for it."""
 
 
 class JobFailed(MillraceError):
@@ -58,9 +56,7 @@ class JobRefused(JobFailed):
 
 
 class Job:
-    """One job, identified by its folder. Any process that sees the folder can watch, stop and read
-    the job.
-    """
+    """One job, identified by its folder, which any process may watch, stop and read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -185,9 +181,7 @@ class Job:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
     def printed(self) -> Any:
-        """Return the command's output, parsed as JSON, whether or not it failed, or None when it is
-        not JSON.
-        """
+        """Return the command's output as JSON, even of a failed command, or None without JSON."""
         try:
             return json.loads(self._path("result").read_text())
         except (FileNotFoundError, ValueError):
@@ -250,9 +244,7 @@ class Job:
             time.sleep(0.1)
 
     def _is_fresh(self) -> bool:
-        """Return True when the job ended recently. An older result does not show what the task
-        would do now.
-        """
+        """Return True when the job ended recently: an older result may be out of date."""
         return time.time() - self._path("status.json").stat().st_mtime < RESULT_S
 
     def _watch(self) -> bool:

@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Apps:
-    """The pages, created when the API server asks for them: workers load the plugin, too, and need no
-    FastAPI.
-    """
+    """The pages, created when the API server asks: workers load the plugin, too, without FastAPI."""
 
     def __get__(self, plugin: object, kind: type) -> list[dict[str, Any]]:
         try:

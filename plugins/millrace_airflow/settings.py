@@ -58,9 +58,7 @@ class MillraceSettings:
     """User at the brokers: the connection's login."""
     password: str = field(default="", repr=False)
     client_file: str = ""
-    """Client file on the workers, in place of these settings. Spark's executors must have a file of the same
-    name.
-    """
+    """Client file on the workers, in place of these settings; also on Spark's executors."""
     job_dir: str = ""
     """Folder for the logs and results of running jobs. Workers and triggerers must share it."""
 
@@ -75,9 +73,7 @@ class MillraceSettings:
         return self.origins[name]
 
     def client_files(self) -> dict[str, str]:
-        """Return the contents of a client file and its password file by file name, or {} if the connection
-        has none.
-        """
+        """Return a client file and its password file by name; {} if the connection has none."""
         if not self.protocol:
             return {}
         named = {"protocol": self.protocol, "ca": self.ca, "mechanism": self.mechanism, "user": self.user}

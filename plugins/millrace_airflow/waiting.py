@@ -70,9 +70,7 @@ def judge(
 
 
 def describe(answer: Completeness) -> str:
-    """Return one line: the verdict and, unless it is `complete`, tier, server, instance, sequences and
-    reasons.
-    """
+    """Return one line: the verdict and, unless `complete`, the findings and reasons."""
     start, end = answer.start.isoformat(), answer.end.isoformat()
     line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
     if rejected := sum(window.rejected for window in answer.windows):

@@ -1,3 +1,1 @@
-"""Decodes Avro messages into Arrow, a column at a time. Fetches and writes nothing, and depends on
-no topics.
-"""
+"""Decodes Avro messages into Arrow, a column at a time. Fetches and writes nothing."""

@@ -24,9 +24,7 @@ class Column(Protocol):
     """One column of some rows."""
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """Return the column over all `rows`. Add errors that are found only now, such as broken UTF-8, to
-        `faults`.
-        """
+        """Return the column over all `rows`. Add errors found only now (UTF-8) to `faults`."""
 
 
 def _validity(rows: int, at: Longs | None) -> pa.Buffer | None:

@@ -164,9 +164,7 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 
 def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
-    """Return True if the table's type has the writer's name or an alias of that name, or if neither has a
-    name.
-    """
+    """Return True if the table's type has the writer's name or an alias of it, or if both have none."""
     if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
         return name(writer.name) in map(name, (table.name, *table.aliases))
     return True
@@ -315,9 +313,7 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
 
 
 def _union_default(node: avro.Union, value: Any) -> Any:
-    """Return a union's default, for the first branch that it fits. Avro before 1.12 allowed the first branch
-    only.
-    """
+    """Return the default for the first branch that it fits; before Avro 1.12, only the first branch."""
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)

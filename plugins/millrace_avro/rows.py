@@ -213,9 +213,7 @@ class _Compiler:
         return read
 
     def _recursion(self, name: str, path: str) -> Read:
-        """Return a reader of a record inside itself, which returns it as JSON text with everything
-        inside it.
-        """
+        """Return a reader of a record inside itself, which returns JSON text."""
         if name not in self._again:
             self._again[name] = _leaf_reader(NULL)  # registered first: the record refers to itself
             as_text, self._as_text = self._as_text, False

@@ -1,6 +1,4 @@
-"""A load's code in Spark's tasks. Of a load's job, workers import only this module and the
-registry's client.
-"""
+"""A load's code in Spark's tasks. Workers import this module and the registry's client only."""
 
 from __future__ import annotations
 

@@ -134,9 +134,7 @@ class _Copy:
         return self._result()
 
     def _check_origin(self) -> None:
-        """Check the origin even when there is nothing to copy: an origin that was recreated must not look
-        idle.
-        """
+        """Check the origin even without new messages: a recreated origin must not look idle."""
         self._check_topic()
         if self._recorded is not None:
             readable_from(self._recorded.cursor, self._first, self._high_watermark, self._rules)
@@ -219,9 +217,7 @@ class _Copy:
         return beginning(self._task.origin, self._first)
 
     def _out_of_range(self) -> None:
-        """Raise OriginChanged when offsets still to be read have expired. Otherwise find where reading
-        continues.
-        """
+        """Raise OriginChanged if unread offsets have expired. Otherwise find where reading continues."""
         self._first, last = self._origin.bounds(self._topic, self._partition)
         if self._recorded is not None:
             self._skip_to = readable_from(self._recorded.cursor, self._first, last, self._rules)

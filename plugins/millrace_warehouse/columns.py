@@ -42,9 +42,7 @@ _ICEBERG_NAMES = {
     "_change_ordinal",
     "_commit_snapshot_id",
 }
-"""Apache Iceberg's metadata columns. Spark 4.1 refuses `select *` from a table that has a column of these
-names.
-"""
+"""Apache Iceberg's metadata columns. Spark 4.1 refuses `select *` from a table with one of these."""
 PARTITION = "_time_hour"
 """Name of the table's partition, as Spark names `hours(_time)`. Iceberg allows no column of that name."""
 RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS), PARTITION})

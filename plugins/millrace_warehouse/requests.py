@@ -25,9 +25,7 @@ class Option:
 
     name: str
     parse: Callable[[Any, str], Any] | None
-    """Function that parses a value, given the option's name for its ConfigError. None keeps the value as it
-    is.
-    """
+    """Function that parses a value, given the option's name for its ConfigError; None for no parsing."""
     attributes: Mapping[str, Any]
     """Attributes of click's parameter."""
 
@@ -166,9 +164,7 @@ class Load:
     cut_bytes: int = CUT_BYTES
 
     def for_topic(self, topic: str) -> Load:
-        """Return the request for one topic. The topic's policy gives the values of options that were not
-        given.
-        """
+        """Return the request for one topic. The topic's policy fills options that were not given."""
         policy = self.policies.get(topic, NO_POLICY)
         most = (
             option_values.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
@@ -274,9 +270,7 @@ class Reload:
         default=(),
     )
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
-    """Name of the run. A repeated run with the same name does not read again the loads that it has already
-    read.
-    """
+    """Name of the run. A repeated run of this name skips the loads that it has already read."""
     cut_bytes: int = CUT_BYTES
 
 

@@ -106,9 +106,7 @@ class MillraceJobOperator(BaseOperator):
         return self._complete(job, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Continue after the trigger: repeat the job's log here, then return its result or raise
-        an error.
-        """
+        """Continue after the trigger: repeat the job's log, then return its result or raise."""
         job = Job(Path(event["directory"]))
         if event.get("lost"):
             raise AirflowFailException(f"the triggerer cannot see {_lost_job_error(job)}")

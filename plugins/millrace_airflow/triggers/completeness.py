@@ -77,9 +77,7 @@ class CompletenessTrigger(BaseTrigger):
 
 
 def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: float = 60.0) -> Asset:
-    """Return the asset that gets an event for each hour of a topic that the audit has proved: a schedule for
-    a DAG.
-    """
+    """Return the asset with an event for each hour of a topic that the audit proves, to schedule a DAG."""
     trigger = ProvedHoursTrigger(conn_id=conn_id, topic=topic, poke_interval=poke_interval)
     uri = f"millrace://{conn_id}/proved/{topic}"
     return Asset(
@@ -125,9 +123,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """Return the audit's line on a proved hour, or empty if the hour is not proved or no
-        auditor answers.
-        """
+        """Return the audit's line on a proved hour; empty if it is not proved, or without an answer."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         decision = await _asked(auditor, self.topic, start, start + HOUR, never, None)

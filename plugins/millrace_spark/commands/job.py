@@ -34,9 +34,7 @@ def _checked_master(text: str, name: str) -> str:
 
 
 def _conf_of_environment() -> dict[str, str]:
-    """Return the settings of the environment variable. No command line shows them: every user of a machine
-    can read command lines.
-    """
+    """Return the settings in the environment variable, which other users cannot read."""
     try:
         conf = json.loads(os.environ.get(CONF) or "{}")
     except ValueError:
@@ -57,9 +55,7 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
 
 @command_options
 class Invocation(Output):
-    """Options of a command's job: its master, its settings, and the output of its answer. See
-    docs/clusters.md.
-    """
+    """Options of a command's job: master, settings, and the output of its answer (docs/clusters.md)."""
 
     packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
     takes_values: ClassVar[bool] = False

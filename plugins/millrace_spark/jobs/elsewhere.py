@@ -72,9 +72,7 @@ class SentJob:
 
     @classmethod
     def take(cls) -> SentJob:
-        """Remove this process's job from the environment and return it: child processes must not
-        inherit it.
-        """
+        """Remove this process's job from the environment, which child processes inherit. Return it."""
         return cls(**json.loads(zlib.decompress(base64.b64decode(os.environ.pop(SENT)))))
 
     def packed(self) -> str:

@@ -111,9 +111,7 @@ def _give_up(reply: Callable[[str], None], reason: str) -> None:
 
 
 def _context() -> SparkContext:
-    """Start a Spark context without a session: a session would take two more seconds of CPU, for
-    Spark's SQL.
-    """
+    """Start a Spark context without a session, which takes two more seconds of CPU."""
     try:
         return SparkContext.getOrCreate()
     except Exception as error:
@@ -134,9 +132,7 @@ def describe(error: Exception) -> str:
 
 
 def jvm_has_ended() -> bool:
-    """Return True when the driver's JVM no longer listens for its Python process, so that every
-    call fails.
-    """
+    """Return True when the driver's JVM does not listen any more, so that every call fails."""
     if (gateway := SparkContext._gateway) is None:
         return False
     parameters = gateway.gateway_parameters

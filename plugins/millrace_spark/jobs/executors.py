@@ -39,9 +39,7 @@ class ExecutorWatch:
         self._timeout_s = _timeout_s(conf)
         self._say, self._give_up = say, give_up
         self.context: SparkContext | None = None
-        """Spark's context, once it has started. YARN and Kubernetes delay the start, for a queue or for
-        executors.
-        """
+        """Spark's context, once started. YARN and Kubernetes delay that, for a queue or executors."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="executors", daemon=True)
 
@@ -78,9 +76,7 @@ class ExecutorWatch:
                 )
 
     def _look(self) -> tuple[bool, bool]:
-        """Return two values: True if the context or tasks wait for executors, and True if there are
-        executors.
-        """
+        """Return True if the job waits for executors, and True if it has any."""
         if (context := self.context) is None:
             return True, False
         try:

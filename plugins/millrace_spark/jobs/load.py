@@ -54,9 +54,7 @@ class TopicFailure:
 
 
 def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
-    """Load every topic, a few at a time. Return the loads, then the failures, each in the order of the
-    topics.
-    """
+    """Load every topic, a few at a time. Return the loads, then the failures, in the topics' order."""
     storage = open_storage(request.warehouse)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
         results = list(pool.map(partial(_load_one, spark, storage, request), request.topics))
@@ -108,9 +106,7 @@ def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
 
 
 def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str]:
-    """Return a note for each schema id in the load's messages that belongs to another subject than the
-    topic's.
-    """
+    """Return a note for each schema id in the load's messages that is of another subject."""
     if result.load is None or not result.published:
         return []
     try:

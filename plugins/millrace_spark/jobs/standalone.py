@@ -30,9 +30,7 @@ class DriverState:
     """A driver's state, as the master reports it."""
 
     word: str
-    """Spark's name of the state: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN when the master knows no such
-    driver.
-    """
+    """Spark's name of the state: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN for an unknown driver."""
     worker: str = ""
     """HOST:PORT of the worker that runs the driver."""
 

@@ -18,9 +18,7 @@ from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 
 CUT_BYTES = 128 << 20
-"""Most bytes that one task reads, unless `minPartitions` asks for smaller tasks. Approximate on
-Apache Kafka.
-"""
+"""Most bytes that a task reads, unless `minPartitions` asks for less. Approximate on Apache Kafka."""
 LOOK_BYTES = 8 << 20
 """Bytes fetched at a time to find where batches end."""
 

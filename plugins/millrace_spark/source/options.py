@@ -108,9 +108,7 @@ class SourceOptions:
     bootstrap: str
     subscription: Subscription
     security: ClientSecurity = field(default_factory=ClientSecurity)
-    """Client files and certificates, as names of files that every worker has. Their contents are
-    never sent.
-    """
+    """Paths of client files and certificates on every worker. Their contents are never sent."""
     starting: Position | None = None
     ending: Position | None = None
     latest_if_no_record: bool = False
@@ -242,9 +240,7 @@ def _check_registry(given: Mapping[str, str], subscription: Subscription) -> Non
 
 
 def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:
-    """Return a position. As in Spark, a timestamp has priority over times by partition, and these over
-    offsets.
-    """
+    """Return a position. As in Spark, one timestamp overrides times, and times override offsets."""
     time = _number(given, f"{side}Timestamp", smallest=0, what="a time in milliseconds since 1970")
     if time is not None:
         return Position(time, by_time=True, option=f"{side}Timestamp")

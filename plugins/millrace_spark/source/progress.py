@@ -64,9 +64,7 @@ class Progress:
             ) from None
 
     def has_read(self, partition: TopicPartition, topic_ids: Mapping[str, UUID]) -> bool:
-        """Return True if the partition was read, and False if its topic was recreated and so has another id
-        now.
-        """
+        """Return True if the partition was read; a recreated topic, with another id, was not."""
         topic = partition[0]
         return partition in self.offsets and self.topic_ids.get(topic) == topic_ids.get(topic)
 

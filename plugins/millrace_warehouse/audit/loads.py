@@ -77,9 +77,7 @@ class Loads:
         self._editions = {load: editions[-1] for load, editions in reported_editions.items()}
 
     def _without_rows(self) -> Iterator[LoadManifest]:
-        """Yield, once, all editions that an earlier version reported without rows and rejected
-        messages.
-        """
+        """Yield, once, all editions that an earlier version reported without their rows."""
         path = layout.audited_rows_path(self._topic.name)
         if not self._is_whole:
             for load, edition in sorted(self._reported):
@@ -104,9 +102,7 @@ class Loads:
         self._listed = numbers[-1] if numbers else 0
 
     def _is_present(self, numbers: Sequence[int]) -> bool:
-        """Return True if the newest reported load is in the folder. `numbers` are the loads from that number
-        on.
-        """
+        """Return True if the newest reported load, from which `numbers` begin, is in the folder."""
         load = self._newest
         if load not in numbers:
             return False
@@ -217,9 +213,7 @@ class Loads:
         return SequenceCounts.from_json(self._read_report(load, edition)["counts"])
 
     def _reported_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Return the reported rows; none if an older version, which did not report rows, reported the
-        edition.
-        """
+        """Return the reported rows; none if an older version reported the edition without them."""
         rows = self._read_report(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
@@ -237,9 +231,7 @@ class Loads:
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
-    """Return the differences from `before` by window. A difference is negative where there are fewer rows
-    now.
-    """
+    """Return the differences from `before` by window; negative where there are fewer rows now."""
     more = []
     for window in sorted({*now, *before}):
         here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))

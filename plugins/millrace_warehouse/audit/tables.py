@@ -110,9 +110,7 @@ class PublishedTable:
         return hour != UNFILED and self._reported.get(hour) != digests.get(hour, "")
 
     def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
-        """Return the hour's rows, wherever they lie. Also return the hours whose rows in its partition have
-        changed.
-        """
+        """Return the hour's rows, wherever they lie, and the hours whose rows in its partition changed."""
         found = self._read(table, hour, tasks)
         own, strays = _split(found, hour)
         before = self._strays.pop(hour, FileRows())

@@ -86,9 +86,7 @@ class EraseResult:
     in_force_until: str | None
     """Time until which loads leave out matching rows; None for ever."""
     columns_not_everywhere: Sequence[str] = ()
-    """Columns of the condition that some of the topic's schemas lack. Rows of these schemas have
-    null there.
-    """
+    """Columns of the condition that some of the topic's schemas lack: null in their rows."""
     purged: Purged | None = None
     message: str = ""
 
@@ -169,9 +167,7 @@ class _ErasureRun:
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
-        """Return the erasure with the given id. Without an id, return the newest erasure with the same
-        condition.
-        """
+        """Return the erasure with the given id, or without an id the newest with the same condition."""
         topic, request = self._topic, self._request
         if not request.id:
             return erasures.with_same_condition(topic, request.where, request.rejected)
@@ -207,9 +203,7 @@ class _ErasureRun:
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Matches:
-        """Count the matching rows, and the messages without rows that have bytes, in each load's newest
-        edition.
-        """
+        """Count matching rows, and messages without rows that have bytes, in each newest edition."""
         found, rows = _Matches(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
@@ -320,9 +314,7 @@ class _ErasureRun:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Yield each load in which the erasure deleted the bytes of rejected messages, and the number of
-        these messages.
-        """
+        """Yield each load in which the erasure deleted bytes of rejected messages, and their number."""
         takers = erasures.taking_bytes(self._topic)
         for load, numbers in layout.editions_of(self._topic).items() if erasure.rejected else ():
             editions = (layout.read_edition(self._topic, load, each) for each in (1, *numbers))

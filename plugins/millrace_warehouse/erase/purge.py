@@ -101,9 +101,7 @@ def _replaced(topic: layout.Topic) -> Iterator[str]:
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
-    """Return the files that a snapshot names now, or named in a version of the table's metadata that still
-    exists.
-    """
+    """Return the files that a snapshot names now, or named in a kept version of the metadata."""
     named = contents.named_files(table, topic)
     for entry in table.metadata.metadata_log:
         try:
@@ -156,9 +154,7 @@ def _only_head(context: Context, topic: str, table: Table) -> Table:
 
 
 def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
-    """Write the paths of the files to be deleted to `expired/`: `verify` and the warehouse's reader need
-    them.
-    """
+    """List the files to be deleted in `expired/`: `verify` and the warehouse's reader need them."""
 
     def attempt() -> None:
         entries = list(expired_entries(topic))
@@ -179,9 +175,7 @@ def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -
 
 
 def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
-    """Yield the files of lost attempts that may still run, and snapshots that other branches and
-    tags keep.
-    """
+    """Yield files of lost attempts that may still run, and snapshots that other branches or tags keep."""
     known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(topic):
@@ -216,9 +210,7 @@ def _newest_manifests(topic: layout.Topic) -> Iterator[LoadManifest]:
 
 
 def rejected_left(topic: layout.Topic) -> Iterator[Left]:
-    """Yield the messages without rows that still have bytes and keys. It is not known whether the condition
-    matches them.
-    """
+    """Yield messages without rows that have bytes or keys: whether the condition matches is unknown."""
     takers = taking_bytes(topic)
     whole = [each for each in _newest_manifests(topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}

@@ -109,9 +109,7 @@ class Condition:
         return list(dict.fromkeys(missing))
 
     def mask(self, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-        """Return a mask that is True for each row that matches. `rows` must have each of `columns` that the
-        schema has.
-        """
+        """Return the mask of rows that match. `rows` has each of `columns` that the schema has."""
         return _evaluated(self._expression, rows, schema).fill_null(False)
 
 
@@ -128,9 +126,7 @@ def _predicates(expression: Any) -> Iterator[Any]:
 
 
 def _type_at(schema: Schema, path: Sequence[str]) -> Any:
-    """Return the type of a column, or of a field inside a column, or None when the schema has no
-    such column.
-    """
+    """Return the type of a column, or of a field inside one, or None without such a column."""
     type_: Any = schema.as_struct()
     for name in path:
         if not isinstance(type_, iceberg.StructType):

@@ -39,9 +39,7 @@ class Erasure:
     all_rows: bool = False
     """True if the erasure may match every row."""
     rejected: bool = False
-    """True if the erasure also takes the bytes of all rejected records. Conditions cannot be evaluated on
-    these.
-    """
+    """True if the erasure also takes the bytes of all rejected records, which have no columns to test."""
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
@@ -177,9 +175,7 @@ def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | N
 
 
 def taking_bytes(topic: Topic) -> set[str]:
-    """Return the erasures that take the bytes of rejected records. An edition that lists one of these has no
-    such bytes.
-    """
+    """Return the erasures that take bytes. An edition that lists one has no bytes of rejected records."""
     return {erasure.id for erasure in recorded(topic) if erasure.rejected}
 
 

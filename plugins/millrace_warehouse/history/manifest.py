@@ -77,9 +77,7 @@ class PartitionRange:
     """Data records in the range."""
     written: int = 0
     tombstones: int = 0
-    """Messages without a value, which become no rows. Manifests of the version before count them as
-    rejected.
-    """
+    """Messages without a value, which are no rows. The version before counts them as rejected."""
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Kind -> its rejected records; empty in manifests of the version before."""
@@ -199,9 +197,7 @@ class LoadManifest:
     rejected_files: Sequence[RejectedFile] = ()
     tombstone_files: Sequence[TombstoneFile] = ()
     aside_by_hour: Sequence[AsideMessages] = ()
-    """Messages that did not become rows, by hour and kind, ascending; empty in manifests of the version
-    before.
-    """
+    """Messages that did not become rows, by hour and kind, ascending; empty in older manifests."""
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -443,9 +439,7 @@ def now() -> str:
 
 
 def content_hash(manifest: Manifest) -> str:
-    """Return the SHA-256 of the manifest without its own `sha256` and without empty keys of later
-    versions.
-    """
+    """Return the SHA-256 of the manifest without its own `sha256` and empty keys of later versions."""
     values = dataclasses.asdict(manifest)
     del values["sha256"]
     for name in _NOT_IN_THE_FIRST_FORM:  # a manifest from before these keys keeps its hash

@@ -194,9 +194,7 @@ def promote_registered(
     schema_id: int | None,
     reason: str,
 ) -> PromoteResult:
-    """Promote the table to a schema that is registered under the topic's subject: `schema_id`, or
-    the newest.
-    """
+    """Promote the table to `schema_id` or the newest schema, registered under the topic's subject."""
     now = pinned(topic)
     subject = subjects.of_messages(topic.name, lambda: [] if now is None else [now.schema_id], registry)
     try:
@@ -312,9 +310,7 @@ def check_promotion(
 
 
 def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
-    """Return the first column whose change of type Iceberg refuses, with both types; empty if all are
-    allowed.
-    """
+    """Return the first column whose change of type Iceberg refuses, with both types, or empty."""
     if old == new or _is_wider(old, new):
         return ""
     if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
@@ -333,9 +329,7 @@ def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str)
 
 
 def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
-    """Return True for a widening that Iceberg's format allows. pyiceberg's `promote` would also accept text
-    for bytes.
-    """
+    """Return True for a widening that Iceberg allows; pyiceberg's `promote` also takes text for bytes."""
     if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
     return (type(old), type(new)) in _WIDER
@@ -383,9 +377,7 @@ def _lost(old: Node, new: Node, path: str) -> str:
 
 
 def _names(node: Node) -> Sequence[str]:
-    """Return a type's name and aliases, by which an earlier schema may know it; one empty name if it has
-    none.
-    """
+    """Return a type's name and aliases, by which an earlier schema may know it; one empty name without."""
     return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
 
 
@@ -408,9 +400,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
-    """Map each field that messages have and the table lacks to the newest writer schema that has
-    the field.
-    """
+    """Map each field that messages have and the table lacks to the newest writer schema with it."""
     columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
     dropped: dict[str, int] = {}
     for schema_id in sorted(writer_ids):

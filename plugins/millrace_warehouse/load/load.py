@@ -181,9 +181,7 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
-    """Try once to load from the newest load's end to the plan's. Return None when another driver
-    was first.
-    """
+    """Try once to load from the newest load's end to the plan's. Return None if another driver won."""
     storage, progress = run.context.storage, run.context.progress
     parts = range_writer.parts_to_load(
         run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
@@ -253,9 +251,7 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 def _nothing_to_do(
     topic: layout.Topic, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
-    """Return the load that holds everything up to the plan's end, and the reason why there is nothing to
-    load.
-    """
+    """Return the load that holds everything up to the plan's end, and why there is nothing to load."""
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "no message of the topic lies within the limits" if bounded else "the topic is empty"
@@ -281,9 +277,7 @@ def _result(
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """Return a load's result and the offsets after the newest load. Only the run that made the load reports
-    counts.
-    """
+    """Return a load's result, with counts if this run made it, and the offsets after the newest load."""
     own = load if load is not None and load.run_id == plan.run_id else None
     latest = run.context.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}

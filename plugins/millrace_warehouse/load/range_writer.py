@@ -176,9 +176,7 @@ def parts_to_load(
 def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
-    """Return the range [start, end) of a partition. Its first batch must begin at the byte position
-    `base`.
-    """
+    """Return the range [start, end) of a partition whose first batch begins at byte position `base`."""
     return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 
@@ -287,9 +285,7 @@ def with_stored(
     counts: SequenceCounts,
     erased: SequenceCounts,
 ) -> LoadManifest:
-    """Store the files for the table and for `verify` in the attempt's folder. Return the manifest that names
-    them.
-    """
+    """Store the files for the table and `verify` beside the rows. Return the manifest with them."""
     folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
     sequences, sequences_file = store_sequences(storage, folder, counts)
     erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)

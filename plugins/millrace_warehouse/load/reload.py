@@ -78,9 +78,7 @@ def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
 
 
 def _may_have(present: set[str], hours: Sequence[str]) -> bool:
-    """Return True if one of the hours lies between the first and the last present hour, or if no hour is
-    present.
-    """
+    """Return True if an hour lies between the first and last present hour, or if no hour is present."""
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
@@ -144,17 +142,13 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
 
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
-    """Return the offset and byte position where a load began to read, after the offsets that had already
-    expired.
-    """
+    """Return the offset and byte position where a load began to read, after the expired offsets."""
     gap = _expired(part)
     return (gap.end, None) if gap is not None else (part.start, part.start_base)
 
 
 def _expired(part: PartitionRange) -> Gap | None:
-    """Return the gap of offsets that had expired when a load began, with its reason; None without such
-    offsets.
-    """
+    """Return the gap of offsets that had expired when a load began, with its reason, or None."""
     first = part.gaps[0] if part.gaps else None
     if first is None or first.start != part.start or first.reason == "absent":
         return None

@@ -74,9 +74,7 @@ class _Waiting:
     end: int
 
     def end_before(self, offset: int) -> int:
-        """Return the end that takes everything before the offset: the end of the batch around it, or the
-        offset itself.
-        """
+        """Return the end that takes everything before the offset: the end of the batch around it, if any."""
         if offset >= self.end:
             return self.end
         if offset <= self._first_data():
@@ -117,9 +115,7 @@ class _Waiting:
         return end if header is None or header.base_offset >= end else header.base_offset + header.size
 
     def bytes_per_offset(self) -> float:
-        """Return the bytes per offset where offsets count records, estimated from the first waiting
-        batches.
-        """
+        """Return the bytes per offset where offsets count records, estimated from the first batches."""
         size, last = 0, self.start
         for header in self._batches(self.start, WINDOW_BYTES):
             size, last = size + header.size, header.next_offset

@@ -35,9 +35,7 @@ PREFIX_BYTES = 5
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
 )
-"""Columns of tombstones. `timestamp` is the record's time in ms, and `key` is null where the record
-has none.
-"""
+"""Columns of tombstones. `timestamp` is the record's time in ms; `key` may be null."""
 _TIMESTAMP = [field.name for field in LOG_FIELDS].index("_timestamp")
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
@@ -72,9 +70,7 @@ class Filing:
     load: int
     """The load's number, for the column `_load`."""
     file_by_ms: int
-    """Time in ms since the epoch. `_time` is null for event times from it on, and for event times before
-    2000.
-    """
+    """Time in ms since the epoch: `_time` is null for event times from it on, and before 2000."""
     tombstones_as_rows: bool = False
     """True if a tombstone becomes a row of nulls."""
 
@@ -138,9 +134,7 @@ class Decoder:
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
-        """Yield the rows of a cut in batches of about 10,000, without records outside the range. Fill in
-        `stats`.
-        """
+        """Yield the rows of a cut's range in batches of about 10,000. Fill in `stats`."""
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)

@@ -135,9 +135,7 @@ class _CutReader:
     log_start: int = 0
     """Start of the log at the moment when offsets were found to have expired."""
     lost_from: int | None = None
-    """The first expired offset, until the next batch shows which of the expired offsets belong to
-    this cut.
-    """
+    """The first expired offset, until the next batch shows which expired offsets belong to this cut."""
     rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:

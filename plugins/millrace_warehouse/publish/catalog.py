@@ -41,9 +41,7 @@ class CatalogError(MillraceError):
 
 
 class TableFileGone(MillraceError):
-    """A file of a table is missing: it was deleted meanwhile, or the catalog is older than the last
-    expiry.
-    """
+    """A file of a table is missing: deleted meanwhile, or the catalog is older than the last expiry."""
 
 
 def table_identifier(topic: str) -> tuple[str, str]:

@@ -84,9 +84,7 @@ class TableChange:
     removed: Sequence[DataFile] = ()
     """Files to remove from the table. If one of them is not in the table, the commit raises Conflict."""
     same_rows: bool = False
-    """True if the added files hold the rows of the removed files. The snapshot's operation is then
-    `replace`.
-    """
+    """True if the added files hold the rows of the removed files: the operation is then `replace`."""
     schema: Schema | None = None
     """The table's new columns, with their ids; None keeps the present columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -318,9 +316,7 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: `main` must not move, and other snapshots must
-    be kept.
-    """
+    """Return a requirement for each branch and tag: `main` stays, other snapshots are kept."""
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -353,9 +349,7 @@ def _compression(table: Table) -> Any:
 
 
 def _existing(entry: ManifestEntry) -> ManifestEntry:
-    """Return an earlier snapshot's entry for another manifest, with the snapshot and sequence number that
-    added it.
-    """
+    """Return an earlier snapshot's entry for another manifest, with its snapshot and sequence number."""
     entry.status = ManifestEntryStatus.EXISTING
     return entry
 

@@ -77,9 +77,7 @@ def named_files(table: Table, topic: str) -> set[str]:
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
-    """Return the smallest and largest load with rows in a file, by its entry's bounds, or None without
-    bounds.
-    """
+    """Return the smallest and largest load with rows in a file, by its entry's bounds, or None."""
     field = table.schema().find_field(LOAD.name).field_id
     low, high = (file.lower_bounds or {}).get(field), (file.upper_bounds or {}).get(field)
     if low is None or high is None:

@@ -325,9 +325,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 
 def _lost_publications(context: Context, topic: Topic, newest: Publication) -> dict[str, Listed]:
-    """Return the manifests of failed attempts to publish: the ledger or the table names every valid
-    manifest.
-    """
+    """Return the manifests of failed publications, which neither the ledger nor the table names."""
     count = {*topic.recorded(Folder.PUBLICATIONS)}
     count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}

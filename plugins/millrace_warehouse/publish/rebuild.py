@@ -110,9 +110,7 @@ class _NeededRows:
 def _without_repeats(
     wanted: RowsByLoad, found: Iterable[_Candidate]
 ) -> tuple[RowsByLoad, list[IcebergDataFile]]:
-    """Return the rows that are still missing, and the taken files. These hold wanted rows only, and no row
-    twice.
-    """
+    """Return the rows that are still missing, and the taken files, which hold no row twice."""
     left, files = wanted.copy(), []
     there: dict[tuple[int, int], list[pa.Array]] = {}
     for each in found:
@@ -228,9 +226,7 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
 
 
 def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
-    """Return the rows that every published hour must have, with the existing files of loads, and the newest
-    schema.
-    """
+    """Return the rows of every published hour, with the existing files of loads, and the newest schema."""
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     hours: dict[str, _NeededRows] = {}
     schema = 0
@@ -254,9 +250,7 @@ def _choose(
     head: list[IcebergDataFile],
     editions: Mapping[str, int],
 ) -> None:
-    """Choose files for every hour: its present files, else the files of its loads, else any files with its
-    rows.
-    """
+    """Choose each hour's files: its present files, else those of its loads, else any with its rows."""
     in_head: dict[str, list[_Candidate]] = {}
     for file in head:
         assert table is not None

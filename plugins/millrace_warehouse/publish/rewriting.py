@@ -106,9 +106,7 @@ class Rewriting:
         count: RowsByLoad,
         copied: ContentsDigest,
     ) -> bool:
-        """Write a local file, count its rows by load, and digest their contents. Return False when no row
-        remains.
-        """
+        """Write a local file, count its rows and digest them. Return False when no row remains."""
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:

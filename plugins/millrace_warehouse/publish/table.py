@@ -233,9 +233,7 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
 
 
 def check_columns(table: Table, columns: Schema) -> None:
-    """Raise TableChanged unless the table has these columns, and only the hour of `_time` as its
-    partition.
-    """
+    """Raise TableChanged unless the table has these columns, and only `hour(_time)` as partition."""
     topic = table.properties[TOPIC]
     if not is_partitioned_as_made(table):
         raise TableChanged(
@@ -254,9 +252,7 @@ def is_partitioned_as_made(table: Table) -> bool:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """Return True if every column has the same id, name and type. Catalogs may drop the documentation of
-    columns.
-    """
+    """Return True if every column has the same id, name and type; its documentation may differ."""
     return _described(table.schema()) == _described(columns)
 
 

@@ -91,9 +91,7 @@ def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
 
 
 def _verified(run: VerifyRun, topic: layout.Topic) -> TopicReport:
-    """Return the report of one topic. Repeat a check that found problems if other runs changed the topic
-    meanwhile.
-    """
+    """Return the report of one topic. Check again if there are problems and other runs changed it."""
     for _ in range(CHECKS - 1):
         before = _version(run, topic)
         report = _verify_topic(run, topic)

@@ -34,9 +34,7 @@ class CheckedFiles:
 def check_files(
     check: Check, history: History, replay: Replay | None, named: Collection[str] | None
 ) -> CheckedFiles:
-    """Hash every file of every edition. `named` are the paths in the table's head, or None if they are not
-    known.
-    """
+    """Hash every file of every edition. `named` are the paths in the table's head; None if unknown."""
     checked = CheckedFiles()
     topic = check.topic
     sizes = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}

@@ -274,9 +274,7 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
 
 
 def _check_complete(replay: Replay, publication: Publication) -> list[str]:
-    """Check the complete hours: each must be published and complete, and the hour after them must not be
-    complete.
-    """
+    """Check the complete hours: each is published and complete, and the hour after them is not."""
     complete = replay.published - replay.incomplete - {UNFILED}
     start, end = (
         partition_of(publication.complete_from or UNFILED),
