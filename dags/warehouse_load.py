@@ -1,18 +1,18 @@
-"""Every hour, for each topic separately: load it into the warehouse, wait for the proof, publish the hour.
+"""Loads each topic into the warehouse every hour, waits for the proof, and publishes the hour.
 
 The topics are in the file that MILLRACE_TOPICS_FILE names, or in topics.toml beside this file. A topic with
-`mirror` is mirrored here, by batch; the brokers mirror the others all the time. The data interval names the
-hour to wait for and to publish. It selects no offsets: a load takes all new messages, and the next run's load
-brings those that arrive later. So runs overlap: while one run waits for a slow datacenter, the next runs go
-on loading.
+`mirror` is mirrored here in batches; the brokers mirror the other topics continuously. The data interval
+names the hour to wait for and to publish. It selects no offsets: a load takes all new messages, and messages
+that arrive later come with the next run's load. So runs overlap: while one run waits for a slow datacenter,
+the next runs continue to load.
 
 Each topic has an Iceberg table. Publishing an hour also publishes the late rows of earlier hours, in the same
-commit. A topic that cannot be loaded, or whose hour is not complete, holds up only its own table. Each load
-is a separate Spark application; MILLRACE_LOADS (4) run at a time, over all runs.
+commit. A topic that cannot be loaded, or whose hour is not complete, delays only its own table. Each load is
+a separate Spark application; MILLRACE_LOADS (4) run at a time, over all runs.
 
-Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
+Trigger the DAG with `start` and `end` to publish any past hours in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas. MILLRACE_WAIT_MINUTES is the
-time in which an hour must become complete; after half of it, an hour whose producers do not report is
+time within which an hour must become complete. After half of it, an hour whose producers do not report is
 published as unknown.
 """
 
@@ -67,7 +67,7 @@ def origins(conn_id: str) -> list[str]:
 
 @task_group
 def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool) -> None:
-    """One topic: load, wait for the proof, publish."""
+    """Define one topic's tasks: load, wait for the proof, publish."""
     # An unreachable datacenter holds up only its own hours: without its messages they are not complete, and
     # the load takes the messages that are there. A load that hangs is ended in time.
     load = LoadTopicOperator(

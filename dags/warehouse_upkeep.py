@@ -1,11 +1,11 @@
-"""A warehouse besides its loads: forgotten hours published, small files put together, old files deleted.
+"""Upkeep of a warehouse: publishes forgotten hours, merges small files, and deletes old files.
 
 `warehouse_upkeep` publishes, every day, the hours that were loaded and that no run of `warehouse_load` has
-published: those that the audit has proved, and those that it cannot judge after MILLRACE_UNPROVEN_AFTER (1d;
-make it longer than MILLRACE_WAIT_MINUTES). Then it puts the small files of quiet hours together, and deletes
-files of loads older than MILLRACE_KEEP (30d) that the table no longer needs. `warehouse_reload` is triggered
-with `topic`, `start`, `end` and `reason` after a decoder or a schema was corrected: the loads of these hours
-are read again from the log, while it has them, and the table gets their rows in place of the old ones.
+published: hours that the audit has proved, and hours that it cannot judge after MILLRACE_UNPROVEN_AFTER (1d;
+it must be longer than MILLRACE_WAIT_MINUTES). Then it merges the small files of quiet hours, and deletes
+files of loads older than MILLRACE_KEEP (30d) that the table no longer needs. Trigger `warehouse_reload` with
+`topic`, `start`, `end` and `reason` after a decoder or a schema was corrected. It reads the loads of these
+hours again from the log, while the log has them, and their new rows replace the old ones in the table.
 Addresses come from the connection `millrace_default`.
 """
 
@@ -37,7 +37,7 @@ TOPIC = "{{ task.topic }}"
 
 @task_group
 def table(topic: str, conn_id: str) -> None:
-    """One topic: publish, compact, expire."""
+    """Define one topic's tasks: publish, compact, expire."""
     publish = PublishOperator(
         task_id="publish",
         topic=topic,

@@ -1,6 +1,6 @@
-"""Lets this folder serve as Airflow's plugins folder, without installation of the package.
+"""Lets this folder serve as Airflow's plugins folder without installing the package.
 
-Does nothing when the package is installed: Airflow's workers drop every plugin after a duplicate.
+Does nothing when the package is installed: Airflow's workers drop every plugin after a duplicate name.
 """
 
 from importlib.metadata import entry_points

@@ -1,6 +1,6 @@
 """A warehouse that is no local folder, for one test: loads, its published table, and how both compare.
 
-The rows of the table are read by pyiceberg through the storage verbs; what must be in it is read from the
+The rows of the table are read by pyiceberg through the storage; what must be in it is read from the
 log itself. The catalog is the one that pyiceberg's configuration names `remote`.
 """
 

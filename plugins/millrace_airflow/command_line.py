@@ -1,7 +1,7 @@
-"""The millrace commands that Airflow's tasks run, as words of a command line.
+"""Command lines of the millrace commands that Airflow's tasks run.
 
-The command line separates Airflow from Spark: this package never imports the commands' code. An operator's
-parameter has the name of the option that it becomes. Plain functions of plain values; nothing is run.
+The command line separates Airflow from Spark: this package never imports the commands' code. A parameter of
+an operator has the name of the option that it becomes. Plain functions of plain values; nothing is run here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ COMMANDS = {
 
 
 def environment(settings: MillraceSettings) -> dict[str, str]:
-    """Return a command's environment variables: URLs of services, which may hold passwords, and the like.
+    """Return a command's environment variables: URLs of services and other settings that may hold passwords.
 
-    Every user can read command lines.
+    Command lines are no place for them, because every user can read command lines.
     """
     named = {
         "MILLRACE_REGISTRY": settings.registry,
@@ -47,7 +47,9 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
 def command_line(
     settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: object
 ) -> list[str]:
-    """Return the words of `millrace COMMAND` for a task, without options that are None, empty or False."""
+    """Return `millrace COMMAND` for a task as a list of arguments, without options that are None, empty or
+    False.
+    """
     values = {**dataclasses.asdict(settings), "run_id": run_id, "master": settings.spark_master}
     options = {name: values[name] for name in COMMANDS[command]} | options
     words: list[str] = []
@@ -60,15 +62,15 @@ def command_line(
 
 
 def hour_options(start: str, end: str) -> dict[str, str]:
-    """Return the options that name the whole hours of [start, end); ConfigError as from `interval`."""
+    """Return the options that name the whole hours of [start, end). Raise ConfigError as `interval` does."""
     first, last = interval(start, end)
     return {"from": _iso(first), "to": _iso(last)}
 
 
 def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:
-    """Return the name under which a load keeps its plan: the same for every try of a task, and after a clear.
+    """Return the run id of a task's load: the same for every try of the task, also after it was cleared.
 
-    Legible for people, unique by its hash, and safe as a file name on any file system.
+    It is readable for people, unique by its hash, and safe as a file name on any file system.
     """
     key = "\0".join([dag_id, run_id, task_id, str(map_index)])
     legible = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{dag_id}-{task_id}-{run_id}").strip("-")[:100]
@@ -78,9 +80,8 @@ def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) 
 def interval(start: str, end: str) -> tuple[datetime, datetime]:
     """Return the interval [start, end) of whole hours in UTC.
 
-    Raise ConfigError for a wrong time or interval.
-
-    Hours are proved and published whole: the audit could answer for half an hour, a publication cannot.
+    Raise ConfigError for a wrong time or interval. Hours are proved and published whole: the audit could
+    answer for half an hour, a publication could not.
     """
     first, last = parse_time(start, "start"), parse_time(end, "end")
     if first >= last:

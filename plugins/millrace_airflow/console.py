@@ -5,9 +5,9 @@
 
 This is no open proxy: only connections of type `millrace` name sources of pages, and PAGES lists the pages.
 The auditor is asked by GET, without the reader's cookies. Time, size and number of requests are bounded.
-Airflow protects no page of a plugin, so every route here requires its login. A page lies beside Airflow's
-own, whose cookie it could use, so HEADERS let it run scripts only from files. Only the API server imports
-this module.
+Airflow does not protect the pages of a plugin, so every route here requires Airflow's login. The pages share
+an origin with Airflow's own and could use its cookie, so HEADERS allow scripts from files only. Only the API
+server imports this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAGES = {
     "v1/bad": "application/json",
     "v1/strangers": "application/json",
 }
-"""Path at the auditor -> media type for the browser, whatever type the answer states."""
+"""Path at the auditor -> media type that the browser receives, whatever type the auditor's answer states."""
 MANIFEST = re.compile(
     r"[A-Za-z0-9_][\w.-]*/(loads/[0-9]{10}|editions/[0-9]{10}\.[0-9]{4,}|publications/[0-9]{10}-\w+)\.json",
     re.ASCII,
@@ -78,9 +78,9 @@ def _add_page(app: FastAPI, path: str) -> None:
 
 
 def _in_turn(answer: Callable[[], Response]) -> Response:
-    """Return the answer, or an error in one sentence; fail at once when all turns are taken."""
+    """Return the answer, or an error in one sentence. Fail at once when all turns are taken."""
     if not _turns.acquire(blocking=False):
-        return _say(503, "too many people look at once: try again in a moment")
+        return _say(503, "too many requests at once: try again in a moment")
     try:
         return answer()
     except MillraceError as error:

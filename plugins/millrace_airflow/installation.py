@@ -1,6 +1,6 @@
 """Checks once, before any work, that the installed packages can work together.
 
-Knows distributions by name only; imports none of them.
+Looks at the names of distributions only, and imports none of them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 class InstallationError(RuntimeError):
-    """The installed packages cannot work together; no MillraceError, as millrace may be missing."""
+    """The installed packages cannot work together. No MillraceError, because millrace may be missing."""
 
 
 def check_installation() -> None:
-    """Raise InstallationError, one line with advice, when jobs could not run here."""
+    """Raise InstallationError, one line with advice, if jobs cannot run here."""
     if importlib.util.find_spec("millrace") is None:
         raise InstallationError(
             "the plugins folder alone is not enough: package millrace is missing; put broker/ of the same"

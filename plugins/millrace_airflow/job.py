@@ -1,7 +1,7 @@
 """A millrace command as a separate process, which outlives the process that started it.
 
-Owns one folder per job and its contents. Does not know what the command does. A job whose watcher died is
-taken over by the next try; a lost job is started again, because every command may be repeated.
+Owns one folder per job and its contents, and does not depend on the command. The next try takes over a job
+whose watcher died, and starts a lost job again, because every command may be repeated.
 
     command.json   the command
     lock           locked while anything of the job runs; shows "alive" without trusting a pid
@@ -35,28 +35,28 @@ from millrace.errors import MillraceError
 from millrace.escaping import escaped
 
 KILL_AFTER_S = 2.0
-"""Time that a stopped job has to end by itself: Airflow kills the task that stops it after five seconds."""
+"""Seconds that a stopped job has to end by itself. Airflow kills the stopping task after five seconds."""
 CLEARED_S = 35.0
-"""Time after a deferred task was cleared in which its trigger may stop the job; Airflow gives it 30 s."""
+"""Seconds after a deferred task was cleared in which its trigger may stop the job. Airflow gives it 30 s."""
 RESULT_S = 3600.0
-"""Time in which the result of a job without a watcher is used as the result of the next try."""
+"""Seconds for which the result of a job without a watcher serves as the result of the next try."""
 WRONG_OPTION = 2
 """Exit code of a command whose options are wrong."""
 SECRETS = "secrets"
 KEEP_S = 7 * 24 * 3600.0
-"""Time for which a job's folder stays if no task comes back: its task was killed or its worker died."""
+"""Seconds for which a job's folder stays if no task comes back for it."""
 
 
 class JobFailed(MillraceError):
-    """The command ended with an error or disappeared; the text repeats its own last line."""
+    """The command ended with an error or disappeared. The text repeats the command's own last line."""
 
 
 class JobRefused(JobFailed):
-    """The command refused its own options (exit code 2): another try would be refused, too."""
+    """The command refused its own options (exit code 2). Another try would be refused, too."""
 
 
 class Job:
-    """One job, by its folder; any process that sees the folder can watch, stop and read it."""
+    """One job, identified by its folder, which any process may watch, stop and read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -73,9 +73,9 @@ class Job:
     ) -> Job:
         """Start `command` detached from this process, in a new folder under `parent`.
 
-        `environment` is added to this process's own, without Airflow's variables (they hold its secrets and
-        connections), and written nowhere. `client_files` exist, for this user alone, while the command runs;
-        the command finds the first in MILLRACE_CLIENT.
+        `environment` is added to this process's own, without Airflow's variables, which hold its secrets and
+        connections. It is not written to any file. `client_files` exist, for this user alone, while the
+        command runs; the command finds the first of them in MILLRACE_CLIENT.
         """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
@@ -92,9 +92,10 @@ class Job:
     def take_over(cls, command: Sequence[str], parent: Path, name: str) -> Job | None:
         """Return the job of that name and command whose watcher died, if it runs or has succeeded; else None.
 
-        A running deferred job is taken, too, after a time in which its trigger could stop it: a deferred task
-        has no next try, so this try means that the task was cleared, or that the trigger is gone. A job that
-        has succeeded is taken for a while, as its task could not finish with it.
+        A deferred job that still runs is taken over, too, once its trigger has had time to stop it. A
+        deferred task has no next try, so this try means that the task was cleared or that the trigger is
+        gone. A job that has succeeded is taken over for a while, because its task could not finish with its
+        result.
         """
         for directory in parent.glob(f"{name}-*"):
             job = cls(directory)
@@ -110,15 +111,15 @@ class Job:
                     return job
                 if not alive:  # the process that should have deleted them may have been killed
                     shutil.rmtree(job._path(SECRETS), ignore_errors=True)
-                job.let_go()
+                job.stop_watching()
         return None
 
     def leave_to_trigger(self) -> None:
-        """Record that no worker need watch the job from now on."""
+        """Mark the job as watched by a trigger: no worker watches it from now on."""
         self._path("deferred").touch()
-        self.let_go()
+        self.stop_watching()
 
-    def let_go(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching the job, as if this process had ended."""
         if self._watched is not None:
             os.close(self._watched)
@@ -162,14 +163,17 @@ class Job:
                 yield escaped(line.rstrip("\n"))
 
     def result(self) -> Any:
-        """Return the ended command's output, parsed as JSON. JobFailed with its last line when it failed."""
+        """Return the ended command's output, parsed as JSON.
+
+        Raise JobFailed with its last line when it failed.
+        """
         if not self.ended():
             raise JobFailed(f"{self._command()} has not ended")
         if (code := self._exit_code()) is None:
-            raise JobFailed(f"{self._command()} was killed before it ended: {self._last_words()}")
+            raise JobFailed(f"{self._command()} was killed before it ended: {self._last_line()}")
         if code != 0:
             failure = JobRefused if code == WRONG_OPTION else JobFailed
-            raise failure(f"{self._command()} failed with exit code {code}: {self._last_words()}")
+            raise failure(f"{self._command()} failed with exit code {code}: {self._last_line()}")
         text = self._path("result").read_text()
         try:
             return json.loads(text)
@@ -177,16 +181,16 @@ class Job:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
     def printed(self) -> Any:
-        """Return the command's output, parsed as JSON, however it ended, or None when it is not JSON."""
+        """Return the command's output as JSON, even of a failed command, or None without JSON."""
         try:
             return json.loads(self._path("result").read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
-        """End the whole process group: SIGTERM, then SIGKILL for the rest; return when it is gone.
+        """End the whole process group: SIGTERM, then SIGKILL for the rest. Return when it is gone.
 
-        JobFailed on another machine than the job's: there the number of its group means another group.
+        Raise JobFailed on another machine than the job's: there the group's number means another group.
         """
         if self.alive():
             group, host = self._path("group").read_text().split()
@@ -203,7 +207,7 @@ class Job:
         shutil.rmtree(self._path(SECRETS), ignore_errors=True)
 
     def remove(self) -> None:
-        self.let_go()
+        self.stop_watching()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _begin(
@@ -232,7 +236,7 @@ class Job:
                     check=False,
                 )
         if started.returncode:
-            raise JobFailed(f"cannot start {_printable(command)}: {self._last_words()}")
+            raise JobFailed(f"cannot start {_printable(command)}: {self._last_line()}")
 
     def _await_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -240,9 +244,7 @@ class Job:
             time.sleep(0.1)
 
     def _is_fresh(self) -> bool:
-        """Return True when the job ended recently: an older result does not show what the task
-        would do now.
-        """
+        """Return True when the job ended recently: an older result may be out of date."""
         return time.time() - self._path("status.json").stat().st_mtime < RESULT_S
 
     def _watch(self) -> bool:
@@ -251,7 +253,7 @@ class Job:
         try:
             fcntl.flock(self._watched, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.let_go()
+            self.stop_watching()
             return False
         return True
 
@@ -267,7 +269,7 @@ class Job:
     def _command(self) -> str:
         return _printable(json.loads(self._path("command.json").read_text()))
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         last = ""
         for line in self.log_lines():
             last = line.strip() or last
@@ -286,7 +288,7 @@ def _without_airflow(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sweep(parent: Path) -> None:
-    """Delete the folders of jobs that ended long ago; another starter may do the same at this moment."""
+    """Delete the folders of jobs that ended long ago. Another starter may do the same at this moment."""
     for directory in parent.iterdir():
         with suppress(OSError, JobFailed):  # the folder may be deleted by now, or be no job's
             if time.time() - directory.stat().st_mtime > KEEP_S and not Job(directory).alive():

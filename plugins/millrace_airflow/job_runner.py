@@ -1,4 +1,4 @@
-"""The process between a job and its starter: runs the command, then records its exit code.
+"""The process between a job and its starter: runs the command, then writes its exit code.
 
 Started as `python -m millrace_airflow.job_runner FOLDER LOCK_FD`; see job.py for the folder.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Detach, so that the starter neither waits for the job nor ends it when the starter ends."""
+    """Detach from the starter: it does not wait for the job, and its end does not end the job."""
     directory, lock_fd = Path(sys.argv[1]), int(sys.argv[2])
     # SIGTERM goes to the whole group; the runner itself stays to record the exit code. A handler, not
     # SIG_IGN: the command would inherit an ignored signal.
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def run(directory: Path, lock_fd: int, stopped: list[int]) -> None:
-    """Run the folder's command to its end and record its exit code; `stopped` is filled by SIGTERM."""
+    """Run the folder's command to its end and write its exit code. SIGTERM fills `stopped`."""
     command = json.loads((directory / "command.json").read_text())
     with (directory / "result").open("wb") as result:
         # The command keeps the lock, too: if the runner is killed, the job still counts as alive.

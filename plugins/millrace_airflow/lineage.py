@@ -1,7 +1,7 @@
 """Inputs and outputs of a task for OpenLineage, if Airflow's provider for it is installed.
 
-Only facts that the task knows already: it asks no service for them, because Airflow requests them in another
-process.
+Holds only facts that the task already has. It asks no service for them, because Airflow requests them in
+another process.
 """
 
 from __future__ import annotations

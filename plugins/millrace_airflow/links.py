@@ -1,4 +1,4 @@
-"""Links from a task to its results: the audit's page of its hours, its manifest, Spark's own pages.
+"""Links from a task to its results: the audit's page on its hours, its manifest, and Spark's own pages.
 
 Airflow requests them in the worker when a task has ended, and stores them.
 """
@@ -37,7 +37,7 @@ class AuditLink(BaseOperatorLink):
 
 
 class ManifestLink(BaseOperatorLink):
-    """Link to the manifest that the task has written in the warehouse; no link without a manifest."""
+    """Link to the manifest that the task has written in the warehouse. Empty without a manifest."""
 
     name = "Manifest"
 

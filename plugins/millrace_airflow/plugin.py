@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Apps:
-    """The pages, created when the API server asks: workers load the plugin, too, and need no FastAPI."""
+    """The pages, created when the API server asks: workers load the plugin, too, without FastAPI."""
 
     def __get__(self, plugin: object, kind: type) -> list[dict[str, Any]]:
         try:
@@ -29,7 +29,7 @@ class _Apps:
 
 
 class MillracePlugin(AirflowPlugin):
-    """Named once: Airflow loads only one plugin of each name."""
+    """Airflow's plugin. Airflow loads only one plugin of each name."""
 
     name = "millrace"
     fastapi_apps: Any = _Apps()

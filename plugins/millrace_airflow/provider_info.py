@@ -1,6 +1,6 @@
 """This package's metadata for Airflow, for the entry point `apache_airflow_provider`.
 
-Data only; Airflow imports the classes named here when it needs them.
+Holds data only. Airflow imports the classes that it names when it needs them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Addresses and credentials of everything, as one value read from an Airflow connection.
+"""Addresses and credentials of all services, as one value read from an Airflow connection.
 
-Knows the shape of connection type `millrace`; does not look connections up and reaches no service.
+Defines the fields of connection type `millrace`. Neither looks connections up nor reaches any service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOBS = "millrace-jobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MillraceSettings:
-    """One aggregate cluster, its services, its warehouse, and the clusters it mirrors."""
+    """One aggregate cluster, its services, its warehouse, and the clusters that it mirrors."""
 
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the aggregate cluster's brokers: the connection's host."""
@@ -38,37 +38,42 @@ class MillraceSettings:
     warehouse: str
     """Path or URI of the folder that holds the tables."""
     subjects: str = ""
-    """Naming of the registry's subjects: words of `--subject`, separated by spaces."""
+    """Naming of the registry's subjects: values of `--subject`, separated by spaces."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""
     """Spark master to which jobs are submitted; empty for the commands' own default."""
     spark_ui: str = ""
-    """URL of the pages of the Spark cluster or of its history, for people."""
+    """URL of the web pages of the Spark cluster or of its history server."""
     catalog: str = ""
     """Iceberg catalog by its name in pyiceberg's configuration; empty for a local warehouse's own."""
     protocol: str = ""
     """The brokers' protocol, if it is not PLAINTEXT; see `millrace.config.ClientSecurity`."""
     ca: str = ""
-    """PEM file on the workers: authorities of the brokers' certificates; empty for those of the machine."""
+    """PEM file on the workers with the authorities of the brokers' certificates; empty for the machine's
+    authorities.
+    """
     mechanism: str = ""
     user: str = ""
     """User at the brokers: the connection's login."""
     password: str = field(default="", repr=False)
     client_file: str = ""
-    """Client file on the workers, instead of these; Spark's executors must have one under that name."""
+    """Client file on the workers, in place of these settings; also on Spark's executors."""
     job_dir: str = ""
-    """Folder for the logs and results of running jobs, the same for workers and triggerers."""
+    """Folder for the logs and results of running jobs. Workers and triggerers must share it."""
 
     def origin(self, name: str) -> str:
-        """Return the bootstrap address of an origin cluster; ConfigError lists the known ones."""
+        """Return the bootstrap address of an origin cluster.
+
+        Raise ConfigError, listing the known clusters, for another name.
+        """
         if name not in self.origins:
             names = ", ".join(sorted(self.origins)) or "none"
             raise ConfigError(f"the connection has no origin {name!r} (known: {names}): add it to `origins`")
         return self.origins[name]
 
     def client_files(self) -> dict[str, str]:
-        """Return a client file and its password file, by their names, or empty if the connection has none."""
+        """Return a client file and its password file by name; {} if the connection has none."""
         if not self.protocol:
             return {}
         named = {"protocol": self.protocol, "ca": self.ca, "mechanism": self.mechanism, "user": self.user}
@@ -87,7 +92,10 @@ class MillraceSettings:
 
 
 def settings_of(connection: Connection) -> MillraceSettings:
-    """Return the settings in a connection's fields; ConfigError names connection and field that is wrong."""
+    """Return the settings in a connection's fields.
+
+    Raise ConfigError, naming the connection and the wrong field.
+    """
     where, host, port = f"connection {connection.conn_id}", connection.host, connection.port
     if not host:
         raise ConfigError(f"{where} has no host: set it to HOST:PORT of the aggregate cluster's brokers")
@@ -114,7 +122,7 @@ def settings_of(connection: Connection) -> MillraceSettings:
         except ConfigError as error:
             raise ConfigError(f"{where}: {service} {error}") from None
     if settings.client_file and (settings.protocol or settings.user):
-        raise ConfigError(f"{where}: give protocol and login, or client_file which says both")
+        raise ConfigError(f"{where}: give protocol and login, or client_file, which has both")
     if settings.user and not settings.protocol:
         raise ConfigError(f"{where} has a login and no protocol: set it to SASL_SSL")
     from_mapping(ClientSecurity, tomllib.loads(settings.client_files().get(CLIENT_FILE, "")), where)

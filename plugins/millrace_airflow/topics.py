@@ -20,24 +20,24 @@ class DagTopic:
 
     @property
     def conn_id(self) -> str:
-        """Connection for its brokers, its auditor and its warehouse."""
+        """Connection that names the topic's brokers, auditor and warehouse."""
         return self.policy.conn_id or DEFAULT_CONN_ID
 
     @property
     def default_args(self) -> dict[str, str]:
-        """Arguments of each of its tasks: the owner, if the topic has one."""
+        """Default arguments of the topic's tasks: its owner, if it has one."""
         return {"owner": self.policy.owner} if self.policy.owner else {}
 
     @property
     def group_id(self) -> str:
-        """Name of its own group of tasks."""
+        """Name of the topic's group of tasks."""
         return self.name.replace(".", "_")
 
 
 def topics_of_environment(shipped: Path) -> Sequence[DagTopic]:
-    """Return the topics in the file that MILLRACE_TOPICS_FILE names, else those of a shipped file.
+    """Return the topics in the file that MILLRACE_TOPICS_FILE names, or else in the shipped file.
 
-    ConfigError names the mistake in the file: Airflow shows it as the DAG's import error.
+    Raise ConfigError, naming the error in the file: Airflow shows it as the DAG's import error.
     """
     policies = read_policies(os.environ.get(VARIABLE) or shipped)
     return [DagTopic(name, policy) for name, policy in policies.items()]

@@ -1,6 +1,6 @@
 """The step that follows from the audit's verdict on some hours, and its explanation.
 
-Plain functions, for both the sensor and its trigger; none of them waits.
+Plain functions for the sensor and its trigger. None of them waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millrace_audit.client import completeness
 
 DUPLICATE = "duplicate"
 SHOWN = 5
-"""Findings and reasons that are listed in a message; the rest are counted."""
+"""Most findings and reasons that a message lists. The rest are counted."""
 
 
 class Step(StrEnum):
@@ -41,7 +41,7 @@ class Decision:
 def ask(
     auditor: str, topic: str, start: datetime, end: datetime, until: datetime, unknown_until: datetime | None
 ) -> Decision:
-    """Ask the auditor once, and judge; retry an auditor that does not answer until `until`."""
+    """Ask the auditor once, and decide. While the auditor does not answer, wait until `until`."""
     now = datetime.now(UTC)
     try:
         answer = completeness(auditor, topic, start, end)
@@ -53,10 +53,11 @@ def ask(
 def judge(
     answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
 ) -> Decision:
-    """Return the step at `now` of a wait until `until`; unknown or carried passes from `unknown_until` on.
+    """Return the step at `now` of a wait until `until`. From `unknown_until` on, unknown and carried hours
+    pass.
 
-    Missing messages can still arrive and an unknown producer can still report: both are waited for. A
-    duplicate cannot go away, in a log or in a load: it ends the wait at once.
+    Missing messages can still arrive, and a silent producer can still report, so both are waited for. A
+    duplicate cannot disappear from a log or a load, so it ends the wait at once.
     """
     reason = describe(answer)
     if answer.proven:
@@ -69,9 +70,7 @@ def judge(
 
 
 def describe(answer: Completeness) -> str:
-    """Return one line: the verdict and, unless it is `complete`, tier, server, instance, sequences and
-    reasons.
-    """
+    """Return one line: the verdict and, unless `complete`, the findings and reasons."""
     start, end = answer.start.isoformat(), answer.end.isoformat()
     line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
     if rejected := sum(window.rejected for window in answer.windows):

@@ -1,1 +1,1 @@
-"""Avro messages to Arrow, a column at a time. Fetches nothing, writes no files and knows no topics."""
+"""Decodes Avro messages into Arrow, a column at a time. Fetches and writes nothing."""

@@ -1,7 +1,8 @@
-"""Results of decoding steps: values or positions of one column, turned into Arrow at the end.
+"""Results of decoding steps: the values of one column, or their positions, which become Arrow at the end.
 
-A column knows the rows for which it has values (`at`, None for all rows) and becomes an array over every row,
-null in the other rows. Strings stay in the buffer until then; their UTF-8 is checked when they are copied.
+A column knows the rows for which it has values (`at`, None for all rows). It becomes an array over every row
+that is null in the other rows. Strings stay in the buffer until then; their UTF-8 is checked when they are
+copied.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Column(Protocol):
     """One column of some rows."""
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """Return the column over all `rows`; add errors found only now, such as broken UTF-8, to `faults`."""
+        """Return the column over all `rows`. Add errors found only now (UTF-8) to `faults`."""
 
 
 def _validity(rows: int, at: Longs | None) -> pa.Buffer | None:
@@ -36,7 +37,7 @@ def _validity(rows: int, at: Longs | None) -> pa.Buffer | None:
 
 @dataclass(frozen=True, slots=True)
 class FixedWidth:
-    """Values that Arrow stores unchanged, one element (or row of elements) each; booleans as bits."""
+    """Values that Arrow stores unchanged, one element or one row of elements for each; booleans as bits."""
 
     type: pa.DataType
     values: npt.NDArray[Any]
@@ -78,7 +79,7 @@ def _copied(buffer: PaddedBuffer, start: Longs, end: Longs) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Strings or bytes, by their start and end in the buffer."""
+    """Strings or bytes, as the start and end of each in the buffer."""
 
     type: pa.DataType
     buffer: PaddedBuffer

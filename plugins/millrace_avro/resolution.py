@@ -1,7 +1,7 @@
 """Avro's rules for reading a value of one schema as a value of another, for single types.
 
-Shared by the two decoders. A difference that no value can bridge raises SchemaError when the schemas are
-compared; a difference that only some values cannot bridge (an unknown symbol, a null) is left to the
+Both decoders use it. A difference that no value can bridge raises SchemaError when the schemas are compared.
+A difference that only some values cannot bridge, such as an unknown symbol or a null, is left to the
 decoders.
 """
 
@@ -53,7 +53,7 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
-    """Return the range and the factor of a type's numbers; None for values that are used unchanged."""
+    """Return the range and the factor of a type's numbers, or None for values that are used unchanged."""
     scale = SCALES.get(leaf.logical or "")
     if leaf.kind != "int":
         return scale
@@ -62,7 +62,7 @@ def scale_of(leaf: avro.Plain) -> Scale | None:
     return Scale(max(scale.smallest, INT_RANGE.smallest), min(scale.largest, INT_RANGE.largest), scale.factor)
 
 
-def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
+def mismatch_error(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
     """Return the error for two types that do not fit each other."""
     return SchemaError(f"{path.rstrip('.') or 'message'}: {_describe(writer)} is no {_describe(table)}")
 
@@ -80,8 +80,9 @@ def field_pairs(
 ) -> tuple[list[tuple[avro.Field, avro.Node, int | None]], dict[int, Any]]:
     """Match a writer's fields to a table's. Raise SchemaError when a field of the table has no value.
 
-    Returns, for each of the writer's fields, the type it is read as and its number in the table (None: it is
-    dropped); and number -> default of the table's fields that the writer lacks.
+    Return two parts. First, for each of the writer's fields: the type as which it is read, and its number in
+    the table, or None if it is dropped. Second, number -> default for the table's fields that the writer
+    lacks.
     """
     names = {field.name for field in writer.fields}
     taken = names & {field.name for field in table.fields}  # a field's own name precedes aliases
@@ -114,17 +115,19 @@ def resolved_branches(
         except SchemaError:
             resolved.append(None)
     if not any(resolved):
-        raise no_way(writer, table, path)
+        raise mismatch_error(writer, table, path)
     return resolved
 
 
 def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plain:
-    """Return the type that reads the writer's bytes into the table's column: one of the two logical types."""
+    """Return the type that reads the writer's bytes into the table's column: the writer's or the table's
+    logical type.
+    """
     same_kind = (
         isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
     ) or (isinstance(writer, avro.Fixed) and isinstance(table, avro.Fixed) and writer.size == table.size)
     if not same_kind:
-        raise no_way(writer, table, path)
+        raise mismatch_error(writer, table, path)
     alike = arrow_type(writer) == arrow_type(table)
     if writer.logical is None or table.logical is None:
         return writer if alike else table
@@ -133,11 +136,11 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
             return table
     elif alike and writer.logical in _TIMESTAMPS and table.logical in _TIMESTAMPS:
         return writer
-    raise no_way(writer, table, path)
+    raise mismatch_error(writer, table, path)
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """Return True if values of the writer's type are read as the table's type, which is different.
+    """Return True if values of the writer's type can be read as the table's type, which is a different one.
 
     They are read as plain numbers and bytes, or with the table's logical type if the writer has none.
     """
@@ -161,9 +164,7 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 
 def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
-    """Return True if the table's type has the writer's name, or an alias of that name; or if neither has a
-    name.
-    """
+    """Return True if the table's type has the writer's name or an alias of it, or if both have none."""
     if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
         return name(writer.name) in map(name, (table.name, *table.aliases))
     return True
@@ -174,8 +175,8 @@ def pick_branch(
 ) -> tuple[int, T]:
     """Return the branch of the table's union that takes values of the writer's type, and its resolution.
 
-    The first branch that resolves is taken: full names go before aliases, and aliases before names without
-    namespaces. Raise SchemaError when no branch resolves.
+    The first branch that resolves is taken. Full names have priority over aliases, and aliases over names
+    without namespaces. Raise SchemaError when no branch resolves.
     """
     same = (writer, avro.as_column(writer))
     full_name = writer.name if isinstance(writer, avro.Named) else None
@@ -195,7 +196,7 @@ def pick_branch(
             return index, resolve(writer, table.branches[index], path)
         except SchemaError as error:
             errors.append(error)
-    raise errors[0] if errors else no_way(writer, table, path)
+    raise errors[0] if errors else mismatch_error(writer, table, path)
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
@@ -275,13 +276,13 @@ def _default(node: avro.Node, value: Any) -> Any:
         return _union_default(node, value)
     if isinstance(node, avro.Record):
         if not isinstance(value, dict):
-            raise TypeError(f"{value!r} is no record")
+            raise TypeError(f"{value!r} is not a record")
         return {f.name: _default(f.type, value.get(f.name, f.default)) for f in node.fields} or True
     if isinstance(node, avro.Recursion):
         return json_text(value)
     if isinstance(node, avro.Array):
         if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no array")
+            raise TypeError(f"{value!r} is not an array")
         return [_default(node.items, item) for item in value]
     if isinstance(node, avro.Map):
         return [(key, _default(node.values, item)) for key, item in value.items()]
@@ -312,9 +313,7 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
 
 
 def _union_default(node: avro.Union, value: Any) -> Any:
-    """Return the default for the first branch that it fits, by Avro since 1.12; before, only for the first
-    branch.
-    """
+    """Return the default for the first branch that it fits; before Avro 1.12, only the first branch."""
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)

@@ -1,9 +1,9 @@
-"""The slower decoder, message by message, for schemas that have arrays, maps or records inside themselves.
+"""The slower decoder, message by message, for schemas with arrays, maps or records inside themselves.
 
 A writer's and a table's schema are compiled into one reader for each field, which returns values as pyarrow
 takes them. It is as strict as the vectorised decoder, and no message can make it crash or hang. It does not
-use fastavro, which takes a negative index for one from the end, accepts numbers of any length and a boolean
-7, and ends the process on records nested 10,000 deep.
+use fastavro, which reads a negative index from the end, accepts numbers of any length and a boolean 7, and
+ends the process on records nested 10,000 deep.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from millrace_avro import schema as avro
 from millrace_avro.schema import NULL
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-"""Takes a whole body and a position; returns the value and the position after it.
+"""Function that takes a whole body and a position, and returns the value and the position after it.
 
-Raise IndexError or struct.error if the body ends too early, ValueError for any other error.
+It raises IndexError or struct.error if the body ends too early, and ValueError for any other error.
 """
 Row: TypeAlias = "list[Any]"
 MAX_DEPTH = 100
@@ -32,9 +32,11 @@ MAX_DEPTH = 100
 MAX_VALUES = 10_000_000
 """Most values of one message: the items of arrays and maps with all their fields, 20 to 140 bytes each."""
 _STRUCT_VALUES = 3
-"""Count for a record, a union's member or a map's entry, besides its contents: a dict takes 200 bytes."""
+"""Number of values that a record, a union's member or a map's entry counts, besides its contents: a dict
+takes 200 bytes.
+"""
 SLICE_VALUES = 1_000_000
-"""Values of whole messages that are held before they become columns, which take a tenth of the memory."""
+"""Most values of whole messages held before they become columns, which take a tenth of the memory."""
 _INT_LIMIT = 1 << 31
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _NOT_FOR_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -104,7 +106,7 @@ class _Compiler:
         self._as_text = True
         self._depth = 0
         self.values = 0
-        """Number of values that the message has so far; reset for each message."""
+        """Number of values in the message so far, reset for each message."""
 
     def record(
         self, writer: avro.Record, table: avro.Record, path: str
@@ -157,12 +159,12 @@ class _Compiler:
             return _promoted(writer, table)
         if isinstance(writer, avro.Plain) and isinstance(table, avro.Plain):
             return _leaf(resolution.resolved_leaf(writer, table, path))
-        raise resolution.no_way(writer, table, path)
+        raise resolution.mismatch_error(writer, table, path)
 
     def _counting(self, values: int, path: str) -> Callable[[int], None]:
-        """Return a counter of items with `values` values each.
+        """Return a function that counts items of `values` values each.
 
-        Raise ValueError for too many, before reading.
+        The function raises ValueError for too many values, before they are read.
         """
 
         def count(items: int) -> None:
@@ -211,7 +213,7 @@ class _Compiler:
         return read
 
     def _recursion(self, name: str, path: str) -> Read:
-        """Return a reader of a record inside itself: as JSON text, with everything inside it."""
+        """Return a reader of a record inside itself, which returns JSON text."""
         if name not in self._again:
             self._again[name] = _leaf_reader(NULL)  # registered first: the record refers to itself
             as_text, self._as_text = self._as_text, False
@@ -237,7 +239,7 @@ class _Compiler:
 
 
 def _read_long(data: bytes, position: int) -> tuple[int, int]:
-    """Read a zigzag number of 1 to 10 bytes, 64 bits at most."""
+    """Read a zigzag number of at most 10 bytes and 64 bits."""
     byte = data[position]
     position += 1
     if byte < 0x80:

@@ -36,11 +36,13 @@ import pyarrow as pa
 from millrace.errors import MillraceError
 
 MISSING = object()
-"""A field without a default."""
+"""Marks a field without a default."""
 MAX_PRECISION = 38
-"""Digits that fit into 128 bits."""
+"""Most digits that fit into 128 bits."""
 MAX_NODES = 10_000
-"""Most types in a schema, a named type counted wherever it is used: a few lines can stand for billions."""
+"""Most types in a schema. A named type counts wherever it is used, so a few lines could stand for billions of
+types.
+"""
 MAX_DEPTH = 100
 """Most levels of types inside types."""
 
@@ -74,7 +76,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Enum:
-    """An enum with its symbols; `default` stands for symbols that a reader does not know."""
+    """An enum with its symbols. A reader replaces symbols that it does not know by `default`."""
 
     name: str
     symbols: tuple[str, ...]
@@ -182,7 +184,10 @@ _LOGICAL = {
 
 
 def parse(schema: Any) -> Node:
-    """Return the tree of an Avro schema, parsed JSON. Raise SchemaError when it is wrong or fits no table."""
+    """Parse an Avro schema, given as parsed JSON, into a tree.
+
+    Raise SchemaError when it is wrong or fits no table.
+    """
     try:
         # fastavro checks it and completes every name; it would change its argument.
         full = _without_wrong_decimals(copy.deepcopy(schema))

@@ -1,4 +1,4 @@
-"""A writer's schema and a table's, compiled into steps that decode one field of many messages at a time.
+"""Compiles a writer's schema and a table's into steps that decode one field of many messages at a time.
 
 Follows Avro's schema resolution: fields by name or alias, defaults for fields that a writer lacks,
 promotions, unions on either side. Arrays and maps have no step here; `rows.py` decodes schemas with them.
@@ -32,7 +32,7 @@ class ColumnDecoder:
     def decode(self, buffer: PaddedBuffer, start: Longs, end: Longs) -> tuple[list[pa.Array], Faults]:
         """Return the table's columns for the good rows, and the faults of the other rows by their numbers.
 
-        From each start to its end lies an Avro body, without the schema id before it.
+        Each Avro body lies from a start to an end, without the schema id before it.
         """
         faults = Faults(len(start))
         while True:
@@ -95,7 +95,7 @@ def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
         fixed = resolution.resolved_leaf(writer, table, path)
         assert isinstance(fixed, avro.Fixed)
         return _fixed(fixed, path)
-    raise resolution.no_way(writer, table, path)
+    raise resolution.mismatch_error(writer, table, path)
 
 
 def _record(writer: avro.Record, table: avro.Record, path: str) -> Step:
@@ -138,7 +138,7 @@ def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
 
 
 def _decode_where(rows: RowCursor, mine: Mask, read: Step) -> list[Column]:
-    """Return the column of the rows that are `mine`, or empty when no row is."""
+    """Decode the rows that are `mine` and return their column, or an empty list when there are none."""
     if mine.all():
         return [read(rows)]
     index = np.flatnonzero(mine)

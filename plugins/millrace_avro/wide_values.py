@@ -1,4 +1,4 @@
-"""Decimals of any length, many at a time, as two words each."""
+"""Converts decimals of any length, many at a time, to two words each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _tail(buffer: PaddedBuffer, end: Longs, size: Longs) -> Longs:
 
 
 def fits_precision(words: Words, precision: int) -> Mask:
-    """Return True for the numbers of at most `precision` digits."""
+    """Return a mask that is True for the numbers of at most `precision` digits."""
     low, high = words[:, 0], words[:, 1]
     negative = high >> np.uint64(63) == 1
     low = np.where(negative, ~low + np.uint64(1), low)

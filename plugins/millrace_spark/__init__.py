@@ -1,1 +1,1 @@
-"""Millrace for Spark: a data source that reads topics as typed columns, the jobs that load a warehouse."""
+"""Millrace for Spark: topics as typed columns, and the jobs that load a warehouse."""

@@ -1,4 +1,4 @@
-"""A load's code in Spark's tasks: of the job, workers import only this module and the registry's client."""
+"""A load's code in Spark's tasks. Workers import this module and the registry's client only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from millrace_warehouse.without_pandas import keep_pandas_out
 
 
 def write_cut_in_task(task: CutTask) -> CutResult:
-    """Run `write_cut` in a process that is Millrace's own."""
+    """Run `write_cut` in a process that runs no user's code, so without pandas."""
     keep_pandas_out()
     return write_cut(task)

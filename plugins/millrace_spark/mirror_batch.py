@@ -1,11 +1,12 @@
-"""Copying one origin partition into its target partition, from the recorded position to a frozen end.
+"""Copies one origin partition into its target partition, from the recorded position to an end fixed at the
+start.
 
-Copies whole batches, as the origin serves them. The position lives in the target's log and moves with the
-data: an append is accepted only if it begins there, so a task that is killed, retried or run twice at once
-can neither lose nor repeat a batch. Control batches and aborted transactions are counted, not copied.
+Copies whole batches, as the origin serves them. The position is stored in the target's log together with the
+data. An append is accepted only if it begins at that position. So a task that is killed, retried or run twice
+at once can neither lose nor repeat a batch. Control batches and aborted transactions are counted, not copied.
 
-A task's counts come from positions, from the one its driver saw to the one where it ended: an attempt that
-was killed after an append, or an append whose answer was lost, is counted like any other.
+A task's counts are differences between positions: from the position that its driver saw to the position where
+it ended. So they include an attempt that was killed after an append, and an append whose answer was lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from millrace.wire.fetch import FetchedPartition, error_name
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 TIMEOUT_S = 60.0
-"""Time without new data from the origin before the end, after which a task gives up."""
+"""Seconds without new data from the origin after which a task that has not reached its end gives up."""
 
 ALLOCATION_TIMEOUT_S = 10.0
 PAUSE_S = 0.1
@@ -42,12 +43,12 @@ class MirrorTask:
     end: int
     bootstrap: str
     origin_security: ClientSecurity = field(default_factory=ClientSecurity)
-    """Settings for the origin and, below, the target: names of files that every worker has."""
+    """Settings for the origin and, below, for the target: names of files that every worker has."""
     security: ClientSecurity = field(default_factory=ClientSecurity)
     since: MirrorPosition | None = None
     """Position recorded when the run began; None if there was none."""
     max_bytes: int | None = None
-    """Stop once this number of bytes was appended."""
+    """Number of appended bytes after which the task stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +64,15 @@ class MirroredPartition:
     records: int
     dropped: int
     bytes: int
-    """Bytes of batches appended by the attempt that reports."""
+    """Bytes of batches that the reporting attempt appended."""
     lag: int
-    """Origin offsets before the run's frozen end that are still to be copied."""
+    """Origin offsets before the run's fixed end that are still to be copied."""
 
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
-    """Copy to the end of the task.
+    """Copy up to the end of the task.
 
-    Raise MillraceError when the origin's log does not continue the copied one.
+    Raise MillraceError when the origin's log does not continue the copied log.
     """
     try:
         with (
@@ -86,9 +87,10 @@ def mirror_partition(task: MirrorTask) -> MirroredPartition:
 
 
 def recorded_position(client: ClusterClient, origin: Origin) -> MirrorAppended:
-    """Return target partition and recorded position of an origin partition; allocate a target if needed.
+    """Return the target partition and recorded position of an origin partition. Allocate a target if there is
+    none.
 
-    Some brokers do not know a newly allocated partition yet: the request is repeated for a while.
+    Some brokers do not know a newly allocated partition yet, so the request is repeated for a while.
     """
     return _ask(client, origin, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
 
@@ -107,7 +109,7 @@ class _Copy:
         self._first, self._high_watermark = origin.bounds(self._topic, self._partition)
         self._bytes = 0
         self._skip_to = -1
-        """Fetch offset after the recorded one that skips no record; -1: none."""
+        """Fetch offset after the recorded position that skips no record; -1 if it is not known."""
 
     @property
     def _before(self) -> MirrorPosition:
@@ -127,12 +129,12 @@ class _Copy:
             elif time.monotonic() > give_up_at:
                 at = f"offset {before.cursor.next_offset}, its end was {self._task.end}"
                 raise MillraceError(
-                    f"{self._where} gives nothing at {at}: see its broker's log and run again"
+                    f"{self._where} returns no data at {at}: check its broker's log and run again"
                 )
         return self._result()
 
     def _check_origin(self) -> None:
-        """Check even when there is nothing to copy: an origin that was recreated must not look idle."""
+        """Check the origin even without new messages: a recreated origin must not look idle."""
         self._check_topic()
         if self._recorded is not None:
             readable_from(self._recorded.cursor, self._first, self._high_watermark, self._rules)
@@ -145,8 +147,8 @@ class _Copy:
     def _check_topic(self) -> None:
         if self._origin.topic(self._topic).topic_id != self._task.origin.topic_id:
             raise MillraceError(
-                f"{self._where}: the topic was deleted and created anew, or its addresses lead to another"
-                " cluster: check them; to go on with the new topic: millrace mirror reset"
+                f"{self._where}: the topic was deleted and recreated, or its addresses lead to another"
+                " cluster: check them; to continue with the new topic: millrace mirror reset"
             )
 
     def _enough(self) -> bool:
@@ -188,7 +190,7 @@ class _Copy:
         return runs_of(self._recorded, self._before, _up_to(answer, self._task.end), self._rules)
 
     def _append(self, run: Run) -> bool:
-        """Return True when the run was appended, or False when another task moved the position meanwhile."""
+        """Append a run of batches. Return False when another task moved the position meanwhile."""
         before, position = self._before, run.position
         request = MirrorAppend(
             mode=MirrorMode.APPEND,
@@ -215,7 +217,7 @@ class _Copy:
         return beginning(self._task.origin, self._first)
 
     def _out_of_range(self) -> None:
-        """Raise OriginChanged when offsets still to read have expired; else find where reading continues."""
+        """Raise OriginChanged if unread offsets have expired. Otherwise find where reading continues."""
         self._first, last = self._origin.bounds(self._topic, self._partition)
         if self._recorded is not None:
             self._skip_to = readable_from(self._recorded.cursor, self._first, last, self._rules)

@@ -54,16 +54,16 @@ from millrace_warehouse.publish.readers import open_table
 from millrace_warehouse.storage import open_storage
 
 Hours = tuple[datetime, datetime]
-"""Rows whose `_time` lies in [from, to); a time without a zone is UTC."""
+"""Interval [from, to) of `_time` that the rows must have. A time without a zone is UTC."""
 
 FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
-"""The session's setting that makes Spark find a Parquet file's columns by their field ids."""
+"""Setting of the session with which Spark finds a Parquet file's columns by their field ids."""
 
 
 def read(
     spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
 ) -> DataFrame:
-    """Return the published table of a topic, as of now.
+    """Return the published table of a topic as it is now.
 
     Raise MillraceError when nothing was published yet.
     """
@@ -72,7 +72,7 @@ def read(
 
 
 def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) -> DataFrame:
-    """Return the current snapshot of an Iceberg table.
+    """Return the rows of an Iceberg table's current snapshot.
 
     Raise MillraceError if Spark would read the table wrong.
     """
@@ -116,14 +116,14 @@ def _filter(between: Hours | None) -> BooleanExpression:
 
 
 def _literal(uri: str) -> str:
-    """Return a file's address escaped for Spark, to which brackets and stars in a name are a pattern."""
+    """Return a file's address escaped for Spark, which takes brackets and stars in a name for a pattern."""
     return re.sub(r"([][{}*?\\])", r"\\\1", uri)
 
 
 def _ambiguous(table: Table) -> str | None:
     """Return a column that some files have under another name, or whose name another column had.
 
-    Compares names without case, like Spark.
+    Compares names regardless of case, like Spark.
     """
     now = {field_id: path for path, field_id in _paths(table.schema())}
     names = {path.casefold(): field_id for field_id, path in now.items()}
@@ -145,7 +145,9 @@ def _spark_schema(schema: Schema) -> types.StructType:
 
 
 class _SparkTypes(SchemaVisitor[DataType]):
-    """Iceberg's types as Iceberg's runtime maps them, except that a uuid is its 16 bytes; with field ids."""
+    """Iceberg's types with field ids, as Iceberg's Spark runtime maps them, except that a uuid becomes its 16
+    bytes.
+    """
 
     def schema(self, schema: Schema, struct_result: DataType) -> DataType:
         return struct_result

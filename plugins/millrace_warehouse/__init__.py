@@ -1,3 +1,1 @@
-"""A warehouse: the history of loads, the tables that people query, and the proof of both. Does not import
-PySpark.
-"""
+"""A warehouse: the history of loads, the tables that people query, and the proof of both. No PySpark."""

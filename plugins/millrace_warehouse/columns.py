@@ -42,9 +42,7 @@ _ICEBERG_NAMES = {
     "_change_ordinal",
     "_commit_snapshot_id",
 }
-"""Apache Iceberg's metadata columns. Spark 4.1 refuses `select *` from a table that has a column of these
-names.
-"""
+"""Apache Iceberg's metadata columns. Spark 4.1 refuses `select *` from a table with one of these."""
 PARTITION = "_time_hour"
 """Name of the table's partition, as Spark names `hours(_time)`. Iceberg allows no column of that name."""
 RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS), PARTITION})
@@ -68,7 +66,7 @@ def check_table_schema(schema: Mapping[str, Any]) -> Record:
     return table
 
 
-def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
+def pair_equal_but_for_case(names: Collection[str]) -> tuple[str, str] | None:
     """Return two names that differ only in case, or None."""
     seen: dict[str, str] = {}
     for name in names:
@@ -94,7 +92,7 @@ def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Recor
 def _check_case(type_: pa.DataType, path: str) -> None:
     """Raise SchemaError if two fields of one record, at any depth, differ only in case."""
     inner = [type_.field(index) for index in range(type_.num_fields)]
-    if pa.types.is_struct(type_) and (pair := same_but_case([field.name for field in inner])):
+    if pa.types.is_struct(type_) and (pair := pair_equal_but_for_case([field.name for field in inner])):
         raise SchemaError(f"its fields {path}{pair[0]} and {path}{pair[1]} differ in case only")
     for field in inner:
         _check_case(field.type, f"{path}{field.name}." if pa.types.is_struct(type_) else path)

@@ -40,7 +40,7 @@ class ContentsDigest:
         self._columns: dict[int, _Column] = {}
 
     def add(self, batch: pa.RecordBatch, schema: Schema) -> None:
-        """Add rows whose columns are those of the schema."""
+        """Add rows with the columns of the schema."""
         for array, column in zip(batch.columns, schema.fields, strict=True):
             self._add(array, column.field_id, column.name, column.field_type)
 

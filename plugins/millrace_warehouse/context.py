@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 Progress = Callable[[str], None]
-"""Callback with the name of each finished step. It writes a line of progress; a test may end the process
-there.
-"""
+"""Callback with the name of each finished step. It reports progress; a test may end the process."""
 
 
 def quiet(step: str) -> None:

@@ -17,9 +17,7 @@ import pyarrow.compute as pc
 SAMPLE_ROWS = 10_000
 ROW_GROUP_ROWS = 200_000
 ROW_GROUP_BYTES = 128 << 20
-"""Most bytes of rows in memory for one row group. Large rows make row groups of fewer than ROW_GROUP_ROWS
-rows.
-"""
+"""Most bytes of rows in memory for one row group: large rows make row groups of fewer rows."""
 
 
 def encodings(rows: pa.Table) -> dict[str, Any]:

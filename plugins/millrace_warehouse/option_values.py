@@ -33,7 +33,7 @@ def parse_bytes(text: str, option: str) -> int:
     """Parse `500MB` or `2GiB` as bytes."""
     match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].lower() not in _BYTES or not int(match[1]):
-        raise ConfigError(f"{option} {text!r} is no size like 500MB or 2GiB")
+        raise ConfigError(f"{option} {text!r} is not a size like 500MB or 2GiB")
     return int(match[1]) * _BYTES[match[2].lower()]
 
 
@@ -84,7 +84,7 @@ def check_writable(folder: Path, what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{what} cannot be made ({error.strerror}): name a folder that can be written"
+            f"{what} cannot be created ({error.strerror}): name a folder that can be written"
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{what} cannot be written: name another folder, or correct its permissions")
@@ -94,7 +94,7 @@ def checked_pattern(text: str, option: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ConfigError(f"{option} {text!r} is no regular expression: {error}") from None
+        raise ConfigError(f"{option} {text!r} is not a regular expression: {error}") from None
     return text
 
 
@@ -125,7 +125,7 @@ def absolute_warehouse(text: str, _option: str) -> str:
 def checked_name(text: str, option: str) -> str:
     """Return the text, if it is a valid name of an erasure."""
     if text and (not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", text) or text.endswith(".done")):
-        raise ConfigError(f"{option} {text!r} is no name like request-4711, of letters, digits and -_.")
+        raise ConfigError(f"{option} {text!r} is not a name like request-4711: use letters, digits and -_.")
     return text
 
 

@@ -17,9 +17,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Conflict(Exception):
-    """Another run was faster, or an answer was lost. The caller must read the present state before the next
-    attempt.
-    """
+    """Another run was faster, or an answer was lost. Read the present state before the next attempt."""
 
 
 class Outrun(MillraceError):

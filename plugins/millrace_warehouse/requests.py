@@ -25,9 +25,7 @@ class Option:
 
     name: str
     parse: Callable[[Any, str], Any] | None
-    """Function that parses a value, given the option's name for its ConfigError. None keeps the value as it
-    is.
-    """
+    """Function that parses a value, given the option's name for its ConfigError; None for no parsing."""
     attributes: Mapping[str, Any]
     """Attributes of click's parameter."""
 
@@ -95,14 +93,10 @@ TOPICS_FILE = (
     option_values.policies,
 )
 SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, option_values.checked_subjects
-RUN_ID = (
-    "--run-id",
-    "Name of the run; a repeated run of one name finishes what the first began.",
-    option_values.run_id,
-)
+RUN_ID = ("--run-id", "Name of the run; repeating a run under its name finishes it.", option_values.run_id)
 CATALOG = (
     "--catalog NAME",
-    "Iceberg catalog, one of pyiceberg's configuration; a local warehouse has one of its own.",
+    "Iceberg catalog of pyiceberg's configuration; a local warehouse has its own catalog.",
 )
 CUT_BYTES = 64 << 20
 """Log bytes per task."""
@@ -122,7 +116,7 @@ class Load:
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     auditor: str = option(
         "--auditor URL",
-        "Auditor that is asked whether the topic's folder is as new as what it has counted.",
+        "Auditor to ask whether the topic's folder has every load that it has counted.",
         default="",
         envvar="MILLRACE_AUDITOR",
         repr=False,
@@ -144,7 +138,7 @@ class Load:
     )
     until_ms: int | None = option(
         "--until TIME",
-        "Take what was produced before this time.",
+        "Load only messages that were produced before this time.",
         option_values.optional(option_values.parse_time_ms),
         default=None,
     )
@@ -161,18 +155,16 @@ class Load:
     """The command applies it. The load is made either way."""
     accept_new_topic: bool = option(
         "--accept-new-topic",
-        "Go on with a topic that was deleted and created anew, or is in a new cluster.",
+        "Continue with a topic that was deleted and recreated, or is in a new cluster.",
         default=False,
     )
     accept_gaps: bool = option(
-        "--accept-gaps", "Go on over offsets that are missing in the log.", default=False
+        "--accept-gaps", "Continue although offsets are missing in the log.", default=False
     )
     cut_bytes: int = CUT_BYTES
 
     def for_topic(self, topic: str) -> Load:
-        """Return the request for one topic. The topic's policy gives the values of options that were not
-        given.
-        """
+        """Return the request for one topic. The topic's policy fills options that were not given."""
         policy = self.policies.get(topic, NO_POLICY)
         most = (
             option_values.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
@@ -197,7 +189,7 @@ class Publish:
     [start, end).
     """
     start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
-    end: str = option("--to TIME", "... up to, and without, this one.", default="")
+    end: str = option("--to TIME", "... up to this whole hour, which is not included.", default="")
     proven: bool = option(
         "--proven", "Also publish every hour that waits and that the auditor calls proven.", default=False
     )
@@ -209,7 +201,7 @@ class Publish:
     )
     auditor: str = option(
         "--auditor URL",
-        "Auditor whose verdict is written down with each hour.",
+        "Auditor whose verdict is stored with each hour.",
         default="",
         envvar="MILLRACE_AUDITOR",
         repr=False,
@@ -219,10 +211,10 @@ class Publish:
     )
     catalog: str = option(*CATALOG, default="")
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
-    dry_run: bool = option("--dry-run", "Say what would be published, and publish nothing.", default=False)
+    dry_run: bool = option("--dry-run", "Show what would be published, and publish nothing.", default=False)
     rebuild: bool = option(
         "--rebuild",
-        "Make the table again from the loads and publications, after its catalog was lost or rolled back.",
+        "Rebuild the table from the loads and publications, after its catalog was lost or rolled back.",
         default=False,
     )
 
@@ -234,7 +226,7 @@ class Compact:
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
-    dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
+    dry_run: bool = option("--dry-run", "Show what would be compacted, and compact nothing.", default=False)
     quiet_s: float = 6 * 3600.0
     """Time in seconds: an hour that a publication has changed within it is not compacted."""
     small_bytes: int = 64 << 20
@@ -270,7 +262,7 @@ class Reload:
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
     """Hours such as `2015-05-17T10`, in UTC. The command adds the hours of [start, end)."""
     start: str = option("--from TIME", "Every hour from this time on ...", default="")
-    end: str = option("--to TIME", "... up to, and without, this one.", default="")
+    end: str = option("--to TIME", "... up to this whole hour, which is not included.", default="")
     loads: Sequence[int] = option(
         "--loads A-B",
         "Instead of hours: these loads, by number, like 7 or 7-9.",
@@ -278,9 +270,7 @@ class Reload:
         default=(),
     )
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
-    """Name of the run. A repeated run with the same name does not read again the loads that it has already
-    read.
-    """
+    """Name of the run. A repeated run of this name skips the loads that it has already read."""
     cut_bytes: int = CUT_BYTES
 
 
@@ -295,12 +285,12 @@ class Expire:
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
-        "Keep files that no snapshot names any more at least this long, for running queries.",
+        "Keep files that no snapshot names any more for at least this time, for running queries.",
         option_values.parse_age,
         default="3d",
     )
     catalog: str = option(*CATALOG, default="")
-    dry_run: bool = option("--dry-run", "Say what would be deleted, and delete nothing.", default=False)
+    dry_run: bool = option("--dry-run", "Show what would be deleted, and delete nothing.", default=False)
 
 
 @command_options
@@ -322,32 +312,32 @@ class Erase:
     )
     id: str = option(
         "--id NAME",
-        "Name of the erasure, such as a request's number; repeated, it goes on where it stopped.",
+        "Name of the erasure, such as a request's number; a repeated erasure continues where it stopped.",
         option_values.checked_name,
         default="",
     )
-    all_rows: bool = option("--all-rows", "Go on though the condition matches every row.", default=False)
+    all_rows: bool = option("--all-rows", "Continue although the condition matches every row.", default=False)
     rejected: bool = option(
         "--rejected",
         "Also take out the bytes and keys of all records that could not be decoded, and the keys of"
-        " tombstones: conditions do not apply to them.",
+        " tombstones, to which conditions do not apply.",
         default=False,
     )
     logs: Sequence[str] = option(
         "--log HOST:PORT...",
-        "A cluster that has the topic, to show what its log holds, and for how long; may be repeated.",
+        "A cluster that has the topic: show what its log holds, and for how long. May be repeated.",
         option_values.each_checked_address,
         default=(),
     )
     auditor: str = option(
         "--auditor URL",
-        "Auditor that is asked about hours that are not complete.",
+        "Auditor to ask about hours that are not complete.",
         default="",
         envvar="MILLRACE_AUDITOR",
         repr=False,
     )
     catalog: str = option(*CATALOG, default="")
-    dry_run: bool = option("--dry-run", "Say what would be erased, and erase nothing.", default=False)
+    dry_run: bool = option("--dry-run", "Show what would be erased, and erase nothing.", default=False)
     fresh_id: str = field(default_factory=option_values.fresh_erasure)
 
 
@@ -361,11 +351,14 @@ class Promote:
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     schema_id: int | None = option(
-        "--schema-id", "A registered schema of the topic; the newest without it.", default=None, type=int
+        "--schema-id",
+        "Id of a registered schema of the topic; without it, the newest one.",
+        default=None,
+        type=int,
     )
     reason: str = option("--reason TEXT", "Reason, for readers of the history.", default="")
     history: bool = option(
-        "--list", "Show the schemas that the table has had, change nothing.", default=False
+        "--list", "Show the schemas that the table has had, and change nothing.", default=False
     )
 
 
@@ -387,7 +380,7 @@ class Verify:
     )
     auditor: str = option(
         "--auditor URL",
-        "Auditor that is asked whether each topic's folder is as new as what it has counted.",
+        "Auditor to ask whether each topic's folder has every load that it has counted.",
         default="",
         envvar="MILLRACE_AUDITOR",
         repr=False,
@@ -404,14 +397,18 @@ class AuditWarehouse:
         "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", option_values.checked_addresses
     )
     zookeeper: str = option(
-        "--zookeeper HOST:PORT", "The aggregate cluster's; it keeps the turn.", envvar="MILLRACE_ZOOKEEPER"
+        "--zookeeper HOST:PORT",
+        "ZooKeeper of the aggregate cluster, which holds the reader's turn.",
+        envvar="MILLRACE_ZOOKEEPER",
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     interval_ms: int = option(
         "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
     )
     metrics_listen: str = option(
-        "--metrics-listen HOST:PORT", "Serve /metrics for Prometheus there, and /healthz.", default=""
+        "--metrics-listen HOST:PORT",
+        "Address on which to serve /metrics for Prometheus, and /healthz.",
+        default="",
     )
     access: str = option(
         "--access FILE",
@@ -419,7 +416,9 @@ class AuditWarehouse:
         default="",
     )
     certificate: str = option("--certificate FILE", "Serve metrics by HTTPS with this PEM file.", default="")
-    key: str = option("--key FILE", "Its key, if that is another file; mode 0600.", default="")
+    key: str = option(
+        "--key FILE", "Key of the certificate, if it is in another file; mode 0600.", default=""
+    )
     catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",
@@ -449,7 +448,7 @@ class Mirror:
     )
     max_bytes: int | None = option(
         "--max-bytes SIZE",
-        "Copy about this much of all topics (500MB, 2GiB); the next run continues there.",
+        "Copy about this many bytes of all topics (500MB, 2GiB); the next run continues there.",
         option_values.optional(option_values.parse_bytes),
         default=None,
     )

@@ -127,9 +127,7 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
 
 
 def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """Return the header's five columns for the rows that have all five, or None for a table without audit
-    headers.
-    """
+    """Return the header's five columns for the rows that have all five; None without audit headers."""
     fields = _header_fields(batch)
     if fields is None or (whole := _whole(fields)) is None:
         return fields

@@ -1,4 +1,4 @@
-"""Lets Spark find the data source `millrace`: at its start it looks for modules named pyspark_*.
+"""Lets Spark find the data source `millrace`: when Spark starts, it imports modules named pyspark_*.
 
 Contains only the name that Spark looks up.
 """

@@ -181,7 +181,7 @@ def test_a_topic_created_anew_is_refused_until_it_is_accepted(world: World, tmp_
         wait_until("it is gone", lambda: topic not in client.topics())
     world.topic(topic, 1)
     world.publish(topic, 9)
-    with pytest.raises(MillraceError, match="was deleted and created anew"):
+    with pytest.raises(MillraceError, match="was deleted and recreated"):
         world.load(tmp_path, topic)
     assert world.load(tmp_path, topic, accept_new_topic=True).rows == 9
 

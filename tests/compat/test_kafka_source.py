@@ -174,6 +174,6 @@ def test_a_topic_created_anew_stops_the_query(world: World, tmp_path: Path) -> N
         wait_until("it is gone", lambda: topic not in client.topics())
         client.create_topic(topic, 1)
     world.produce(topic, 9)
-    with pytest.raises(StreamingQueryException, match="was deleted and created anew"):
+    with pytest.raises(StreamingQueryException, match="was deleted and recreated"):
         world.drained(world.stream(topic), tmp_path)
     assert len(flat(world.drained(world.stream(topic, failOnDataLoss="false"), tmp_path))) == 9

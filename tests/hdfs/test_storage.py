@@ -1,4 +1,4 @@
-"""The storage verbs on a real HDFS: races, lost answers, servers killed, and what is on the disks."""
+"""Storage on a real HDFS: races, lost answers, servers killed, and what is on the disks."""
 
 from __future__ import annotations
 

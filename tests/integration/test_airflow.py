@@ -110,7 +110,7 @@ answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until", "publ
 print(json.dumps([{**answer, "topic": topic, "published": False, "waiting": [], "changes": [], "hours": 0}]))
 '''
 MillraceJobOperator.command = lambda self, settings, run_id: [
-    sys.executable, "-c", ANSWER, self.verb, *self.named_topics()]
+    sys.executable, "-c", ANSWER, self.command_name, *self.named_topics()]
 CompletenessSensor.execute = lambda self, context: "complete"
 source = open(SOURCE).read()
 assert '"retries": 2' in source

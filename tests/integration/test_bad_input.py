@@ -172,7 +172,7 @@ ROWS = {
     ),
     "a warehouse on no storage": Row(
         command="load Good --warehouse ftp://host/x --bootstrap {broker} --registry {registry}",
-        says="ftp:// is no storage that Millrace knows",
+        says="ftp:// is not a storage that Millrace supports",
     ),
     "consume from a word": Row(
         command="consume Good --until-end --bootstrap word", says="bootstrap 'word' is not HOST:PORT"

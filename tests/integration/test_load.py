@@ -130,7 +130,7 @@ def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_the
     publish_with(site, topic, 5, weight=1 << 40, country="is")
     (result,) = load(spark, site, tmp_path, topic)
     assert (result.rows, result.rejected) == (5, 0)
-    assert not [note for note in result.notes if "fields that the table has not" in note]
+    assert not [note for note in result.notes if "fields that the table lacks" in note]
     newest = newest_load(Topic(open_storage(str(tmp_path)), topic))
     assert newest is not None
     assert [hour[:11] for hour in result.hours] == ["2015-05-17T"] * 5

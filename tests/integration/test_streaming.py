@@ -198,7 +198,7 @@ def test_a_topic_created_anew_stops_the_query(
         wait_until("it is gone", lambda: topic not in client.topics())
         client.create_topic(topic, 1)
     produce(cluster, topic, [b"new", b"new"])
-    with pytest.raises(StreamingQueryException, match="was deleted and created anew"):
+    with pytest.raises(StreamingQueryException, match="was deleted and recreated"):
         drain(stream(spark, cluster, subscribe=topic), tmp_path, lambda batch, _: None)
 
 

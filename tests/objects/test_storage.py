@@ -1,4 +1,4 @@
-"""The storage verbs on a real object store, also when answers are lost, late or wrong."""
+"""Storage on a real object store, also when answers are lost, late or wrong."""
 
 from __future__ import annotations
 

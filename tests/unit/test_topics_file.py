@@ -107,5 +107,5 @@ def test_a_load_s_limits_are_the_topic_s_and_options_outweigh_them(tmp_path: Pat
 
 def test_a_size_that_is_none_is_refused_with_its_topic(tmp_path: Path, file: Path) -> None:
     file.write_text("[Click]\nmax_bytes = 'many'")
-    with pytest.raises(ConfigError, match="Click: max_bytes 'many' is no size"):
+    with pytest.raises(ConfigError, match="Click: max_bytes 'many' is not a size"):
         load(tmp_path, file).for_topic("Click")

@@ -24,7 +24,7 @@ TEST_TIMEOUT_S = 5.0
 
 
 class MillraceHook(BaseHook):
-    """Looks up a connection of type `millrace`; its settings are all that the hook knows."""
+    """Looks up a connection of type `millrace` and reads its settings."""
 
     conn_name_attr = "conn_id"
     default_conn_name = DEFAULT_CONN_ID
@@ -36,18 +36,18 @@ class MillraceHook(BaseHook):
         self.conn_id = conn_id
 
     def get_conn(self) -> MillraceSettings:
-        """Return the connection's settings; ConfigError names the connection, or its field that is wrong."""
+        """Return the connection's settings. Raise ConfigError, naming the connection or its wrong field."""
         with self._refusing():
             return settings_of(self.get_connection(self.conn_id))
 
     async def aget_conn(self) -> MillraceSettings:
-        """Return the settings like `get_conn`, for triggers: never blocks the triggerer's loop."""
+        """Return the settings like `get_conn`, for triggers, without blocking the triggerer's loop."""
         with self._refusing():
             return settings_of(await self.aget_connection(self.conn_id))
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Raise ConfigError, which no task retries, for a connection that does not exist."""
+        """Raise ConfigError for a connection that does not exist. No task retries this error."""
         try:
             yield
         except AirflowNotFoundException:
@@ -78,7 +78,7 @@ def _check_services(settings: MillraceSettings) -> str:
 
 @contextmanager
 def _security(settings: MillraceSettings) -> Iterator[ClientSecurity | None]:
-    """Return settings for reaching the brokers; the files that they name exist until the exit."""
+    """Yield settings for reaching the brokers. The files that they name exist until the exit."""
     from millrace.security.client import load_client
 
     with TemporaryDirectory(prefix="millrace-") as folder:  # readable by this user only

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 class MillraceJobOperator(BaseOperator):
     """Runs one millrace command as a separate process and returns its output, parsed as JSON.
 
-    Repeating a task is always safe: the warehouse and the brokers make every record count once, never this
-    class. A deferred task frees its worker slot, and a trigger watches the process.
+    Repeating a task is always safe. The warehouse and the brokers ensure that every record counts once; this
+    class does not need to. A deferred task frees its worker slot, and a trigger watches the process.
     """
 
     ui_color = "#d9e8f5"
     operator_extra_links: tuple[BaseOperatorLink, ...] = (AuditLink(), ManifestLink())
     manifest = ""
-    """Path in the warehouse of the manifest that the task has written, once it is known."""
+    """Path in the warehouse of the manifest that the task has written, once the task has its result."""
     lineage = Lineage()
-    """Datasets that the task has read and written, once they are known."""
-    verb: str
-    """Name of the command; its argument is `topic`."""
+    """Datasets that the task has read and written, once the task has its result."""
+    command_name: str
+    """Name of the command. Its argument is `topic`."""
     topic: str
 
     def __init__(
@@ -60,15 +60,17 @@ class MillraceJobOperator(BaseOperator):
         self._is_stopped = False
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        """Return the command's options from the parameters. Raise ConfigError for a mistake in one."""
+        """Return the command's options from the parameters. Raise ConfigError for a wrong parameter."""
         return {}
 
     def named_topics(self) -> Sequence[str]:
         return [self.topic]
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """Return the words of the command line to run."""
-        return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
+        """Return the command line to run, as a list of arguments."""
+        return command_line(
+            settings, self.command_name, self.named_topics(), run_id, **self.options(settings)
+        )
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
         """Return the command's environment variables."""
@@ -83,7 +85,7 @@ class MillraceJobOperator(BaseOperator):
         return False
 
     def execute(self, context: Context) -> Any:
-        """Start the command; wait for it here, or defer until it has ended."""
+        """Start the command. Wait for it here, or defer until it has ended."""
         check_installation()
         try:
             job = self._start(MillraceHook(self.conn_id).get_conn(), context)
@@ -104,12 +106,10 @@ class MillraceJobOperator(BaseOperator):
         return self._complete(job, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Continue after the trigger: repeat the job's log here, then return its result or raise
-        an error.
-        """
+        """Continue after the trigger: repeat the job's log, then return its result or raise."""
         job = Job(Path(event["directory"]))
         if event.get("lost"):
-            raise AirflowFailException(f"the triggerer cannot see {_given_up(job)}")
+            raise AirflowFailException(f"the triggerer cannot see {_lost_job_error(job)}")
         job.alive()  # raises when this machine cannot see the folder
         for line in job.log_lines():
             self.log.info(line)
@@ -131,7 +131,7 @@ class MillraceJobOperator(BaseOperator):
         command = self.command(settings, run_id)
         self._job = Job.take_over(command, settings.job_directory, run_id)
         if self._job is not None:
-            self.log.info("the worker of an earlier try died and its job goes on; its log from the start:")
+            self.log.info("the worker of an earlier try died and its job continues; its log from the start:")
         else:
             variables, files = self.variables(settings), settings.client_files()
             self._job = Job.start(command, settings.job_directory, run_id, variables, files)
@@ -159,10 +159,10 @@ class MillraceJobOperator(BaseOperator):
         return self.lineage.facets()
 
 
-def _given_up(job: Job) -> str:
-    """Return the error for a job whose trigger cannot see its folder; stop the job if it runs here.
+def _lost_job_error(job: Job) -> str:
+    """Return the error for a job whose trigger cannot see its folder. Stop the job if it runs here.
 
-    A retry would otherwise start a second command beside it.
+    Otherwise a retry would start a second command while the first still runs.
     """
     what = f"{job.directory}: workers and triggerers need one job_dir"
     try:
@@ -179,12 +179,12 @@ class SparkJobOperator(MillraceJobOperator):
     operator_extra_links = (AuditLink(), ManifestLink(), SparkLink())
 
     def __init__(self, *, spark_conf: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        """`spark_conf` is the command's `--conf`, which overrides `spark-defaults.conf`."""
+        """Take `spark_conf`, the command's `--conf`, which overrides `spark-defaults.conf`."""
         super().__init__(**kwargs)
         self.spark_conf = dict(spark_conf or {})
 
     def variables(self, settings: MillraceSettings) -> dict[str, str]:
-        """Return the variables with Spark's settings added; the log shows only their names."""
+        """Return the variables with Spark's settings added. The log shows only their names."""
         if not self.spark_conf:
             return super().variables(settings)
         self.log.info("spark_conf: %s", ", ".join(self.spark_conf))

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 LOAD_OPTIONS = ("topics_matching", "max_bytes", "until", "max_rejected")
-"""Parameters of a load that are options of the same name."""
+"""Parameters of a load that become options of the same name."""
 
 
 class MirrorTopicOperator(SparkJobOperator):
     """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once.
 
-    `max_bytes` (`2GiB`) limits the size of one run, approximately; the next run continues there. The brokers
-    keep the position that was reached. `origin_client` is a client file on the workers, for an origin that
-    needs other settings than the aggregate cluster.
+    `max_bytes` (`2GiB`) limits the size of one run approximately; the next run continues where it ended. The
+    brokers keep the position. `origin_client` is a client file on the workers, for an origin that needs other
+    settings than the aggregate cluster.
     """
 
-    verb = "mirror-batch"
+    command_name = "mirror-batch"
     template_fields = ("topic", "origin", "max_bytes", "origin_client", "conn_id")
 
     def __init__(
@@ -51,14 +51,14 @@ class MirrorTopicOperator(SparkJobOperator):
 
 
 class LoadTopicOperator(SparkJobOperator):
-    """Loads new messages of topics into the warehouse: named topics, and those whose whole name matches.
+    """Loads new messages of topics into the warehouse: named topics, and topics whose whole name matches.
 
-    The load's end is frozen in the warehouse under the task's run id, so a retried or cleared task finishes
-    the load that it began; the data interval plays no part. A load that has set records aside exists, but it
+    The warehouse stores the load's end under the task's run id, so a retried or cleared task finishes the
+    load that it began. The data interval has no effect. A load that has set records aside exists, but it
     fails the task without a retry, unless `accept_rejected` is set.
     """
 
-    verb = "load"
+    command_name = "load"
     template_fields = ("topics", *LOAD_OPTIONS, "accept_rejected", "conn_id")
 
     def __init__(
@@ -95,14 +95,14 @@ class LoadTopicOperator(SparkJobOperator):
 
     def is_final(self, printed: Any) -> bool:
         """Return True when records set aside are the only failure: their load exists, and a retry would find
-        it.
+        it again.
         """
         if self._accepts_rejected() or not isinstance(printed, list):
             return False
         return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)
 
     def finish(self, result: Any, context: Context) -> Any:
-        """Record the datasets, and the path of the manifest if only one topic was loaded."""
+        """Set the datasets, and the path of the manifest if only one topic was loaded."""
         settings = MillraceHook(self.conn_id).get_conn()
         loads = [one for one in result if one.get("load")]
         if len(loads) == 1:
@@ -118,11 +118,11 @@ class LoadTopicOperator(SparkJobOperator):
 class ReloadHoursOperator(SparkJobOperator):
     """Re-loads the hours in [start, end) from the log, after a decoder or schema was corrected.
 
-    A retried task does not read again what it has read already. `PublishOperator` brings the table up to date
-    afterwards.
+    A retried task does not read again the loads that it has already read. `PublishOperator` then updates the
+    table.
     """
 
-    verb = "reload"
+    command_name = "reload"
     template_fields = ("topic", "start", "end", "reason", "conn_id")
 
     def __init__(self, *, topic: str, start: str, end: str, reason: str, **kwargs: Any) -> None:

@@ -20,17 +20,21 @@ if TYPE_CHECKING:
     from millrace_airflow.settings import MillraceSettings
 
 PUBLISHED = AssetAlias("millrace.published", group="millrace")
-"""Stands for every published table: an event names its table once a publication was made."""
+"""Alias for every published table: an event names its table once a publication was made."""
 EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows")
 """Fields of a publication in an event, besides its hours."""
 
 HOUR = timedelta(hours=1)
 UNFILED = "none"
-"""Hour of rows without a time, in the output of `millrace publish`. Parsing a DAG imports no warehouse."""
+"""The hour of rows without a time in the output of `millrace publish`. Defined here again, so that parsing a
+DAG imports no warehouse.
+"""
 MOST_KEYS = 1_000
-"""Most events with a partition key that one task sends: Airflow stores all in the task's last request."""
+"""Most events with a partition key that one task sends: Airflow stores all of them in the task's last
+request.
+"""
 WAITING_SHOWN = 24
-"""Waiting hours that are listed in the task's log; the rest are counted."""
+"""Most waiting hours that the task's log lists. The rest are counted."""
 
 
 def table_asset(topic: str, catalog: str = DEFAULT_CONN_ID) -> Asset:
@@ -47,16 +51,16 @@ class PublishOperator(MillraceJobOperator):
     """Brings a topic's Iceberg table up to date with its loads, in one commit.
 
     Late rows of published hours, and re-loaded rows, are always part of it. The hours of [start, end) are
-    published whatever the audit's verdict: use a `CompletenessSensor` before this operator. With None for
-    both no hour is named. `proven` also publishes every waiting hour that the audit calls complete,
-    `unproven_after` ("3d") those that it cannot judge after that time.
+    published whatever the audit's verdict, so use a `CompletenessSensor` before this operator. With None for
+    both, no hour is named. `proven` also publishes every waiting hour that the audit calls complete.
+    `unproven_after` ("3d") also publishes hours that the audit cannot judge after that time.
 
     An event of the table's asset follows only when a publication was made. The event, and the task's result,
-    stay below 1 kB whatever was published. For DAGs with a `PartitionedAssetTimetable`, an event with the
-    hour as partition key follows for each of the newest 1,000 changed hours.
+    stay below 1 kB however much was published. For DAGs with a `PartitionedAssetTimetable`, an event with the
+    hour as its partition key follows for each of the newest 1,000 changed hours.
     """
 
-    verb = "publish"
+    command_name = "publish"
     template_fields = ("topic", "start", "end", "unproven_after", "conn_id")
 
     def __init__(
@@ -107,7 +111,7 @@ class PublishOperator(MillraceJobOperator):
 
 
 def _hours(answer: Mapping[str, Any]) -> list[str]:
-    """Return the hours that a publication changed, without the one of rows that have no time."""
+    """Return the hours that a publication changed, without the hour of rows that have no time."""
     hours = {change["hour"] for change in answer["changes"]} - {UNFILED}
     for run in (change for change in answer["changes"] if change["last"]):  # of empty hours
         first, last = (datetime.fromisoformat(run[end]) for end in ("hour", "last"))

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class RegisterSchemasOperator(BaseOperator):
-    """Registers every `*.avsc` file of a folder under its topic's subject; returns {subject: schema id}.
+    """Registers every `*.avsc` file of a folder under its topic's subject. Returns {subject: schema id}.
 
-    A schema that is registered already keeps its id. The registry refuses a schema that breaks readers of the
-    old data, and the task fails with its reason.
+    A schema that is registered already keeps its id. The registry refuses a schema with which readers could
+    not read the old data; the task then fails with the registry's reason.
     """
 
     template_fields = ("schemas_dir", "conn_id")
@@ -32,7 +32,7 @@ class RegisterSchemasOperator(BaseOperator):
         self.conn_id = conn_id
 
     def execute(self, context: Context) -> dict[str, int | None]:
-        """Register all schemas or, when one cannot be registered, none."""
+        """Register all schemas, or none of them when one cannot be registered."""
         from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient
         from millrace_registry.directory import apply
         from millrace_registry.subjects import Subjects

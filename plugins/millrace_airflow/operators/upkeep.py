@@ -1,4 +1,4 @@
-"""The upkeep of a table: small files put together, old data files deleted."""
+"""The upkeep of a table: merging small files and deleting old data files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class CompactOperator(MillraceJobOperator):
-    """Puts the small files of quiet, published hours together; the rows stay the same."""
+    """Merges the small files of quiet, published hours. The rows stay the same."""
 
-    verb = "compact"
+    command_name = "compact"
     template_fields = ("topic", "conn_id")
 
     def __init__(self, *, topic: str, **kwargs: Any) -> None:
@@ -24,11 +24,11 @@ class CompactOperator(MillraceJobOperator):
 class ExpireOperator(MillraceJobOperator):
     """Deletes files older than `older_than` that the table no longer needs.
 
-    These are data files of published loads that no snapshot names, strays, plans and old metadata; manifests
-    and rejected records stay. The next run finishes a run that was interrupted.
+    It deletes data files of published loads that no snapshot names, strays, plans and old metadata. Manifests
+    and rejected records stay. The next run finishes an interrupted run.
     """
 
-    verb = "expire"
+    command_name = "expire"
     template_fields = ("topic", "older_than", "conn_id")
 
     def __init__(self, *, topic: str, older_than: str = "30d", **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""CompletenessSensor: holds a DAG back until the audit has proved its hours complete."""
+"""CompletenessSensor: delays a DAG until the audit has proved its hours complete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CompletenessSensor(BaseSensorOperator):
-    """Succeeds when the auditor proves [start, end) as its topic requires; returns the audit's line.
+    """Succeeds when the auditor proves [start, end) as its topic requires. Returns the audit's line.
 
-    Incomplete and unknown hours are waited for until `timeout`; duplicates, which nothing can repair, fail at
-    once. A failure names tier, server, instance, sequences and reasons, and is not retried. With
-    `accept_unknown_after`, an hour that is still unknown after that time (its producers do not report)
-    passes; an incomplete hour never does.
+    Waits for incomplete and unknown hours until `timeout`. Fails at once on duplicates, which nothing can
+    repair. A failure names tier, server, instance, sequences and reasons, and is not retried. With
+    `accept_unknown_after`, an hour that is still unknown after that time, because its producers do not
+    report, passes; an incomplete hour never passes.
     """
 
     template_fields = ("topic", "start", "end", "conn_id")
@@ -54,7 +54,7 @@ class CompletenessSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        """Ask once; then, if deferrable, leave the rest to a trigger, otherwise ask repeatedly."""
+        """Ask once. Then defer to a trigger if deferrable, otherwise ask repeatedly."""
         # A rescheduled sensor is executed again for each question.
         first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
         began = self._began = first or datetime.now(UTC)

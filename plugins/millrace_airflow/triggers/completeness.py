@@ -1,4 +1,6 @@
-"""Wait for the audit's verdict on a topic's hours, without a worker: for a task, or to start a DAG."""
+"""Triggers that wait for the audit's verdict on a topic's hours without a worker, for a task or to start a
+DAG.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from millrace_airflow.waiting import Decision, Step, ask
 
 HOUR = timedelta(hours=1)
 ASKING = ThreadPoolExecutor(8, "ask the auditor")
-"""Separate threads: the threads that all triggers share must not wait for an auditor that hangs."""
+"""Threads of their own: an auditor that hangs must not block the threads that all triggers share."""
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
 
 
@@ -25,10 +27,10 @@ async def _asked(*question: Any) -> Decision:
 
 
 class CompletenessTrigger(BaseTrigger):
-    """Fires when the wait is over: complete, beyond repair, or out of time.
+    """Fires when the wait is over: the hours are complete or beyond repair, or time is up.
 
-    All times are ISO 8601 with an offset. The deadlines are times, not durations: a restarted triggerer does
-    not begin the wait again.
+    All times are ISO 8601 with an offset. The deadlines are times, not durations, so a restarted triggerer
+    does not begin the wait again.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class CompletenessTrigger(BaseTrigger):
 
 
 def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: float = 60.0) -> Asset:
-    """Return the asset with an event for each hour of a topic that the audit has proved: a DAG's schedule."""
+    """Return the asset with an event for each hour of a topic that the audit proves, to schedule a DAG."""
     trigger = ProvedHoursTrigger(conn_id=conn_id, topic=topic, poke_interval=poke_interval)
     uri = f"millrace://{conn_id}/proved/{topic}"
     return Asset(
@@ -87,7 +89,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
     """Fires once for each of the last 48 hours that the audit has proved.
 
     Airflow's state holds the hours whose events were sent. An hour is added one pause after its event, when
-    Airflow has stored the event. So a triggerer that is killed sends an event twice rather than never.
+    Airflow has stored the event. So a triggerer that is killed may send an event twice, but never omits one.
     """
 
     def __init__(self, *, conn_id: str, topic: str, poke_interval: float = 60.0, hours: int = 48) -> None:
@@ -103,7 +105,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield an event for each proved hour, with topic, start, end and the audit's line; never end."""
+        """Yield an event for each proved hour, with topic, start, end and the audit's line. Never end."""
         state = self.asset_state_store
         assert state is not None, "only Airflow's triggerer runs it: give it to an AssetWatcher"
         stored: Any = await state.aget("proved", [])
@@ -121,7 +123,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
             await state.aset("proved", sent)
 
     async def _proof(self, start: datetime) -> str:
-        """Return the audit's line on a proved hour; empty if it is unproved or no auditor answers."""
+        """Return the audit's line on a proved hour; empty if it is not proved, or without an answer."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
         decision = await _asked(auditor, self.topic, start, start + HOUR, never, None)

@@ -1,4 +1,4 @@
-"""Wait for a job that runs as a separate process, without a worker."""
+"""Trigger that waits for a job, which runs as a separate process, without a worker."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from millrace_airflow.job import Job, JobFailed
 
 LOST_S = 60.0
-"""Time for which a job's folder may be invisible; after that the triggerer must be on another machine."""
+"""Seconds for which a job's folder may be invisible. After them the triggerer must be on another machine."""
 ASK_S, KILL_S = 10.0, 8.0
-"""Asking once and killing twice takes less than the 30 seconds that Airflow gives `on_kill`."""
+"""Seconds for asking and for killing. One question and two kills fit into the 30 seconds that Airflow gives
+`on_kill`.
+"""
 DEFERRED = "deferred"
 
 
 class JobTrigger(BaseTrigger):
-    """Fires when the job in a folder has ended; a restarted triggerer simply looks again.
+    """Fires when the job in a folder has ended. A restarted triggerer looks at the folder again.
 
-    The triggerer must see the folder and, to stop the job, run on the machine that started it.
+    The triggerer must see the folder. To stop the job, it must run on the machine that started the job.
     """
 
     def __init__(self, directory: str, poll_s: float = 1.0, deadline: float | None = None) -> None:
@@ -38,8 +40,10 @@ class JobTrigger(BaseTrigger):
         return "millrace_airflow.triggers.job.JobTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Yield one event: the folder, `timed_out` (the deadline, in seconds since the epoch, ended the
-        wait), and `lost` (this machine cannot see the folder).
+        """Yield one event with the folder, `timed_out` and `lost`.
+
+        `timed_out`: the deadline, in seconds since the epoch, ended the wait. `lost`: this machine cannot see
+        the folder.
         """
         job, seen = Job(Path(self.directory)), time.monotonic()
         said = {"directory": self.directory, "timed_out": False, "lost": False}
@@ -59,10 +63,10 @@ class JobTrigger(BaseTrigger):
         yield TriggerEvent(said)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Stop the job of a task that a user cleared, or gave a state by hand.
+        """Stop the job of a task that a user cleared, or whose state a user set by hand.
 
-        Airflow also calls this in a triggerer that stood still, when another triggerer has the trigger by
-        now.
+        Airflow also calls this in a triggerer that was suspended, after another triggerer has taken over the
+        trigger.
         """
         if not await self._is_deferred():
             await asyncio.to_thread(Job(Path(self.directory)).kill, KILL_S)

@@ -1,7 +1,7 @@
-"""Checks that a command makes in a second, before it starts a JVM: addresses, names and folders.
+"""Checks that a command makes within a second, before it starts a JVM: addresses, names and folders.
 
-The job repeats each check whose answer may change; here an answer is final only when nothing at all could be
-loaded. A warehouse is given as `absolute_warehouse` returns it; one that is not a local folder is left to the
+The job repeats each check whose result may change. A check fails here only if nothing could be loaded at all.
+A warehouse is given as `absolute_warehouse` returns it. A warehouse that is not a local folder is left to the
 job.
 """
 
@@ -30,10 +30,10 @@ MASTER_TIMEOUT_S = 5.0
 def topics_to_load(
     warehouse: str, bootstrap: str, registry: str, named_by: Subjects, named: Sequence[str], matching: str
 ) -> tuple[list[str], list[str]]:
-    """Return the named and the matching topics, and the matching ones without a registered schema.
+    """Return the named and matching topics to load, and the matching topics without a registered schema.
 
     Raise MillraceError when there is nothing to load. A named topic that does not exist is left to the job,
-    unless it is the only one: others may be loaded.
+    unless it is the only topic: other topics can still be loaded.
     """
     matched = _matched(bootstrap, named, matching)
     from millrace.client.cluster_client import ClusterClient
@@ -49,7 +49,7 @@ def topics_to_load(
         def versions(topic: str) -> list[int]:
             try:
                 return schemas.versions(named_by.of_messages(topic, partial(ids, topic), schemas))
-            except ConfigError:  # the record decides, and there is no message with a record
+            except ConfigError:  # the messages name the subject, and there is none yet
                 return []
 
         without = [name for name in matched if not versions(name)]
@@ -70,7 +70,10 @@ def topics_to_load(
 
 
 def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
-    """Return matching topics that are not named. Raise MillraceError if no matching or named topic exists."""
+    """Return matching topics that are not named.
+
+    Raise MillraceError if no matching topic and no named topic exists.
+    """
     from millrace.client.cluster_client import ClusterClient
 
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
@@ -104,7 +107,7 @@ def check_warehouse(warehouse: str) -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] takes a connection."""
+    """Raise ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] accepts a connection."""
     if not master.startswith("spark://"):
         return
     for address in parse_addresses(master.removeprefix("spark://"), "--master"):

@@ -1,4 +1,4 @@
-"""Submits a verb's Spark job and shows its steps."""
+"""Submits a command's Spark job and shows its steps."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from millrace_warehouse.commands.steps import steps
 from millrace_warehouse.requests import command_options, option
 
 CONF = "MILLRACE_SPARK_CONF"
-"""Variable of the environment with more Spark settings, as JSON."""
+"""Environment variable with more Spark settings, as JSON."""
 # local-cluster[workers,cores,MB] is Spark's own, for tests.
 _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
 
 
 def _checked_master(text: str, name: str) -> str:
     if not _MASTER.fullmatch(text):
-        raise ConfigError(f"{name} {text!r} is none: write local[2], spark://HOST:PORT, yarn or k8s://URL")
+        raise ConfigError(
+            f"{name} {text!r} is not a Spark master: write local[2], spark://HOST:PORT, yarn or k8s://URL"
+        )
     return text
 
 
 def _conf_of_environment() -> dict[str, str]:
-    """Return the settings that no command line may show: every user of the machine reads command lines."""
+    """Return the settings in the environment variable, which other users cannot read."""
     try:
         conf = json.loads(os.environ.get(CONF) or "{}")
     except ValueError:
@@ -53,7 +55,7 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
 
 @command_options
 class Invocation(Output):
-    """Options of a command's job: its master, settings, and how to print the answer; see docs/clusters.md."""
+    """Options of a command's job: master, settings, and the output of its answer (docs/clusters.md)."""
 
     packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
     takes_values: ClassVar[bool] = False
@@ -74,7 +76,10 @@ class Invocation(Output):
 
 
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:
-    """Run a verb's job, show its steps, and return its answer as JSON; MillraceError with the job's line."""
+    """Run a request's job, show its steps, and return its answer as JSON.
+
+    Raise MillraceError with the job's own line.
+    """
     check_master(invocation.master)
     conf, settings = dict(invocation.conf), dataclasses.asdict(request)
     elsewhere = conf.get(submit.DEPLOY_MODE) == "cluster"
@@ -107,7 +112,9 @@ def _submit_elsewhere(
 
 @contextmanager
 def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Hold back Spark's output while it starts, unless it fails before the first step without a reason."""
+    """Hold back Spark's output while it starts. Show it if the job fails, without its own reason, before the
+    first step.
+    """
     held: collections.deque[str] = collections.deque(maxlen=100)
     begun = False
 

@@ -22,13 +22,13 @@ from millrace_warehouse.requests import Load, Mirror, Reload
 def load(request: Load, invocation: Invocation) -> None:
     """Load new messages of each TOPIC into the warehouse, exactly once, by one manifest per topic.
 
-    Several topics are loaded at a time; a topic that fails does not stop the others. Records that cannot be
-    decoded are set aside in the load, with reason, key and raw bytes; exit code 1 reports them. Tombstones
-    are set aside with their keys, and are no failure. A run that is repeated under its --run-id keeps to the
-    end that it first planned.
+    Several topics are loaded at a time. A topic that fails does not stop the remaining topics. Records that
+    cannot be decoded are set aside in the load, with reason, key and raw bytes; exit code 1 reports them.
+    Tombstones are set aside with their keys, and are no failure. A run that is repeated under its --run-id
+    keeps the end of its first plan.
 
-    Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
-    --registry http://127.0.0.1:8081
+    Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry
+    http://127.0.0.1:8081
     """
     if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
@@ -76,13 +76,13 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _by_kind(load: Mapping[str, Any]) -> str:
-    """Return the rejected records of a load by kind: `20 broken body`."""
+    """Return the number of a load's rejected records for each kind, such as `20 broken body`."""
     kinds = load["rejected_by_kind"].items()
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds if count)
 
 
 def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
-    """Return a reason for every topic that failed, then one for published loads that set records aside."""
+    """Return a reason for every topic that failed, then one reason for loads that set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
         f"{_by_kind(result)} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
@@ -100,14 +100,15 @@ def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
 
 @command_of(Reload, Invocation)
 def reload(request: Reload, invocation: Invocation) -> None:
-    """Read the loads of past hours of TOPIC again, from the offsets they recorded, as their next edition.
+    """Read the loads of past hours of TOPIC again, from the offsets in their manifests, as their next
+    edition.
 
-    For use after a decoder or a registry was corrected. The loads are those with rows of the hours, or with
-    rejected records that may belong to them; offsets that have expired are refused. `millrace publish` then
+    Use it after a decoder or a registry was corrected. It reads every load with rows of the hours, or with
+    rejected records that may belong to them. Offsets that have expired are refused. `millrace publish` then
     brings the published hours up to date.
 
-    Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
-    --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
+    Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing" --warehouse
+    /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
     """
     if not request.loads:
         request = replace(request, hours=parse_hours(request.hours, request.start, request.end))

@@ -1,1 +1,1 @@
-"""The jobs that spark-submit runs: each takes a verb's options as JSON and prints one line of JSON."""
+"""The jobs that spark-submit runs. Each takes a request as JSON and prints one line of JSON."""

@@ -1,7 +1,7 @@
-"""The parent of Spark's Python workers on the driver's machine: `pyspark.daemon`, as it is installed.
+"""The parent of Spark's Python workers on the driver's machine: the installed `pyspark.daemon`.
 
-Spark puts a zip of the same PySpark first on the path, and every worker would compile its imports from a zip
-again: half a second of CPU.
+Spark puts a zip of the same PySpark first on the path, and every worker would compile its imports from that
+zip again: half a second of CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A job whose driver runs on a standalone cluster: submitted once, waited for by any command of the run.
+"""A job whose driver runs on a standalone cluster. It is submitted once, and any command of the run can wait
+for it.
 
 The warehouse holds the run's driver, under the run's name, and the driver's answer:
 
@@ -7,7 +8,7 @@ The warehouse holds the run's driver, under the run's name, and the driver's ans
 
 A command that is killed leaves its driver running. The same command with the same run id waits for that
 driver, on any machine. A command that is asked to stop (SIGTERM, Ctrl-C) ends its driver. Both files are
-deleted when the answer was read. Knows no jobs.
+deleted once the answer was read. Depends on no particular job.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from millrace_warehouse.history.plan import name_of_run
 from millrace_warehouse.storage import Storage, open_storage
 
 SENT = "MILLRACE_SENT_JOB"
-"""Variable of a driver's environment that holds its job, which may contain passwords."""
+"""Environment variable with a driver's job, which may contain passwords."""
 DRIVERS = ".drivers"
-"""The folder in the warehouse; a name that begins with a dot is no topic's."""
+"""The folder of drivers in the warehouse. No topic's name begins with a dot."""
 KEEP_S = 7 * 24 * 3600.0
-"""Time for which a driver's files stay if no command comes back for them."""
+"""Seconds for which a driver's files stay if no command asks for them."""
 POLL_S = 1.0
 PATIENCE_S = 300.0
 """Longest time without an answer from the master while a driver is waited for."""
-_TRAVEL = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
+_INHERITED = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
 """Prefixes of the variables that a driver inherits."""
 
 
@@ -71,11 +72,11 @@ class SentJob:
 
     @classmethod
     def take(cls) -> SentJob:
-        """Take the job of this process out of the environment: child processes must not inherit it."""
+        """Remove this process's job from the environment, which child processes inherit. Return it."""
         return cls(**json.loads(zlib.decompress(base64.b64decode(os.environ.pop(SENT)))))
 
     def packed(self) -> str:
-        """Pack the job for the variable; otherwise a year of hours would be too long for it."""
+        """Pack the job for the environment variable. Unpacked, a year of hours would be too long."""
         return base64.b64encode(zlib.compress(json.dumps(dataclasses.asdict(self)).encode())).decode()
 
     def reply(self, line: str) -> None:
@@ -86,8 +87,8 @@ class SentJob:
 def submit(
     job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, conf: Mapping[str, str]
 ) -> Any:
-    """Run like `submit.submit`, with the driver on the cluster; wait for the run's driver if there is
-    one.
+    """Run a job like `submit.submit`, but with the driver on the cluster. If the run already has a driver,
+    wait for it.
     """
     if not master.startswith("spark://"):
         raise ConfigError(
@@ -126,14 +127,14 @@ class _DriverRun:
         return None
 
     def begin(self, conf: Mapping[str, str]) -> Driver:
-        """Submit a driver and record it. Raise MillraceError if another command of this run was first."""
+        """Submit a driver and store its id. Raise MillraceError if another command of this run was first."""
         _sweep(self._storage)
         attempt = uuid.uuid4().hex[:12]
         sent = SentJob(settings=self._settings, conf=conf, answer=f"{self._folder}/{attempt}.json")
         name = self._master.submit(
             f"millrace {self._job}",
             [str(Path(millrace_spark.__path__[0], "jobs", "script.py")), self._job],
-            {"spark.driver.extraJavaOptions": FAST_START} | _of_the_driver(conf),
+            {"spark.driver.extraJavaOptions": FAST_START} | _driver_settings(conf),
             _environment(conf) | {SENT: sent.packed()},
         )
         driver = Driver(driver=name, attempt=attempt, asked=self._asked)
@@ -152,7 +153,10 @@ class _DriverRun:
         return driver
 
     def wait(self, driver: Driver) -> Any:
-        """Return the driver's result; JobRefused with its own line, MillraceError when it left no answer."""
+        """Return the driver's result.
+
+        Raise ExplainedFailure with the driver's own line, or MillraceError when it left no answer.
+        """
         try:
             state = self._ended(driver)
         except MillraceError as error:
@@ -201,19 +205,19 @@ class _DriverRun:
             return None
 
 
-def _of_the_driver(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that a JVM must have at its start: the worker puts them on its command line."""
+def _driver_settings(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that a JVM needs at its start. The worker puts them on its command line."""
     return {key: value for key, value in conf.items() if key.startswith("spark.driver.")}
 
 
 def _environment(conf: Mapping[str, str]) -> dict[str, str]:
-    travel = {name: value for name, value in os.environ.items() if name.startswith(_TRAVEL)}
+    travel = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
     python = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
     return {**travel, **python, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 
 def _sweep(storage: Storage) -> None:
-    """Delete files that drivers have left and no command has come back for."""
+    """Delete files of drivers that no command has asked for since."""
     for file in storage.files(DRIVERS):
         if time.time() - file.modified > KEEP_S:
             storage.delete(f"{DRIVERS}/{file.path}")

@@ -1,7 +1,8 @@
-"""Entry point of `script.py`: runs a verb's job with a Spark context and prints one line of JSON at the end.
+"""Entry point of `script.py`: runs a request's job with a Spark context and prints one line of JSON at the
+end.
 
 The line is `{"result": …}` with exit code 0, or `{"error": "one line with advice"}` with 1, and
-`"unforeseen": true` where the stack trace above it is needed. Steps are written to standard error as they are
+`"unforeseen": true` if the stack trace above it is needed. Each step is written to standard error when it is
 done.
 """
 
@@ -37,7 +38,9 @@ JOBS: Mapping[str, tuple[type, str]] = {
     "reload": (Reload, "millrace_spark.jobs.load:reload_loads"),
     "mirror": (Mirror, "millrace_spark.jobs.mirror:mirror_topics"),
 }
-"""Name -> the verb that is read from JSON, and the function that takes a Spark context and the verb."""
+"""Name -> the class of the request that is read from JSON, and the function that takes a Spark context and
+the request.
+"""
 GATEWAY_S = 5.0
 """Seconds to connect to the JVM on the same machine."""
 
@@ -45,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the job that the arguments name; the process ends with its exit code."""
+    """Run the job that the arguments name, and end the process with its exit code."""
     # Spark's JVM started this process, in its main thread, which waits for it. Without this call a driver
     # could go on alone, though no command waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -74,13 +77,13 @@ def main() -> None:
         answer = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
-        answer = {"error": said(error), "unforeseen": True}
+        answer = {"error": describe(error), "unforeseen": True}
     reply(json.dumps(answer, default=dataclasses.asdict))
     sys.exit(1 if "error" in answer else 0)
 
 
 def _take_settings(conf: Mapping[str, str]) -> None:
-    """Make these settings the JVM's, where no command line shows them."""
+    """Apply these settings in the JVM: on a command line every user could read them."""
     SparkContext._ensure_initialized()
     system: Any = SparkContext._jvm.java.lang.System  # type: ignore[union-attr]
     for key, value in conf.items():
@@ -108,7 +111,7 @@ def _give_up(reply: Callable[[str], None], reason: str) -> None:
 
 
 def _context() -> SparkContext:
-    """Start a Spark context only: a session would take two more seconds of CPU, for Spark's SQL."""
+    """Start a Spark context without a session, which takes two more seconds of CPU."""
     try:
         return SparkContext.getOrCreate()
     except Exception as error:
@@ -120,7 +123,7 @@ def _context() -> SparkContext:
         ) from error
 
 
-def said(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return one line for an unforeseen exception."""
     if jvm_has_ended():
         return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
@@ -129,7 +132,7 @@ def said(error: Exception) -> str:
 
 
 def jvm_has_ended() -> bool:
-    """Return True when the driver's JVM no longer listens for its Python process: then every call fails."""
+    """Return True when the driver's JVM does not listen any more, so that every call fails."""
     if (gateway := SparkContext._gateway) is None:
         return False
     parameters = gateway.gateway_parameters

@@ -1,8 +1,8 @@
-"""Watch of a job's wait for executors: reports the wait, and gives up after a limit.
+"""Watches a job's wait for executors: reports the wait, and gives up after a time limit.
 
-Spark itself waits for ever, and in silence: its warning is below the level at which these jobs log. The watch
-polls the driver's own scheduler once a second, so that lost executors count too. Knows nothing of the job. A
-local master has no executors to wait for.
+Spark itself waits for ever and reports nothing: its warning is below the level at which these jobs log. The
+watch polls the driver's own scheduler once a second, so it also notices lost executors. Depends on no
+particular job. A local master has no executors to wait for.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pyspark import SparkConf, SparkContext
 from millrace.errors import ConfigError
 
 TIMEOUT = "spark.millrace.executors.timeout"
-"""Millrace's own Spark setting, also for spark-defaults.conf; its value is a time as Spark writes it."""
+"""Millrace's own Spark setting, also for spark-defaults.conf. Its value is a time in Spark's form."""
 DEFAULT_TIMEOUT = "10m"
-"""Default of Spark on Kubernetes for the pod of an executor."""
+"""Spark's default time limit on Kubernetes for the pod of an executor."""
 SAY_AFTER_S = 10.0
 POLL_S = 1.0
 
@@ -27,19 +27,19 @@ POLL_S = 1.0
 class ExecutorWatch:
     """Watches for executors from before Spark's context starts until the job is done. A context manager.
 
-    `say` gets one sentence when the cluster has given no executor for SAY_AFTER_S, `give_up` one when TIMEOUT
-    has passed; both are called in a separate thread.
+    `say` gets one sentence when the cluster has given no executor for SAY_AFTER_S. `give_up` gets one
+    sentence when TIMEOUT has passed. Both are called in a separate thread.
     """
 
     def __init__(self, say: Callable[[str], None], give_up: Callable[[str], None]) -> None:
-        """Raise ConfigError when TIMEOUT is not a time."""
+        """Read the time limit. Raise ConfigError when TIMEOUT is not a time."""
         SparkContext._ensure_initialized()  # without a JVM there are no settings
         conf = SparkConf()
         self._master = conf.get("spark.master", "")
         self._timeout_s = _timeout_s(conf)
         self._say, self._give_up = say, give_up
         self.context: SparkContext | None = None
-        """Set once it has started; YARN and Kubernetes delay that, for a queue or for executors."""
+        """Spark's context, once started. YARN and Kubernetes delay that, for a queue or executors."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="executors", daemon=True)
 
@@ -76,7 +76,7 @@ class ExecutorWatch:
                 )
 
     def _look(self) -> tuple[bool, bool]:
-        """Return True if the context or tasks wait for executors; and True if there are executors."""
+        """Return True if the job waits for executors, and True if it has any."""
         if (context := self.context) is None:
             return True, False
         try:

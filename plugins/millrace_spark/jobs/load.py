@@ -1,4 +1,4 @@
-"""Loading topics, many in one Spark application, and re-loading."""
+"""Loads topics, many in one Spark application, and re-loads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.topics_file import NO_POLICY
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
-from millrace_spark.jobs.entry import jvm_has_ended, said
+from millrace_spark.jobs.entry import describe, jvm_has_ended
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
 from millrace_warehouse.commands.auditor import newest_counted
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TOPICS_AT_A_TIME = 8
 """Threads of the driver that load topics. They mostly wait for tasks; the cores are shared fairly."""
 UNPUBLISHED_AFTER = timedelta(days=1)
-"""Age from which an unpublished load is noted by later loads: no schedule has published it."""
+"""Age at which later loads note an unpublished load: no schedule has published it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class TopicFailure:
 
 
 def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
-    """Load every topic, a few at a time; return the loads, then the failures, in the order of the topics."""
+    """Load every topic, a few at a time. Return the loads, then the failures, in the topics' order."""
     storage = open_storage(request.warehouse)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
         results = list(pool.map(partial(_load_one, spark, storage, request), request.topics))
@@ -76,7 +76,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
         if jvm_has_ended():
             raise  # every topic fails with it, and the job reports it once
         traceback.print_exc()
-        return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
+        return TopicFailure(topic=topic, error=f"{topic}: {describe(error)}")
 
 
 def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
@@ -93,7 +93,7 @@ def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
 
 
 def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
-    """Return a note when the auditor does not answer: loads do not wait for it.
+    """Compare the topic's folder with the auditor's counts. Return a note when the auditor does not answer.
 
     Raise MillraceError when the auditor has counted a load that the topic's folder does not have.
     """
@@ -106,7 +106,7 @@ def _compare_with_auditor(url: str, topic: Topic) -> list[str]:
 
 
 def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str]:
-    """Return a note for each schema id in the load's messages that is of another subject than the topic's."""
+    """Return a note for each schema id in the load's messages that is of another subject."""
     if result.load is None or not result.published:
         return []
     try:
@@ -124,7 +124,7 @@ def _other_subjects(topic: Topic, request: Load, result: LoadResult) -> list[str
 def unpublished_notes(topic: Topic, result: LoadResult) -> list[str]:
     """Return a note on loads that wait for `publish`, when the oldest of them has waited for long.
 
-    Only the first load of an hour checks: a listing of the publications takes longer the more there are.
+    Only the first load of an hour checks, because listing the publications takes longer the more there are.
     """
     load = result.load
     if load is None or not result.published:
@@ -141,7 +141,7 @@ def unpublished_notes(topic: Topic, result: LoadResult) -> list[str]:
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
-    """Re-load the loads of some hours, or the named loads. Raise MillraceError when there is no such load."""
+    """Re-load the loads of some hours, or the named loads. Raise MillraceError when there are none."""
     topic = Topic(open_storage(request.warehouse), request.topic)
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
@@ -152,9 +152,9 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
 
 @contextmanager
 def _load_context(
-    spark: SparkContext, request: Load | Reload, verb: str, topic: Topic
+    spark: SparkContext, request: Load | Reload, command: str, topic: Topic
 ) -> Iterator[LoadContext]:
-    """Return a run's settings for writing, while its connections are open."""
+    """Yield the context of a load or re-load while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
@@ -166,7 +166,7 @@ def _load_context(
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, topic.storage, registry, subjects, connect),
-            progress=to_stderr(f"{verb} {topic}"),
+            progress=to_stderr(f"{command} {topic}"),
             tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
         )
         yield context
@@ -180,7 +180,7 @@ def _pin(
     name: str,
     used: int,
 ) -> Pinned:
-    """Pin the topic's newest schema record; the first one is made of the newest registered schema."""
+    """Pin the topic's newest schema. The first load pins the newest registered schema."""
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
     if table_schema is None:

@@ -1,4 +1,4 @@
-"""The batch mirror as a Spark job: one task per origin partition, because its order must be kept."""
+"""The batch mirror as a Spark job: one task for each origin partition keeps the partition's order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The script that spark-submit runs: `entry.main`, with the PySpark that is installed.
+"""The script that spark-submit runs: `entry.main`, with the installed PySpark.
 
-    script.py VERB FILE [FILE]   the first FILE has the verb as JSON; both are deleted once read
-    script.py VERB               the environment has the verb: see elsewhere.py
+    script.py NAME FILE [FILE]   the first FILE has the request as JSON; both are deleted once read
+    script.py NAME               the environment has the request: see elsewhere.py
 
 Spark puts a zip of the same PySpark first on the path, and Python compiles imports from a zip again each
 time: half a second of CPU before the job can begin.

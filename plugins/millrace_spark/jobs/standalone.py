@@ -1,7 +1,7 @@
-"""Drivers on a standalone Spark cluster, by its master's REST port: submission, state and end.
+"""Drivers on a standalone Spark cluster, through its master's REST port: submission, state and end.
 
 spark-submit itself refuses Python in cluster mode there ("not supported for python applications on standalone
-clusters"). The master accepts it when the class to run is spark-submit's own. Knows no jobs.
+clusters"). The master accepts it when the class to run is spark-submit's own. Depends on no particular job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_REST_PORT = "6066"
 TIMEOUT_S = 20.0
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _STANDBY = "Current state is not alive"
-"""Text in the answer of a master that is not the active one."""
+"""Text in the answer of a standby master."""
 _ENDED = ("FINISHED", "KILLED", "FAILED", "ERROR")
 
 
@@ -30,7 +30,7 @@ class DriverState:
     """A driver's state, as the master reports it."""
 
     word: str
-    """Spark's word: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN when the master knows no such driver."""
+    """Spark's name of the state: SUBMITTED, RUNNING, FINISHED ...; UNKNOWN for an unknown driver."""
     worker: str = ""
     """HOST:PORT of the worker that runs the driver."""
 
@@ -59,10 +59,10 @@ class Master:
         properties: Mapping[str, str],
         environment: Mapping[str, str],
     ) -> str:
-        """Start a driver with these arguments of spark-submit; return the driver's id.
+        """Start a driver with these arguments of spark-submit. Return the driver's id.
 
-        Every user of the driver's machine can read `arguments` and `properties`, only the driver's user its
-        environment.
+        Every user of the driver's machine can read `arguments` and `properties`. Only the driver's user can
+        read its environment.
         """
         answer = self._ask(
             "POST",
@@ -85,11 +85,11 @@ class Master:
         return DriverState(answer.get("driverState") or "UNKNOWN", answer.get("workerHostPort") or "")
 
     def kill(self, driver: str) -> None:
-        """Ask the master to end a driver; a driver that has ended stays as it is."""
+        """Ask the master to end a driver. A driver that has ended stays as it is."""
         self._ask("POST", f"kill/{driver}")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the first active master's answer: a standby master reports its state in `message`."""
+        """Return the first active master's answer. A standby master reports its state in `message`."""
         reasons = []
         for place in self._places:
             try:

@@ -1,8 +1,9 @@
 """Runs a job under spark-submit of the installed PySpark, and returns the answer that it prints.
 
-Knows processes, not jobs. The driver runs here, whatever the master (client mode): it prints the answer, and
-it dies with the process that started it. A driver left alone does no harm (loads are published exclusively),
-but it would hold two cores for nothing. Executors of a cluster end by themselves when their driver is gone.
+Handles processes, and depends on no particular job. The driver runs here, whatever the master (client mode).
+It prints the answer, and it dies with the process that started it. A driver left alone would do no harm,
+because loads are created exclusively, but it would hold two cores for nothing. Executors of a cluster end by
+themselves when their driver is gone.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from millrace.process import start_child
 from millrace.zookeeper.embedded import find_java
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options: a job's JVM only schedules. A third less CPU until the first task runs (measured)."""
+"""JVM options for a job's JVM, which only schedules. They save a third of the CPU until the first task runs
+(measured).
+"""
 DEPLOY_MODE = "spark.submit.deployMode"
 LAST_LINES = 40
 JOIN_S = 10
-"""Seconds to wait for the last lines of a job that has ended: a child process may hold the pipe open."""
+"""Seconds to wait for the last lines of an ended job: a child process may keep the pipe open."""
 
 
 class ExplainedFailure(MillraceError):
@@ -41,7 +44,7 @@ class ExplainedFailure(MillraceError):
 
 
 OnLine = Callable[[str], None]
-"""Called with every line that the job writes, except its answer."""
+"""Callback with every line that the job writes, except its answer."""
 
 
 def submit(
@@ -53,10 +56,11 @@ def submit(
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
-    """Run a job of `entry` to its end; return its result. JobRefused with its own line, else MillraceError.
+    """Run a job of `entry` to its end and return its result.
 
-    `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
-    the tasks run; the first is an environment with Python and this package, and runs them.
+    Raise ExplainedFailure with the job's own line, else MillraceError. `conf` overrides every Spark setting
+    that is made here. `archives` are FILE#NAME, unpacked as NAME where the tasks run. The first archive is an
+    environment with Python and this package, and runs the tasks.
     """
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
@@ -70,7 +74,7 @@ def submit(
         options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(spark_home() / "bin" / "spark-submit"), *options, str(script)]
-        where = _stand_in(folder, archives[0]) if archives else None
+        where = _python_folder(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line)
     return _answer(job, code, answers, last)
 
@@ -84,7 +88,7 @@ def _write_secret(path: Path, text: str) -> None:
 def _run(
     command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
 ) -> tuple[list[str], int]:
-    """Return the lines that are answers, and the exit code; pass all other lines to `on_line` and `last`."""
+    """Run the command. Return the answers and the exit code. Pass all other lines to `on_line` and `last`."""
     with start_child(
         command,
         env=_environment(),
@@ -117,7 +121,7 @@ def _run(
 
 
 def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
-    """Yield the lines that are not a job's answer; add the answers to `answers`."""
+    """Yield the lines that are not a job's answer. Add the answers to `answers`."""
     for line in lines:
         if line.startswith(('{"result": ', '{"error": ')):
             answers.append(line)
@@ -159,7 +163,7 @@ def _on_this_machine(master: str) -> bool:
 
 
 def _split(archive: str) -> tuple[str, str]:
-    """Split FILE#NAME into file and name. Raise ConfigError when it is not of that form."""
+    """Split FILE#NAME into file and name. Raise ConfigError when it does not have that form."""
     path, _, name = archive.partition("#")
     if not path or not name or "/" in name or "," in archive:
         raise ConfigError(
@@ -169,7 +173,7 @@ def _split(archive: str) -> tuple[str, str]:
 
 
 def _absolute(path: str) -> str:
-    """Return a local file's absolute path, other URIs unchanged.
+    """Return a local file's absolute path; return other URIs unchanged.
 
     Raise ConfigError when there is no such file.
     """
@@ -180,11 +184,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
-def _stand_in(folder: Path, archive: str) -> Path:
+def _python_folder(folder: Path, archive: str) -> Path:
     """Create a folder for spark-submit in which `python` has the same relative path as on the executors.
 
-    Spark has one path of Python for all workers, and some of them run beside the driver (those that ask a
-    Python data source for its partitions), where no archive is unpacked.
+    Spark has one Python path for all workers. Some workers, which ask a Python data source for its
+    partitions, run beside the driver, where no archive is unpacked.
     """
     python = folder / _split(archive)[1] / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -221,10 +225,10 @@ def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) ->
             raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
         if code == 0:
             return answer["result"]
-    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_words(last)}")
+    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_cause(last)}")
 
 
-def _last_words(lines: Sequence[str]) -> str:
+def _last_cause(lines: Sequence[str]) -> str:
     """Return the last cause in a Java stack trace, else the last line."""
     said = [line.strip() for line in lines if line.strip()]
     causes = [line for line in said if line.startswith("Caused by: ")]

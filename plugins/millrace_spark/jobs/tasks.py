@@ -1,6 +1,6 @@
-"""Distribution of a job's work over Spark's tasks.
+"""Distributes a job's work over Spark's tasks.
 
-Every Python worker imports this module and the function's: nothing else of a job belongs in them.
+Every Python worker imports this module and the function's module, so they contain nothing else of a job.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 
 def in_tasks(spark: SparkContext, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-    """Return `function` of every task, in order, each computed in a separate Spark task.
+    """Return the result of `function` for every task, in order, each computed in a separate Spark task.
 
-    A MillraceError in a task is raised here as it is, not as a Java stack trace; every task has run by then.
+    A MillraceError in a task is raised here as it is, not as a Java stack trace, after every task has run.
     """
     if not tasks:
         return []

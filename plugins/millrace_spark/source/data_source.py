@@ -29,7 +29,7 @@ from millrace_warehouse.log.ranges import Cut
 
 
 class MillraceDataSource(DataSource):
-    """Topics of a cluster: a batch between frozen offsets, or a stream."""
+    """Topics of a cluster: a batch between fixed offsets, or a stream."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Here and not in `reader`: Spark pickles this object into the plan and may ask it for readers again,
@@ -74,7 +74,7 @@ def _frozen(options: SourceOptions) -> list[Cut] | str:
     """Return a batch's cuts, or the reason why there are none.
 
     Spark does not tell whether it wants a batch or a stream. A stream that continues from its checkpoint may
-    well name starting offsets that have expired: so only a batch is refused, when Spark asks for its reader.
+    name starting offsets that have expired. So only a batch is refused, when Spark asks for its reader.
     """
     with ClusterClient(options.bootstrap, security=options.security) as client:
         subscribed(client, options.subscription, missing_ok=not options.fail_on_data_loss)
@@ -94,7 +94,7 @@ class CutPartition(InputPartition):
 
 
 class MillraceReader(DataSourceReader):
-    """Reads cuts in Spark's tasks; a task that is run again returns the same rows."""
+    """Reads cuts in Spark's tasks. A task that is run again returns the same rows."""
 
     def __init__(self, rows: RowReader, cuts: Sequence[Cut]) -> None:
         self.rows = rows

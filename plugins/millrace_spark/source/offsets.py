@@ -1,7 +1,7 @@
-"""From options to offsets: asks the cluster for topics, partitions and their starts.
+"""Turns options into offsets: asks the cluster for topics, partitions and their starts.
 
-A batch's ranges are frozen here as numbers, before anything is read. Reads no messages, except the one batch
-of a partition that shows where the next batch begins. Knows no Spark.
+A batch's ranges are fixed here as numbers before anything is read. Reads no messages, except the one batch of
+a partition that shows where the next batch begins. Does not import Spark.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 
 CUT_BYTES = 128 << 20
-"""Most bytes that one task reads unless `minPartitions` asks for smaller tasks (on Apache Kafka: about)."""
+"""Most bytes that a task reads, unless `minPartitions` asks for less. Approximate on Apache Kafka."""
 LOOK_BYTES = 8 << 20
-"""Bytes fetched at a time to see where batches end."""
+"""Bytes fetched at a time to find where batches end."""
 
 
 def subscribed(
@@ -96,8 +96,9 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
 def resolve(
     client: ClusterClient, position: Position, topic: str, partitions: Iterable[int], *, strict: bool
 ) -> dict[int, int]:
-    """Map each partition to the offset of a position; with `strict`, a time after every record is
-    an error.
+    """Map each partition to the offset of a position.
+
+    With `strict`, raise MillraceError for a time after every record.
     """
     wanted = position.of_topic(topic, tuple(partitions))
     offsets: dict[int, int] = {}
@@ -123,13 +124,13 @@ def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
     return cut_ranges(ranges, max(1, min(CUT_BYTES, total // min_partitions)))
 
 
-def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
-    """Move each end to the end of its batch, and add where the next batch begins; for Millrace only.
+def to_batch_ends(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
+    """Move each end to the end of its batch, and add where the next batch begins. For Millrace only.
 
-    A batch is fetched whole, so an end inside one would fetch it twice, and an end between two batches might
-    return no record at all. Where the next batch begins distinguishes an ordinary jump between offsets from
-    lost messages when all offsets that were read have expired. A partition that returns no batch now keeps
-    its end.
+    A batch is fetched whole, so an end inside a batch would fetch it twice, and an end between two batches
+    might return no record at all. When all offsets that were read have expired, the begin of the next batch
+    distinguishes an ordinary jump between offsets from lost messages. A partition that returns no batch now
+    keeps its end.
     """
     cursors = {partition: Cursor(end) for partition, end in ends.items()}
     left = dict(ends)

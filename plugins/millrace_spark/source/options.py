@@ -1,7 +1,7 @@
 """The options of the data source: topics, start and end, limits, and decoded or raw columns.
 
-Names and meaning follow Spark's own Kafka source where it has the option. An unknown option is refused: a
-misspelt limit or start would otherwise be ignored silently. Only parses the options; asks no broker.
+Names and meaning follow Spark's own Kafka source where it has the option. An unknown option is refused:
+otherwise a misspelt limit or start would be ignored silently. Only parses the options, and asks no broker.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ HINTS = {
     "columnnameofcorruptrecord": "the column is always named _corrupt_record",
     "avroschema": "give registry.url: columns follow the newest schema there, or registry.schema.id",
 }
-"""Alternatives to options of Spark's own sources that this source does not have."""
+"""Advice on options of Spark's own sources that this source does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics to read: names, or a pattern, or certain partitions of some topics."""
+    """Topics to read: names, a pattern, or certain partitions of some topics."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -71,7 +71,7 @@ class Position:
     value: int | Mapping[str, Mapping[int, int]]
     """One value for all partitions, or topic -> partition -> value."""
     by_time: bool = False
-    """The values are times in ms, each meaning the first record at or after it."""
+    """True if the values are times in ms. A time means the first record at or after it."""
     option: str = ""
     """Name of the option, for messages."""
 
@@ -103,16 +103,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Parsed options; None for those that are not given."""
+    """Parsed options; None for options that are not given."""
 
     bootstrap: str
     subscription: Subscription
     security: ClientSecurity = field(default_factory=ClientSecurity)
-    """Names of files that every worker has; their contents are never sent."""
+    """Paths of client files and certificates on every worker. Their contents are never sent."""
     starting: Position | None = None
     ending: Position | None = None
     latest_if_no_record: bool = False
-    """Begin at the end if no record is at or after the requested time, instead of refusing."""
+    """Begin at the end, instead of refusing, if no record is at or after the requested time."""
     min_partitions: int = 1
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -126,7 +126,10 @@ class SourceOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """Parse the options of `spark.read` or `spark.readStream`, in any case; ConfigError names the mistake."""
+    """Parse the options of `spark.read` or `spark.readStream`, in upper or lower case.
+
+    Raise ConfigError, naming the option, for a wrong option.
+    """
     given = _properly_named(options)
     if not given.get("bootstrap", "").strip():
         raise ConfigError("option 'kafka.bootstrap.servers' (or 'bootstrap') is missing")
@@ -212,7 +215,7 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
         try:
             re.compile(text)
         except re.error as error:
-            raise ConfigError(f"option 'subscribePattern' is no regular expression: {error}") from None
+            raise ConfigError(f"option 'subscribePattern' is not a regular expression: {error}") from None
         return Subscription(pattern=text)
     try:
         named = json.loads(text).items()
@@ -237,7 +240,7 @@ def _check_registry(given: Mapping[str, str], subscription: Subscription) -> Non
 
 
 def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:
-    """Return a position: a timestamp goes before times by partition, these before offsets, as in Spark."""
+    """Return a position. As in Spark, one timestamp overrides times, and times override offsets."""
     time = _number(given, f"{side}Timestamp", smallest=0, what="a time in milliseconds since 1970")
     if time is not None:
         return Position(time, by_time=True, option=f"{side}Timestamp")

@@ -1,8 +1,8 @@
 """Progress of a stream, as its checkpoint keeps it, and the choice of its next micro-batch's end.
 
-Pure: takes the topics' present offsets, returns numbers. Spark may run a micro-batch again from the two
-offsets in its checkpoint alone, after a crash and much later. So these contain everything that decides what a
-micro-batch reads, also the start of a partition that was read for the first time.
+Takes the topics' present offsets and returns numbers, without any request. Spark may run a micro-batch again
+from the two offsets in its checkpoint alone, after a crash and much later. So these contain everything that
+decides which rows a micro-batch reads, also the start of a partition that is read for the first time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from millrace_warehouse.log.ranges import Range
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The end of a micro-batch, which is the start of the next one; before the first one it is empty.
+    """The end of a micro-batch, which is the start of the next micro-batch. Empty before the first.
 
-    As JSON, topics and partitions in order, without empty values:
+    As JSON, with topics and partitions in order and without empty values:
 
         {"offsets":   {topic: {partition: the next offset to read}},
          "topic_ids": {topic: id},        # a recreated topic has another id
@@ -35,7 +35,7 @@ class Progress:
     begun_at: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; equal progress makes equal text, which is how Spark compares."""
+        """Return JSON values. Equal progress makes equal text, which is how Spark compares it."""
         values: dict[str, Any] = {
             "offsets": _nested(self.offsets),
             "topic_ids": {topic: str(self.topic_ids[topic]) for topic in sorted(self.topic_ids)},
@@ -64,9 +64,7 @@ class Progress:
             ) from None
 
     def has_read(self, partition: TopicPartition, topic_ids: Mapping[str, UUID]) -> bool:
-        """Return True if the partition was read; False if its topic was recreated and so has
-        another id now.
-        """
+        """Return True if the partition was read; a recreated topic, with another id, was not."""
         topic = partition[0]
         return partition in self.offsets and self.topic_ids.get(topic) == topic_ids.get(topic)
 
@@ -102,9 +100,9 @@ def advance(
 ) -> Progress:
     """Return the end of the next micro-batch: the latest offsets, or about `limit` offsets after the start.
 
-    `begun_at` has the starts of partitions that were not read yet. Topics without latest offsets keep theirs.
-    A partition that ends before the offset that was read is set back to its end: the caller decides whether
-    to allow that.
+    `begun_at` has the starts of partitions that were not read yet. Topics without latest offsets keep their
+    offsets. A partition that ends before its last read offset is set back to its end; the caller decides
+    whether to allow that.
     """
     plan = Progress({}, latest.topic_ids, {}, begun_at)
     starts = {partition: plan.start_of(partition, before) for partition in latest.offsets}
@@ -121,10 +119,11 @@ def advance(
 
 
 def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """Return the number of offsets to read of each partition: in proportion to its lag, at most `limit`.
+    """Return the number of offsets to read of each partition: in proportion to its lag, at most `limit` in
+    all.
 
-    Every partition with a lag gets at least one offset, even if there are more partitions than `limit`:
-    beside a large lag a small one would otherwise wait for ever.
+    Every partition with a lag gets at least one offset, even if there are more partitions than `limit`.
+    Otherwise a small lag would wait for ever beside a large one.
     """
     lagging = {partition: lag for partition, lag in lags.items() if lag > 0}
     count, total = len(lagging), sum(lagging.values())

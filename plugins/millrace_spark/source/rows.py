@@ -1,7 +1,7 @@
 """The rows of a task's cut: raw, or decoded into the columns of one schema.
 
-A task that is run again, also speculatively, returns the same rows in the same order or fails; it never
-returns fewer. Knows no Spark.
+A task that is run again, also speculatively, returns the same rows in the same order or fails. It never
+returns fewer rows. Does not import Spark.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ RAW_SCHEMA = pa.schema(
     ]
 )
 CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_reason", pa.string())]
-"""Columns in permissive mode: bytes and reason of a message that could not be decoded; null for others."""
+"""Columns of permissive mode: the bytes of a message that could not be decoded, and the reason. Null for
+other messages.
+"""
 
 
 def table_schema(options: SourceOptions) -> dict[str, Any] | None:
-    """Look up the schema that the columns follow; None for raw columns."""
+    """Look up the schema that the columns follow. Return None for raw columns."""
     if options.registry_url is None:
         return None
     with SchemaRegistryClient(options.registry_url) as registry:
@@ -69,7 +71,7 @@ def _spark_type(type_: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Reads cuts with one pinned schema; sent to the tasks."""
+    """Reads cuts with one pinned schema. Tasks receive it."""
 
     options: SourceOptions
     table: Mapping[str, Any] | None
@@ -150,7 +152,8 @@ def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
 def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
     """Return the gap between a cut's last batch and the next batch, which may be in any cut.
 
-    A cut without a batch leaves this to the cut before it. Apache Kafka's compaction leaves gaps on purpose.
+    For a cut without a batch, the cut before it finds this gap. Apache Kafka's compaction leaves gaps on
+    purpose.
     """
     range_ = cut.range
     cursor = stats.cursor or (Cursor(range_.start, range_.start_base) if cut.is_first else Cursor(0))

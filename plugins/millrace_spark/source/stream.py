@@ -1,10 +1,10 @@
 """`spark.readStream.format("millrace")`: the end of each micro-batch, and its tasks.
 
-Runs in a Python process of the driver that lives as long as the query; Spark keeps the offsets in the query's
-checkpoint and passes them back. A micro-batch that is run again reads the same rows. progress.py decides what
-a micro-batch reads; this module asks the cluster.
+Runs in a Python process of the driver that lives as long as the query. Spark keeps the offsets in the query's
+checkpoint and passes them back. A micro-batch that is run again reads the same rows. progress.py decides
+which offsets a micro-batch reads; this module asks the cluster.
 
-Needs PySpark 4.2: earlier versions do not pass a Python source the start of the micro-batch that it plans.
+Needs PySpark 4.2: earlier versions do not pass the start of the planned micro-batch to a Python source.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return an empty progress. The first micro-batch then finds and records the partitions' starts.
+        """Return an empty progress. The first micro-batch then finds and stores the partitions' starts.
 
-        Do not return the latest offsets here: Spark calls this again after a crash in the first micro-batch.
-        The latest offsets would have moved, and the messages in between would be skipped.
+        The latest offsets must not be returned here. Spark calls this again after a crash in the first
+        micro-batch, when the latest offsets have moved, and the messages in between would be skipped.
         """
         return {}
 
@@ -69,7 +69,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; `start` itself when there is nothing to read."""
+        """Return the end of the next micro-batch, or `start` itself when there is nothing to read."""
         before = Progress.from_json(start)
         latest = self._latest = self._target or self._ends()
         if self.options.fail_on_data_loss:
@@ -79,14 +79,14 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start and not begun_at and after.offsets == before.offsets:
             return start
         if has_byte_positions(self.client):
-            after = self._behind_batches(before, after)
+            after = self._to_batch_ends(before, after)
         return after.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a micro-batch; the same micro-batch has the same tasks."""
+        """Return the tasks of a micro-batch. The same micro-batch always has the same tasks."""
         before, after = Progress.from_json(start), Progress.from_json(end)
         ranges = ranges_between(before, after, byte_positions=has_byte_positions(self.client))
         return [CutPartition(cut) for cut in offsets.cuts_for(ranges, self.options.min_partitions)]
@@ -112,8 +112,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _beginnings(self, before: Progress, ends: Progress, *, first: bool) -> dict[TopicPartition, int]:
         """Return the start offsets of the partitions that were not read yet.
 
-        A new query begins where its options say, by default at the ends. Partitions that are created later
-        are read from their start.
+        A new query begins at the position in its options, by default at the ends. Partitions that are created
+        later are read from their start.
         """
         new: dict[str, list[int]] = {}
         for topic, partition in ends.offsets:
@@ -134,7 +134,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if same_topic and start > 0 and self.options.fail_on_data_loss:
                     raise MillraceError(
                         f"{topic}-{partition}, which is new, begins at {start}: what came before it has"
-                        " expired; set failOnDataLoss=false to go on there"
+                        " expired; set failOnDataLoss=false to continue there"
                     )
                 beginnings[topic, partition] = start
         return beginnings
@@ -148,8 +148,8 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return max(1, limit.max_bytes // KAFKA_RECORD_BYTES)
         return None
 
-    def _behind_batches(self, before: Progress, after: Progress) -> Progress:
-        """Move every changed end to the end of its batch; this may exceed the limit by one batch."""
+    def _to_batch_ends(self, before: Progress, after: Progress) -> Progress:
+        """Move every changed end to the end of its batch. This may exceed the limit by one batch."""
         moved: dict[str, dict[int, int]] = {}
         for key, end in after.offsets.items():
             if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):
@@ -157,7 +157,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 moved.setdefault(topic, {})[partition] = end
         next_offsets, bases = dict(after.offsets), dict(after.next_base)
         for topic, ends in moved.items():
-            for partition, cursor in offsets.behind_batches(self.client, topic, ends).items():
+            for partition, cursor in offsets.to_batch_ends(self.client, topic, ends).items():
                 next_offsets[topic, partition] = cursor.next_offset
                 if cursor.next_base is not None:
                     bases[topic, partition] = cursor.next_base
@@ -171,11 +171,11 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
         if id_now is None:
             raise MillraceError(
                 f"topic {topic!r}, which this query has read so far, is gone or no longer asked for: start"
-                " with a new checkpoint, or set failOnDataLoss=false to go on without it"
+                " with a new checkpoint, or set failOnDataLoss=false to continue without it"
             )
         if id_now != topic_id:
             raise MillraceError(
-                f"topic {topic!r} was deleted and created anew (its id is {id_now}, the checkpoint's"
+                f"topic {topic!r} was deleted and recreated (its id is {id_now}, the checkpoint's"
                 f" {topic_id}): start with a new checkpoint, or set failOnDataLoss=false to read the new one"
                 " from its start"
             )
@@ -184,5 +184,5 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
         if end < offset:
             raise MillraceError(
                 f"{topic}-{partition} ends at {end}, and was read up to {offset}: messages that were there"
-                " are lost; restore the log, or set failOnDataLoss=false to go on at its end"
+                " are lost; restore the log, or set failOnDataLoss=false to continue at its end"
             )

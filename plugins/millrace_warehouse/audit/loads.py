@@ -58,13 +58,13 @@ class Loads:
         self._sure_of, self._sure_until = LoadId(), 0.0
         """The load whose manifest was read last, and the time until which it is assumed to be unchanged."""
 
-    def news(self) -> Iterator[LoadManifest]:
+    def to_report(self) -> Iterator[LoadManifest]:
         """Yield the manifests to report, in order. Report each manifest before asking for the next one.
 
         Raise MillraceError for a manifest that is missing or edited, or does not follow its predecessor.
         """
         self._forget_lost()
-        yield from self._to_complete()
+        yield from self._without_rows()
         if self._listed > self._newest:
             yield from layout.loads_after(self._topic, self._newest)
         reported_editions = {
@@ -76,10 +76,8 @@ class Loads:
                     yield layout.read_edition(self._topic, load, edition)
         self._editions = {load: editions[-1] for load, editions in reported_editions.items()}
 
-    def _to_complete(self) -> Iterator[LoadManifest]:
-        """Yield, once, all editions that an earlier version reported without rows and rejected
-        messages.
-        """
+    def _without_rows(self) -> Iterator[LoadManifest]:
+        """Yield, once, all editions that an earlier version reported without their rows."""
         path = layout.audited_rows_path(self._topic.name)
         if not self._is_whole:
             for load, edition in sorted(self._reported):
@@ -104,9 +102,7 @@ class Loads:
         self._listed = numbers[-1] if numbers else 0
 
     def _is_present(self, numbers: Sequence[int]) -> bool:
-        """Return True if the newest reported load is in the folder. `numbers` are the loads from that number
-        on.
-        """
+        """Return True if the newest reported load, from which `numbers` begin, is in the folder."""
         load = self._newest
         if load not in numbers:
             return False
@@ -122,17 +118,17 @@ class Loads:
         self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
 
     def newest(self) -> LoadId:
-        """Return the newest load that was in the folder at the last `news`."""
+        """Return the newest load that was in the folder at the last `to_report`."""
         load = max(self._listed, self._newest)
         if load != self._sure_of.load:
             self._look_at(load)
         return self._sure_of
 
     def editions(self) -> str:
-        """Return a hash of the newest editions of re-loaded loads, as of the last `news`."""
+        """Return a hash of the newest editions of re-loaded loads, as of the last `to_report`."""
         return editions_hash(self._editions)
 
-    def behind(self, published: Through) -> set[str] | None:
+    def lagging_hours(self, published: Through) -> set[str] | None:
         """Return the hours in which a table lacks reported rows, or None while the table has rows that are
         not reported yet.
         """
@@ -217,9 +213,7 @@ class Loads:
         return SequenceCounts.from_json(self._read_report(load, edition)["counts"])
 
     def _reported_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Return the reported rows, or none if a version that did not report such rows reported the
-        edition.
-        """
+        """Return the reported rows; none if an older version reported the edition without them."""
         rows = self._read_report(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
@@ -237,9 +231,7 @@ class Loads:
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
-    """Return the differences from `before` by window. A difference is negative where there are fewer rows
-    now.
-    """
+    """Return the differences from `before` by window; negative where there are fewer rows now."""
     more = []
     for window in sorted({*now, *before}):
         here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))

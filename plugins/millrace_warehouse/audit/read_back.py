@@ -40,9 +40,7 @@ class ReadBack:
     erased: SequenceCounts = field(default_factory=SequenceCounts)
     """Sequence numbers of erased rows, from the manifest, which is their only source."""
     unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
-    """Window -> rows without a whole audit header, and tombstones, which lie in no hour's partition of the
-    table.
-    """
+    """Window -> rows without a whole audit header, and tombstones, which are in no hour's partition."""
     hours: Sequence[HourRows] = ()
     rejected: Sequence[RejectedMessages] = ()
 
@@ -71,7 +69,9 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
                 found.add(open_file(storage, path))
                 hours[file.hour].merge(found)
             except FileNotFoundError:
-                raise MillraceError(f"{path} was deleted while it was read; it is looked at again") from None
+                raise MillraceError(
+                    f"{path} was deleted while it was read; the next round reads again"
+                ) from None
             except (pa.ArrowException, OSError) as error:
                 bad.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
     tombstones = Counter[int]()

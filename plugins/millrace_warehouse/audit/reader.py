@@ -156,7 +156,7 @@ class WarehouseReader(TierReader):
         problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
             if problem not in self._numbers.problems:  # once for each cause
-                logger.warning("%s; it is looked at again in every round", problem)
+                logger.warning("%s; every round tries it again", problem)
         self._numbers.problems = problems
         if time.monotonic() >= self._beat_due:
             self._send([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
@@ -180,7 +180,7 @@ class WarehouseReader(TierReader):
         if topic not in self._loads:
             self._loads[topic] = Loads(Topic(self._storage, topic))
         loads = self._loads[topic]
-        for manifest in loads.news():
+        for manifest in loads.to_report():
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
             began = time.monotonic()
@@ -211,7 +211,7 @@ class WarehouseReader(TierReader):
             self._tables[topic] = PublishedTable(Topic(self._storage, topic))
         if topic not in self._loads:
             return  # the reports of its loads are not known yet
-        for found in self._tables[topic].news(catalog, self._loads[topic]):
+        for found in self._tables[topic].to_report(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
             table = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)

@@ -22,9 +22,7 @@ from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.storage import Storage, open_file
 
 MOST_REPORTED = 1000
-"""Most windows with rejected messages that are reported one by one for an edition. Later windows become one
-span.
-"""
+"""Most windows with rejected messages that are reported for an edition. Later windows become one span."""
 MOST_LETTERS = 200
 EARLIEST_COUNTED = -(1 << 63) + WINDOW_MS
 """Times of records before this one count as this one, in ms."""
@@ -46,9 +44,7 @@ class _Window:
 
 
 def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
-    """Return an edition's rejected messages by window: at most MOST_REPORTED entries, and one for
-    the rest.
-    """
+    """Return an edition's rejected messages by window: MOST_REPORTED entries at most, and the rest."""
     windows: dict[int, _Window] = {}
     unknown = Counter[str]()
     for file in manifest.rejected_files:
@@ -67,7 +63,7 @@ def rejected_messages(storage: Storage, manifest: LoadManifest) -> list[Rejected
             unknown[f"{NOT_KNOWN}: {path} cannot be read: {str(error).splitlines()[0]}"] += file.records
     if unknown:
         first, last = map(window_start, _times(manifest))
-        if first == last:  # then it is known after all
+        if first == last:  # a single window: it is known
             windows.setdefault(first, _Window()).add(unknown.items())
             unknown.clear()
     reported = [_entry(window, windows[window]) for window in sorted(windows)]
@@ -106,9 +102,7 @@ def _span(entries: list[RejectedMessages]) -> RejectedMessages:
 
 
 def _times(manifest: LoadManifest) -> tuple[int, int]:
-    """Return the first and last event time of a load's rows; for a load without rows, the hour before it was
-    made.
-    """
+    """Return the first and last event time of a load's rows, or without rows the hour before it."""
     first = [part.min_time_ms for part in manifest.partitions if part.min_time_ms is not None]
     last = [part.max_time_ms for part in manifest.partitions if part.max_time_ms is not None]
     if first and last:

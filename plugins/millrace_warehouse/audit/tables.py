@@ -54,7 +54,7 @@ class PublishedTable:
     def __init__(self, topic: layout.Topic) -> None:
         self._topic = topic
         self.exists = False
-        """True if the catalog had the table at the last `news`, even if it cannot be counted."""
+        """True if the catalog had the table at the last `to_report`, even if it cannot be counted."""
         self._seen = "", 0
         self._reported: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
@@ -63,7 +63,7 @@ class PublishedTable:
         with suppress(FileNotFoundError, ValueError, TypeError):
             self._reported = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
 
-    def news(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
+    def to_report(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
         """Yield the hours to report, ascending. Report each hour before asking for the next one.
 
         Raise MillraceError when the table differs from its publication, or cannot be read.
@@ -78,13 +78,13 @@ class PublishedTable:
         if version == self._seen:
             return
         publication = publication_of(self._topic, table)
-        behind = None if publication is None else loads.behind(publication.loads)
-        if behind is None:
+        lagging = None if publication is None else loads.lagging_hours(publication.loads)
+        if lagging is None:
             return
         hours = _tasks_by_hour(table)
         files = {hour: _digest(tasks, erased.get(hour)) for hour, tasks in hours.items()}
         changed = [hour for hour in sorted(files.keys() | self._reported) if self._is_new(hour, files)]
-        waiting, at = deque(hour for hour in changed if hour not in behind), 0
+        waiting, at = deque(hour for hour in changed if hour not in lagging), 0
         while waiting:
             hour = waiting.popleft()
             found, moved = self._count(table, hour, hours.get(hour, []))
@@ -92,7 +92,7 @@ class PublishedTable:
             again = [
                 other
                 for other in sorted(moved)
-                if other in files.keys() | self._reported and other not in behind
+                if other in files.keys() | self._reported and other not in lagging
             ]
             waiting.extend(other for other in again if other not in waiting)
             if hour in erased:
@@ -110,9 +110,7 @@ class PublishedTable:
         return hour != UNFILED and self._reported.get(hour) != digests.get(hour, "")
 
     def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
-        """Return the hour's rows, wherever they lie. Also return the hours whose rows in its partition have
-        changed.
-        """
+        """Return the hour's rows, wherever they lie, and the hours whose rows in its partition changed."""
         found = self._read(table, hour, tasks)
         own, strays = _split(found, hour)
         before = self._strays.pop(hour, FileRows())

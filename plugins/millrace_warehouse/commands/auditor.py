@@ -59,19 +59,19 @@ def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
     reasons = [*hour.reasons]
     is_proven = hour.verdict in (COMPLETE, answer.enough)
     if is_proven and hour.verdict != COMPLETE:
-        reasons.insert(0, f"{hour.verdict}, which is proof enough for this topic")
+        reasons.insert(0, f"{hour.verdict}, which this topic accepts as proof")
     verdict = HourVerdict(
         verdict=COMPLETE if is_proven else str(hour.verdict),
         watermark=None if answer.watermark is None else answer.watermark.isoformat(),
         checked=now.isoformat(timespec="seconds"),
         reasons=list(dict.fromkeys(reasons)),
     )
-    if is_proven and (why := _why_it_cannot_speak(answer, now)) is not None:
+    if is_proven and (why := _reason_without_proof(answer, now)) is not None:
         return replace(verdict, verdict="unknown", reasons=[why, *verdict.reasons])
     return verdict
 
 
-def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
+def _reason_without_proof(answer: Completeness, now: datetime) -> str | None:
     """Return why the answer proves nothing about the present rows, or None if it does prove them."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"

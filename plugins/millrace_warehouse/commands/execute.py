@@ -50,7 +50,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
         result = publish_topic(
             context, request, topic, auditor_at("" if request.unasked else request.auditor)
         )
-        if earlier := _of_earlier_tries(context, request, result):
+        if earlier := _earlier_changes(context, request, result):
             changes = {(change.hour, change.last): change for change in (*earlier, *result.changes)}
             result = replace(result, published=True, changes=[*changes.values()])
     newest = result.publication
@@ -63,7 +63,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
     return answer
 
 
-def _of_earlier_tries(context: Context, request: Publish, result: PublishResult) -> list[HourChange]:
+def _earlier_changes(context: Context, request: Publish, result: PublishResult) -> list[HourChange]:
     """Return the changes by earlier publications of this run: a task that was killed did not report them."""
     table = None if request.dry_run else find_table(context.catalog, result.topic)
     changes: list[HourChange] = []

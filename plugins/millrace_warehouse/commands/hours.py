@@ -23,9 +23,7 @@ def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
 
 
 def _hours_between(start: datetime, end: datetime) -> list[str]:
-    """Return the hours of [start, end), which must be whole hours: only whole hours are proved and
-    published.
-    """
+    """Return the hours of [start, end), which must be whole: hours are proved and published whole."""
     if start >= end:
         raise ConfigError(
             f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"

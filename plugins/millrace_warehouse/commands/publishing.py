@@ -22,10 +22,10 @@ SHOWN = 10
 def publish(request: Publish, output: Output) -> None:
     """Bring the Iceberg table of each TOPIC up to date with its loads, in one commit for all hours.
 
-    Late rows of published hours, and re-loaded rows, need no option. Hours that are not published yet need
-    one: --hour or --from and --to name hours, --proven takes those that the auditor has proved,
-    --unproven-after those that it cannot judge. Other hours wait, and are listed. Several topics are
-    published one after the other; a topic that fails does not stop the others.
+    Late rows of published hours, and re-loaded rows, need no option. Hours that are not published yet need an
+    option: --hour, or --from and --to, name hours; --proven takes the hours that the auditor has proved;
+    --unproven-after takes the hours that it cannot judge. Other hours wait, and are listed. Topics are
+    published one after the other. A topic that fails does not stop the remaining topics.
 
     Example: millrace publish PageView --proven --warehouse /data/warehouse --auditor http://127.0.0.1:8082
     """
@@ -36,7 +36,7 @@ def publish(request: Publish, output: Output) -> None:
             "no auditor is named: give --auditor URL, or --unasked to publish without a verdict"
         )
     if request.unasked and (request.proven or request.unproven_after_s is not None):
-        raise ConfigError("--proven and --unproven-after go by the auditor's verdict: leave out --unasked")
+        raise ConfigError("--proven and --unproven-after need the auditor's verdict: leave out --unasked")
     from millrace_warehouse.commands.execute import publish_one
 
     _each_topic(request, output, "publish", partial(publish_one, request), _show_publications)
@@ -44,10 +44,10 @@ def publish(request: Publish, output: Output) -> None:
 
 @command_of(Compact, Output)
 def compact(request: Compact, output: Output) -> None:
-    """Put the small files of quiet, published hours of each TOPIC together; the rows stay the same.
+    """Merge the small files of quiet, published hours of each TOPIC. The rows stay the same.
 
     An hour is compacted when no publication has changed it for 6 h and it has more than 8 files below 64 MiB.
-    Rows are counted by load before and after: equal, or there is no commit.
+    Rows are counted by load before and after. If the counts differ, there is no commit.
 
     Example: millrace compact PageView --warehouse /data/warehouse
     """
@@ -58,7 +58,7 @@ def compact(request: Compact, output: Output) -> None:
 
 @command_of(Tables, Output)
 def tables(request: Tables, output: Output) -> None:
-    """Show the table of each TOPIC: its names, its state, and for each reader a line that reads it.
+    """Show the table of each TOPIC: its names, its state, and for each reader a command line that reads it.
 
     Example: millrace tables PageView --warehouse /data/warehouse
     """

@@ -18,8 +18,8 @@ from millrace_warehouse.requests import Erase, Expire, Promote, Verify
 def expire(request: Expire, output: Output) -> None:
     """Delete data files of old loads of TOPIC that the table no longer needs, strays and old metadata.
 
-    A load is kept while one of its rows is unpublished or a snapshot of the table names one of its files.
-    Manifests, rejected records and tombstones stay.
+    A load is kept while one of its rows is unpublished, or while a snapshot of the table names one of its
+    files. Manifests, rejected records and tombstones stay.
 
     Example: millrace expire PageView --warehouse /data/warehouse --older-than 30d
     """
@@ -39,16 +39,17 @@ def _show_expired(done: str, answer: Mapping[str, Any]) -> None:
 
 @command_of(Promote, Output)
 def promote(request: Promote, output: Output) -> None:
-    """Give the table of TOPIC another schema: loads from now on have its columns, and then the table.
+    """Give the table of TOPIC another schema: new loads have its columns, and the next publication adds them
+    to the table.
 
-    Refused unless the new schema can read messages written with the old one, and existing files can be read
-    with its columns. Rows loaded before have null in columns that they lack.
+    The schema is refused unless it can read messages written with the old schema, and existing files can be
+    read with its columns. Rows loaded before have null in columns that they lack.
 
-    Example: millrace promote PageView --warehouse /data/warehouse --registry http://127.0.0.1:8081
-    --reason "country is in every event now"
+    Example: millrace promote PageView --warehouse /data/warehouse --registry http://127.0.0.1:8081 --reason
+    "country is in every event now"
     """
     if not request.history and not (request.registry and request.reason):
-        raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
+        raise ConfigError("give --registry and --reason, or --list to see the history")
     from millrace_warehouse.commands import execute
 
     if request.history:
@@ -81,10 +82,11 @@ def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
 
 @command_of(Verify, Output)
 def verify(request: Verify, output: Output) -> None:
-    """Prove that WAREHOUSE is what was loaded and published; exit code 1 when a file or a row is not.
+    """Prove that WAREHOUSE holds what was loaded and published. Exit code 1 reports a file or row that is
+    wrong.
 
-    Three proofs: the loads against their manifests and files, the publications against the loads, the rows of
-    each table against both.
+    There are three proofs: the loads against their manifests and files, the publications against the loads,
+    and the rows of each table against both.
 
     Example: millrace verify /data/warehouse --topic PageView
     """
@@ -110,14 +112,14 @@ def _show_topics(answer: Mapping[str, Any]) -> None:
 def erase(request: Erase, output: Output) -> None:
     """Take the rows of TOPIC that a condition matches out of its loads and its table, and delete their bytes.
 
-    Loads and re-loads leave out matching rows from then on. Logs are not changed: give --log for each cluster
-    to see what its log holds, and for how long. Begin with --dry-run.
+    From then on, loads and re-loads leave out matching rows. Logs are not changed: give --log for each
+    cluster to see the offsets that its log holds, and for how long. Begin with --dry-run.
 
-    Example: millrace erase PageView --where "memberId = 42" --reason "request 4711"
-    --warehouse /data/warehouse --log 127.0.0.1:9392
+    Example: millrace erase PageView --where "memberId = 42" --reason "request 4711" --warehouse
+    /data/warehouse --log 127.0.0.1:9392
     """
     if not (request.where or request.id):
-        raise ConfigError("give --where and --reason, or the --id of an erasure to go on with")
+        raise ConfigError("give --where and --reason, or the --id of an erasure to continue")
     from millrace_warehouse.commands import execute
 
     with steps("erase", lambda _: None) as progress:

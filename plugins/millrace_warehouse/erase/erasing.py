@@ -76,7 +76,7 @@ class EraseResult:
     done: bool
     """True when every matching row is out; False for a dry run."""
     rows: int
-    """Rows taken out in all, including those of this erasure's earlier runs."""
+    """Rows taken out in all, with the rows of this erasure's earlier runs."""
     rejected: int
     """Rejected records and tombstones that lost their bytes and keys, or would lose them."""
     hours: Mapping[str, int]
@@ -86,9 +86,7 @@ class EraseResult:
     in_force_until: str | None
     """Time until which loads leave out matching rows; None for ever."""
     columns_not_everywhere: Sequence[str] = ()
-    """Columns of the condition that some of the topic's schemas lack. They are null in rows of
-    those schemas.
-    """
+    """Columns of the condition that some of the topic's schemas lack: null in their rows."""
     purged: Purged | None = None
     message: str = ""
 
@@ -163,15 +161,13 @@ class _ErasureRun:
                 return self._result(None, found, lacking, "would erase")
         if before is None:
             if not request.reason:
-                raise ConfigError("give --reason: an erasure says why")
+                raise ConfigError("give --reason: an erasure needs one")
             before = erasures.create_erasure(topic, self._new(in_force_until()), where)
             self._context.progress("erasure recorded")
         return self._take_out(before, condition, lacking)
 
     def _recorded(self) -> Erasure | None:
-        """Return the erasure with the given id. Without an id, return the newest erasure with the same
-        condition.
-        """
+        """Return the erasure with the given id, or without an id the newest with the same condition."""
         topic, request = self._topic, self._request
         if not request.id:
             return erasures.with_same_condition(topic, request.where, request.rejected)
@@ -181,7 +177,7 @@ class _ErasureRun:
             raise MillraceError(f"erasure {request.id} of {topic} has another condition: choose another --id")
         if known is not None and request.rejected and not known.rejected:
             raise MillraceError(
-                f"erasure {request.id} of {topic} leaves rejected records alone: choose another --id"
+                f"erasure {request.id} of {topic} does not take rejected records: choose another --id"
             )
         return known
 
@@ -203,13 +199,11 @@ class _ErasureRun:
         if rows and rows == found.rows and not self._request.all_rows:
             raise ConfigError(
                 f"--where matches all {rows:,} rows of {self._topic}, and nothing was erased: give --all-rows"
-                " if that is meant"
+                " to erase them all"
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Matches:
-        """Count the matching rows, and the messages without rows that have bytes, in each load's newest
-        edition.
-        """
+        """Count matching rows, and messages without rows that have bytes, in each newest edition."""
         found, rows = _Matches(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
@@ -257,7 +251,7 @@ class _ErasureRun:
                 context.progress("edition made")
             raise Conflict("a re-load may have come in between")
 
-        found = retried(attempt, f"{topic}: rows that match are left", "run again when re-loads have ended")
+        found = retried(attempt, f"{topic}: matching rows remain", "run again when re-loads have ended")
         self._heal_editions()
         if find_table(context.catalog, topic.name) is not None:
             request = Publish(
@@ -320,9 +314,7 @@ class _ErasureRun:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Yield each load in which the erasure deleted the bytes of rejected messages, and the number of
-        these messages.
-        """
+        """Yield each load in which the erasure deleted bytes of rejected messages, and their number."""
         takers = erasures.taking_bytes(self._topic)
         for load, numbers in layout.editions_of(self._topic).items() if erasure.rejected else ():
             editions = (layout.read_edition(self._topic, load, each) for each in (1, *numbers))

@@ -17,9 +17,7 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import LoadManifest
 
 MARGIN = timedelta(days=1)
-"""Safety margin: a segment is deleted at the first check after its time, and a mirror may pause for
-a while.
-"""
+"""Safety margin: a segment is deleted at the check after its time, and a mirror may pause a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,15 +61,15 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     table = retried(
         lambda: find_table(context.catalog, topic.name) or make_table(context.catalog, topic),
         f"old snapshots of {topic} stay",
-        "see its catalog, then run again",
+        "check its catalog, then run again",
     )
     named_before = _named_ever(table, topic.name)
     old |= {path: file for path, file in _files(topic) if path in named_before}
     table = _only_head(context, topic.name, table)
     context.progress("snapshots forgotten")
     named = contents.named_files(table, topic.name)
-    gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
-    _write_down(context, topic, [path for path in gone if path.startswith("rows/")])
+    gone = {path: file for path, file in old.items() if path not in named and _may_be_deleted(path)}
+    _list_expired(context, topic, [path for path in gone if path.startswith("rows/")])
     context.progress("written down")
     for path in gone:
         context.storage.delete(f"{topic}/{path}")
@@ -78,7 +78,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
 
-def _may_go(path: str) -> bool:
+def _may_be_deleted(path: str) -> bool:
     return path.rpartition("/")[2] not in _STAYS and not path.endswith(".json")
 
 
@@ -101,9 +101,7 @@ def _replaced(topic: layout.Topic) -> Iterator[str]:
 
 
 def _named_ever(table: Table, topic: str) -> set[str]:
-    """Return the files that a snapshot names now, or named in a version of the table's metadata that still
-    exists.
-    """
+    """Return the files that a snapshot names now, or named in a kept version of the metadata."""
     named = contents.named_files(table, topic)
     for entry in table.metadata.metadata_log:
         try:
@@ -145,20 +143,18 @@ def _only_head(context: Context, topic: str, table: Table) -> Table:
         now = find_table(context.catalog, topic)
         if now is None:
             raise MillraceError(
-                f"the table of {topic} was dropped meanwhile: see its catalog, then run again"
+                f"the table of {topic} was dropped meanwhile: check its catalog, then run again"
             )
         heads = {ref.snapshot_id for ref in now.metadata.refs.values()}
         if now.current_snapshot() != before and {s.snapshot_id for s in now.metadata.snapshots} <= heads:
             return now
         return commit(now, TableChange(head_only=True))
 
-    return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
+    return retried(attempt, f"old snapshots of {topic} stay", "check its catalog, then run again")
 
 
-def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
-    """Write the paths of the files to be deleted to `expired/`: `verify` and the warehouse's reader need
-    them.
-    """
+def _list_expired(context: Context, topic: layout.Topic, paths: Sequence[str]) -> None:
+    """List the files to be deleted in `expired/`: `verify` and the warehouse's reader need them."""
 
     def attempt() -> None:
         entries = list(expired_entries(topic))
@@ -179,13 +175,11 @@ def _write_down(context: Context, topic: layout.Topic, paths: Sequence[str]) -> 
 
 
 def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
-    """Yield the files of lost attempts that may still run, and snapshots that other branches and
-    tags keep.
-    """
+    """Yield files of lost attempts that may still run, and snapshots that other branches or tags keep."""
     known = _known_rows(topic)
     waits: dict[str, list[float]] = {}
     for path, file in _files(topic):
-        if path in named or path in known or not _may_go(path):
+        if path in named or path in known or not _may_be_deleted(path):
             continue
         kind = path.partition("/")[0]
         waits.setdefault(kind, []).append(file.modified + (METADATA_S if kind == "table" else STALE_S))
@@ -216,9 +210,7 @@ def _newest_manifests(topic: layout.Topic) -> Iterator[LoadManifest]:
 
 
 def rejected_left(topic: layout.Topic) -> Iterator[Left]:
-    """Yield the messages without rows that still have bytes and keys. It is not known whether the condition
-    matches them.
-    """
+    """Yield messages without rows that have bytes or keys: whether the condition matches is unknown."""
     takers = taking_bytes(topic)
     whole = [each for each in _newest_manifests(topic) if takers.isdisjoint(each.erasures)]
     records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}
@@ -227,7 +219,7 @@ def rejected_left(topic: layout.Topic) -> Iterator[Left]:
         yield Left(
             what=f"{sum(tombstones.values()):,} tombstones with their keys in"
             f" {topic}/rows/*/tombstones-*.parquet of load {', '.join(map(str, tombstones))}: conditions"
-            " apply to rows only, and they never expire. Erase with --rejected and another --id: that takes"
+            " apply to rows only, and they never expire. Erase with --rejected and another --id: this takes"
             " all their keys out.",
             until=None,
         )
@@ -236,7 +228,7 @@ def rejected_left(topic: layout.Topic) -> Iterator[Left]:
         yield Left(
             what=f"{sum(records.values()):,} records that could not be decoded, with their bytes, in"
             f" {topic}/rows/*/rejected-*.parquet of load {loads}: it is not known whether they match, and"
-            " they never expire. Erase with --rejected and another --id: that takes the bytes of all of them"
+            " they never expire. Erase with --rejected and another --id: this takes the bytes of all of them"
             " out. To keep those that do not match, register what they lack and run `millrace reload`"
             " first.",
             until=None,

@@ -130,7 +130,7 @@ class Rows:
         if table is None or editions.get(str(manifest.load), 1) != manifest.edition:
             raise MillraceError(
                 f"files of load {manifest.load} of {self._topic} in {hour} are gone, and the table has not"
-                " its edition: run again, then `millrace verify` if it stays so"
+                " its edition: run again; if the error returns, run `millrace verify`"
             )
         wanted = None if columns is None else [*dict.fromkeys([*columns, LOAD.name])]
         for file in self._head.get(hour, ()):

@@ -79,7 +79,7 @@ class Condition:
             if isinstance(error, ParseBaseException):  # its text lists the whole grammar
                 reason = f"it cannot be read from letter {error.loc + 1} on"
             raise ConfigError(
-                f"--where {text[:200]!r} is no condition ({reason}): write one like memberId = 42, or"
+                f"--where {text[:200]!r} is not a condition ({reason}): write one like memberId = 42, or"
                 " header.server IN ('a', 'b') AND url IS NOT NULL"
             ) from None
 
@@ -99,7 +99,9 @@ class Condition:
             types = [type_ for schema in schemas if (type_ := _type_at(schema, path)) is not None]
             if not types:
                 names = sorted({field.name for schema in schemas for field in schema.fields})
-                raise ConfigError(f"--where names {name}, which is no column: {', '.join(names)}")
+                raise ConfigError(
+                    f"--where names {name}, which is not a column of the table: {', '.join(names)}"
+                )
             if len(types) < len(schemas):
                 missing.append(name)
             for type_ in types:
@@ -107,9 +109,7 @@ class Condition:
         return list(dict.fromkeys(missing))
 
     def mask(self, rows: pa.RecordBatch, schema: Schema) -> pa.BooleanArray:
-        """Return a mask that is True for each row that matches. `rows` must have each of `columns` that the
-        schema has.
-        """
+        """Return the mask of rows that match. `rows` has each of `columns` that the schema has."""
         return _evaluated(self._expression, rows, schema).fill_null(False)
 
 
@@ -126,9 +126,7 @@ def _predicates(expression: Any) -> Iterator[Any]:
 
 
 def _type_at(schema: Schema, path: Sequence[str]) -> Any:
-    """Return the type of a column, or of a field inside a column, or None when the schema has no
-    such column.
-    """
+    """Return the type of a column, or of a field inside one, or None without such a column."""
     type_: Any = schema.as_struct()
     for name in path:
         if not isinstance(type_, iceberg.StructType):

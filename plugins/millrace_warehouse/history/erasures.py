@@ -39,9 +39,7 @@ class Erasure:
     all_rows: bool = False
     """True if the erasure may match every row."""
     rejected: bool = False
-    """True if the erasure also takes the bytes of all rejected records. Conditions cannot be evaluated on
-    these.
-    """
+    """True if the erasure also takes the bytes of all rejected records, which have no columns to test."""
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
@@ -126,7 +124,7 @@ def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     Raise MillraceError if the two differ.
     """
     id_, another_id = erasure.id, "choose another --id"
-    # In this order: a reader that finds the record finds the condition.
+    # In this order: a reader that finds the erasure finds the condition.
     made = topic.storage.create(condition_path(topic.name, id_), where.encode())
     if not made and condition_of(topic, id_) != where:
         raise MillraceError(f"erasure {id_} of {topic} has another condition: {another_id}")
@@ -134,7 +132,7 @@ def create_erasure(topic: Topic, erasure: Erasure, where: str) -> Erasure:
     there = read_erasure(topic, id_)
     assert there is not None
     if erasure.rejected and not there.rejected:
-        raise MillraceError(f"erasure {id_} of {topic} leaves rejected records alone: {another_id}")
+        raise MillraceError(f"erasure {id_} of {topic} does not take rejected records: {another_id}")
     return there
 
 
@@ -177,9 +175,7 @@ def with_same_condition(topic: Topic, where: str, rejected: bool) -> Erasure | N
 
 
 def taking_bytes(topic: Topic) -> set[str]:
-    """Return the erasures that take the bytes of rejected records. An edition that lists one of these has no
-    such bytes.
-    """
+    """Return the erasures that take bytes. An edition that lists one has no bytes of rejected records."""
     return {erasure.id for erasure in recorded(topic) if erasure.rejected}
 
 

@@ -13,9 +13,7 @@ and counted, never proven.
 """
 HOUR_US = 3_600_000_000
 FIRST_HOUR = FIRST_EVENT_MS // 3_600_000
-"""The first hour of the year 2000. Loads file no row in an earlier hour; older versions filed rows from 1970
-on.
-"""
+"""The first hour of 2000. Loads file no row in an earlier hour; older versions filed rows from 1970 on."""
 
 
 def hour_of(number: int | None) -> str:

@@ -2,7 +2,7 @@
 
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
     <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
-    <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
+    <topic>/loads/<10 digits>.json                           a load's manifest; creating it commits the load
                  /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             a re-load: the same offsets read again
     <topic>/rows/<10 digits>-<attempt>/                      files of one attempt, under final names
@@ -10,9 +10,9 @@
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
                  tombstones-<task>-<8 hex>.parquet           its messages without a value
                  entries.avro, sequences.json.gz             for the table, and for `verify`
-    <topic>/plans/<run id>.json                              where a run ends, frozen before it reads
+    <topic>/plans/<run id>.json                              the end of a run, stored before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
-    <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
+    <topic>/publications/<10 digits>-<attempt>.json          a publication's manifest, proof of a commit
     <topic>/ledger/{loads,editions,publications}/<name>      the hash of each manifest, written after it
     <topic>/expired/<10 digits>.json                         the data files that a run of `expire` deletes
     <topic>/erasures/<id>.json                               who had rows erased, and why; creating it erases
@@ -25,8 +25,8 @@
     <topic>/table/                                           `location` of the Iceberg table
     <topic>/hours/                                           `location` of its table of hours
 
-Nothing is renamed or written twice, except files whose names begin with `_`. Knows names and manifests; no
-brokers, Spark or Parquet.
+No file is renamed or written twice, except files whose names begin with `_`. Handles names and manifests;
+uses neither brokers, Spark nor Parquet.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ class Topic:
         return self.storage.names(folder.path(self.name))
 
     def recorded(self, folder: Folder, after: str = "") -> list[str]:
-        """Return the names of a folder's manifests that the ledger lists and that sort after `after`,
-        ascending.
-        """
+        """Return the names of a folder's manifests in the ledger that sort after `after`, ascending."""
         return self.storage.names(ledger_path(folder.path(self.name)), after=after)
 
     def files(self, folder: str) -> dict[str, Listed]:
@@ -139,9 +137,7 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
-    """Return the folder for the files of one attempt to make a load or an edition. `attempted` parses its
-    name.
-    """
+    """Return the folder for the files of one attempt. `attempted` parses its name."""
     return f"{Folder.ROWS.path(topic)}/{load:010d}-{attempt}"
 
 
@@ -160,9 +156,7 @@ def publication_path(topic: str, number: int, attempt: str) -> str:
 
 
 def ledger_path(path: str) -> str:
-    """Return the path of the ledger's entry of a manifest: `t/ledger/loads/0000000001.json` for
-    `t/loads/…`.
-    """
+    """Return the path of a manifest's ledger entry: `t/ledger/loads/0000000001.json` for `t/loads/…`."""
     topic, _, inside = path.partition("/")
     return f"{topic}/ledger/{inside}"
 
@@ -229,18 +223,14 @@ def read_edition(topic: Topic, load: int, edition: int) -> LoadManifest:
 
 
 def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) -> list[int]:
-    """Return the numbers above `after` that name files of a folder, ascending. Missing numbers are not
-    noticed.
-    """
+    """Return the numbers above `after` that name files of a folder, ascending, gaps or not."""
     names = storage.names(folder, after=f"{after:0{digits}d}.json" if after else "")
     numbered = map(re.compile(rf"(\d{{{digits},}})\.json").fullmatch, names)
     return sorted(int(match[1]) for match in numbered if match)
 
 
 def load_numbers(topic: Topic, after: int = 0) -> list[int]:
-    """Return the numbers of the existing loads above `after`, ascending, by one listing. Missing loads are
-    not noticed.
-    """
+    """Return the numbers of the existing loads above `after`, ascending, gaps or not, by one listing."""
     return numbers_in(topic.storage, Folder.LOADS.path(topic.name), after)
 
 
@@ -306,8 +296,8 @@ def loads_after(topic: Topic, after: int) -> Iterator[LoadManifest]:
 
 
 def unpublished_since(topic: Topic) -> LoadManifest | None:
-    """Return the first load that the newest publication has not considered, or None when there is no such
-    load.
+    """Return the first load that the newest publication has not considered, or None when it has considered
+    all.
 
     A publication that the table has lost since then counts: only the catalog could tell, and loads ask no
     catalog.
@@ -322,9 +312,7 @@ def unpublished_since(topic: Topic) -> LoadManifest | None:
 
 
 def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
-    """Yield the publication at a path and every publication before it, the newest first, each with
-    its path.
-    """
+    """Yield the publication at a path and all before it, the newest first, each with its path."""
     while path:
         publication = read_checked(storage, Publication, path)
         yield path, publication

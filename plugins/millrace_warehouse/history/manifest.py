@@ -77,9 +77,7 @@ class PartitionRange:
     """Data records in the range."""
     written: int = 0
     tombstones: int = 0
-    """Messages without a value, which become no rows. Manifests of the version before count them as
-    rejected.
-    """
+    """Messages without a value, which are no rows. The version before counts them as rejected."""
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Kind -> its rejected records; empty in manifests of the version before."""
@@ -199,9 +197,7 @@ class LoadManifest:
     rejected_files: Sequence[RejectedFile] = ()
     tombstone_files: Sequence[TombstoneFile] = ()
     aside_by_hour: Sequence[AsideMessages] = ()
-    """Messages that did not become rows, by hour and kind, ascending; empty in manifests of the version
-    before.
-    """
+    """Messages that did not become rows, by hour and kind, ascending; empty in older manifests."""
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -443,9 +439,7 @@ def now() -> str:
 
 
 def content_hash(manifest: Manifest) -> str:
-    """Return the SHA-256 of the manifest without its own `sha256` and without empty keys of later
-    versions.
-    """
+    """Return the SHA-256 of the manifest without its own `sha256` and empty keys of later versions."""
     values = dataclasses.asdict(manifest)
     del values["sha256"]
     for name in _NOT_IN_THE_FIRST_FORM:  # a manifest from before these keys keeps its hash
@@ -595,20 +589,20 @@ def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
             problems.append(f"{gone} rows of {hour} are gone, erasure {manifest.erases} states {stated}")
     lost = [rows for rows in before.erased if rows not in manifest.erased]
     if lost:
-        problems.append(f"it does not say any more what erasure {lost[0].erasure} took out")
+        problems.append(f"it no longer states the rows that erasure {lost[0].erasure} took out")
     then, there = (
         {part.partition: (part.read, part.tombstones, part.rejected) for part in each.partitions}
         for each in (before, manifest)
     )
     if then != there:
-        problems.append("it has read other records than the edition before, and an erasure reads none")
+        problems.append("it has other records than the edition before, and an erasure reads no records")
     return problems
 
 
 def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
     """Return every way in which a load does not continue its predecessor, one line each."""
     if before is None:
-        return [] if manifest.previous is None else ["the first load names one before it that is not there"]
+        return [] if manifest.previous is None else ["the first load names a load before it"]
     problems = []
     if manifest.previous != before.sha256:
         problems.append(
@@ -621,7 +615,7 @@ def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[s
     for partition, end in sorted(before.ends.items()):
         start = starts.get(partition)
         if start is None:
-            problems.append(f"partition {partition} is left out, it was read to offset {end} before")
+            problems.append(f"partition {partition} is left out, but was read to offset {end} before")
         elif start != end:
             kind = "missing" if start > end else "there twice"
             low, high = min(start, end), max(start, end)

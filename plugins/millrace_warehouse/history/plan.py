@@ -44,9 +44,7 @@ class Plan:
 
     @property
     def file_by_ms(self) -> int:
-        """Rows with this time or a later one have no hour. It is a day after the plan, by the
-        plan's clock.
-        """
+        """Rows with this time or a later one have no hour: a day after the plan, by its clock."""
         return int(datetime.fromisoformat(self.created).timestamp() * 1000) + MOST_AHEAD_MS
 
     @property
@@ -60,9 +58,7 @@ def plan_path(topic: str, run_id: str) -> str:
 
 
 def name_of_run(run_id: str) -> str:
-    """Return a run's name for use in paths. A run id may hold any character: Airflow's have colons and plus
-    signs.
-    """
+    """Return a run's name for paths: a run id may hold any character, such as Airflow's colons."""
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
         name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"
@@ -84,9 +80,7 @@ def freeze(topic: Topic, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan
 
 
 def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
-    """Raise MillraceError when the plan is for another cluster, or when the topic was recreated after the
-    plan.
-    """
+    """Raise MillraceError when the plan is for another cluster, or for a topic that was recreated since."""
     if plan.cluster_id != cluster_id:
         raise MillraceError(
             f"run {plan.run_id!r} had planned what to load of {plan.topic} on cluster {plan.cluster_id},"
@@ -94,6 +88,6 @@ def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
         )
     if plan.topic_id != topic_id:
         raise MillraceError(
-            f"topic {plan.topic} was deleted and created anew after run {plan.run_id!r} had planned what to"
+            f"topic {plan.topic} was deleted and recreated after run {plan.run_id!r} had planned what to"
             f" load (id {plan.topic_id}, now {topic_id}): use a new run id"
         )

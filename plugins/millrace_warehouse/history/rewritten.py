@@ -38,7 +38,7 @@ def write_list(topic: Topic, rewritten: Rewritten) -> None:
     """Write an attempt's list into its folder, before the table names the attempt's files."""
     path = f"{rewritten_folder(topic.name, rewritten.attempt)}/{LIST}"
     if not topic.storage.create(path, encode(rewritten)):
-        raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
+        raise MillraceError(f"{path} exists already, from another run's attempt: run again")
 
 
 def read_list(storage: Storage, folder: str) -> Rewritten | None:

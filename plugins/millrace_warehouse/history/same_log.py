@@ -22,7 +22,7 @@ def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str
         )
     if topic_id != load.topic_id:
         return (
-            f"topic {load.topic} was deleted and created anew on {client.bootstrap} (its id is {topic_id},"
+            f"topic {load.topic} was deleted and recreated on {client.bootstrap} (its id is {topic_id},"
             f" the loads are of {load.topic_id})"
         )
     return None
@@ -32,8 +32,7 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
     """Raise MillraceError, with advice, if the log is not the log that `load` was read from."""
     if different := another_log(client, topic_id, load):
         raise MillraceError(
-            f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"
-            " the topic that is there"
+            f"{different}: check --bootstrap; to load the present topic instead, give --accept-new-topic"
         )
 
 

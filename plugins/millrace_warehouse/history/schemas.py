@@ -86,7 +86,7 @@ def read_schema(topic: layout.Topic, number: int) -> TableSchema:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
     except ValidationError:
         raise MillraceError(
-            f"{path} holds no Iceberg schema: it was edited, restore it from a copy"
+            f"{path} does not hold an Iceberg schema: it was edited, restore it from a copy"
         ) from None
     return table_schema
 
@@ -100,19 +100,21 @@ def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list
         kept, last = iceberg_types.ids_by_name(before.schema), before.last_column_id
         new_ids = {number for name, number in ids.items() if name not in kept}
     problems = [
-        f"column {name} has id {ids[name]}, in the files it is {kept[name]}"
+        f"column {name} has id {ids[name]}, but in the files its id is {kept[name]}"
         for name in ids
         if name in kept and ids[name] != kept[name]
     ]
     problems += [
-        f"a new column has id {number}, which another one has had" for number in new_ids if number <= last
+        f"a new column has id {number}, which an earlier column had" for number in new_ids if number <= last
     ]
     if table_schema.last_column_id != max(last, *ids.values()):
         problems.append(
             f"its last column id is {table_schema.last_column_id}, not {max(last, *ids.values())}"
         )
     if table_schema.previous_schema_id != (before and before.schema_id):
-        problems.append(f"it follows schema {table_schema.previous_schema_id}, which the one before is not")
+        problems.append(
+            f"it follows schema {table_schema.previous_schema_id}, but the schema before it is not that one"
+        )
     return problems
 
 
@@ -192,9 +194,7 @@ def promote_registered(
     schema_id: int | None,
     reason: str,
 ) -> PromoteResult:
-    """Promote the table to a schema that is registered under the topic's subject: `schema_id`, or
-    the newest.
-    """
+    """Promote the table to `schema_id` or the newest schema, registered under the topic's subject."""
     now = pinned(topic)
     subject = subjects.of_messages(topic.name, lambda: [] if now is None else [now.schema_id], registry)
     try:
@@ -218,7 +218,7 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     at the same moment.
     """
     newest = layout.require_load(topic)
-    # Before any comparison: a promotion that is recorded in between then takes the next number.
+    # Read before any comparison: a promotion made in between then takes the next number.
     before = pinned(topic, newest.schema)
     assert before is not None
     if before.schema_id == schema_id:
@@ -261,7 +261,7 @@ class HistoryEntry:
 
 def history(topic: layout.Topic) -> list[HistoryEntry]:
     newest = layout.require_load(topic)
-    # Loads keep the order of the records, so a binary search reads few manifests for each of them.
+    # Loads keep the order of the schemas, so a binary search reads few manifests for each of them.
     loads = range(1, newest.load + 1)
 
     def schema_of(load: int) -> int:
@@ -310,9 +310,7 @@ def check_promotion(
 
 
 def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
-    """Return the first column whose change of type Iceberg refuses, with both types; empty if all are
-    allowed.
-    """
+    """Return the first column whose change of type Iceberg refuses, with both types, or empty."""
     if old == new or _is_wider(old, new):
         return ""
     if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
@@ -331,9 +329,7 @@ def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str)
 
 
 def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
-    """Return True for a widening that Iceberg's format allows. pyiceberg's `promote` would also accept text
-    for bytes.
-    """
+    """Return True for a widening that Iceberg allows; pyiceberg's `promote` also takes text for bytes."""
     if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
     return (type(old), type(new)) in _WIDER
@@ -381,9 +377,7 @@ def _lost(old: Node, new: Node, path: str) -> str:
 
 
 def _names(node: Node) -> Sequence[str]:
-    """Return a type's name and aliases, by which an earlier schema may know it; one empty name if it has
-    none.
-    """
+    """Return a type's name and aliases, by which an earlier schema may know it; one empty name without."""
     return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
 
 
@@ -396,7 +390,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
     before = {field.name: field.field_type for field in old.fields}
     after = {field.name: field.field_type for field in new.fields}
     gained = [f"new column {name}: null in rows loaded before" for name in after if name not in before]
-    lost = [f"column {name} is in new rows no more" for name in before if name not in after]
+    lost = [f"column {name} is not in new rows" for name in before if name not in after]
     wider = [
         f"column {name} is {type_} from now on, it was {before[name]}"
         for name, type_ in after.items()
@@ -406,9 +400,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
-    """Map each field that messages have and the table lacks to the newest writer schema that has
-    the field.
-    """
+    """Map each field that messages have and the table lacks to the newest writer schema with it."""
     columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
     dropped: dict[str, int] = {}
     for schema_id in sorted(writer_ids):

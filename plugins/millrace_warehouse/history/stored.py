@@ -49,9 +49,7 @@ def read_stored(topic: Topic, file: StoredFile) -> bytes:
 def store_sequences(
     storage: Storage, folder: str, counts: SequenceCounts, name: str = SEQUENCES
 ) -> tuple[Sequence[ProducerSequences], StoredFile | None]:
-    """Return the counts as a manifest has them: as entries, or without entries and with a file in
-    `folder`.
-    """
+    """Return the counts for a manifest: as entries, or without entries and with a file in `folder`."""
     entries = counts.to_json()
     if len(entries) <= HELD_ENTRIES and counts.range_count <= 4 * HELD_ENTRIES:
         return [ProducerSequences(**entry) for entry in entries], None

@@ -52,9 +52,7 @@ def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress
 
 
 def _create(topic: Topic, manifest: LoadManifest) -> bool:
-    """Create the manifest, even if the storage's answers are lost. Return True if this attempt has the
-    number.
-    """
+    """Create the manifest, even if answers are lost. Return True if this attempt has the number."""
     path, content = manifest_path(manifest), encode(manifest)
     for turn in range(1, CREATE_TRIES + 1):
         try:
@@ -65,14 +63,12 @@ def _create(topic: Topic, manifest: LoadManifest) -> bool:
         except MillraceError as error:
             if turn == CREATE_TRIES:
                 raise MillraceError(
-                    f"{error}; whether {path} was created is not known: run again, which finds out"
+                    f"{error}; whether {path} was created is not known: run again to find out"
                 ) from None
     raise AssertionError  # the loop returns or raises
 
 
 def _discard(topic: Topic, load: int, attempt: str) -> None:
-    """Delete the files of a lost attempt. Ignore errors of the storage: they may be the reason why the
-    attempt failed.
-    """
+    """Delete the files of a lost attempt. Ignore the storage's errors: they may have caused the loss."""
     with suppress(MillraceError):
         topic.storage.delete(rows_folder(topic.name, load, attempt))

@@ -144,7 +144,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         waiting = {range_.partition: (range_.start, range_.end) for range_ in ranges if size_of(range_)}
         bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
         # A partition from which nothing is taken keeps its end, also when that has expired: the next load
-        # records the gap.
+        # lists the gap.
         before = {part.before.partition: part.before.end for part in parts}
         unmoved = {p: before[p] for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved
@@ -181,9 +181,7 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
-    """Try once to load from the newest load's end to the plan's. Return None when another driver
-    was first.
-    """
+    """Try once to load from the newest load's end to the plan's. Return None if another driver won."""
     storage, progress = run.context.storage, run.context.progress
     parts = range_writer.parts_to_load(
         run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
@@ -227,7 +225,7 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     if not fields:
         return []
     return [
-        f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
+        f"{manifest.topic}: its messages have fields that the table lacks: {', '.join(sorted(fields))};"
         f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
     ]
 
@@ -253,22 +251,20 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 def _nothing_to_do(
     topic: layout.Topic, plan: Plan, newest: LoadManifest | None, fresh: bool
 ) -> tuple[LoadManifest | None, str]:
-    """Return the load that holds everything up to the plan's end, and the reason why nothing is to
-    be done.
-    """
+    """Return the load that holds everything up to the plan's end, and why there is nothing to load."""
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
-        empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
+        empty = "no message of the topic lies within the limits" if bounded else "the topic is empty"
         return None, f"{empty}, there is nothing to load"
     if fresh:
-        return newest, f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
+        return newest, f"nothing new{' within the limits' if bounded else ''} since load {newest.load}"
     holder = newest
     while holder.load > 1:
         earlier = layout.read_load(topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    return holder, f"load {holder.load} holds it already"
+    return holder, f"load {holder.load} has its messages already"
 
 
 def _result(
@@ -281,9 +277,7 @@ def _result(
     published: bool = False,
     notes: Sequence[str] = (),
 ) -> LoadResult:
-    """Return a load's result and the offsets after the newest load. Only the run that made the load reports
-    counts.
-    """
+    """Return a load's result, with counts if this run made it, and the offsets after the newest load."""
     own = load if load is not None and load.run_id == plan.run_id else None
     latest = run.context.client.list_offsets(plan.topic, LATEST)
     ends = newest.ends if newest is not None else {}

@@ -110,7 +110,7 @@ class LoadContext:
     """Accept offsets that are missing in the middle of the log. They are listed as a gap."""
 
 
-def unread_partition(partition: int) -> PartitionRange:
+def empty_partition(partition: int) -> PartitionRange:
     """Return the empty range of a partition from which nothing was loaded."""
     return PartitionRange(partition=partition, start=0, end=0)
 
@@ -151,7 +151,7 @@ def parts_to_load(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """Return for each partition the range from the newest load's end to `ends`, and its expired offsets."""
-    before = {p: unread_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
+    before = {p: empty_partition(p) for p in ends} | {p: empty_after(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
@@ -176,9 +176,7 @@ def parts_to_load(
 def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
-    """Return the range [start, end) of a partition. Its first batch must begin at the byte position
-    `base`.
-    """
+    """Return the range [start, end) of a partition whose first batch begins at byte position `base`."""
     return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 
@@ -225,7 +223,7 @@ def write_ranges(
     be missing.
     """
     topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
-    # After the newest edition was looked up: an erasure that is recorded later takes this number away.
+    # After the newest edition was looked up: an erasure that is created later takes this number.
     erasing = to_apply(topic, now(), again=draft.edition > 1)
     results = _write(context, draft, pinned.source, parts, folder, erasing)
     context.progress("written")
@@ -287,9 +285,7 @@ def with_stored(
     counts: SequenceCounts,
     erased: SequenceCounts,
 ) -> LoadManifest:
-    """Store the files for the table and for `verify` in the attempt's folder. Return the manifest that names
-    them.
-    """
+    """Store the files for the table and `verify` beside the rows. Return the manifest with them."""
     folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
     sequences, sequences_file = store_sequences(storage, folder, counts)
     erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)
@@ -399,7 +395,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
     raise MillraceError(
         f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
         " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
-        " --accept-gaps to go on without them"
+        " --accept-gaps to continue without them"
     )
 
 

@@ -112,7 +112,9 @@ class RejectedLimits:
         for part in text.split(","):
             name, _, limit = part.strip().rpartition("=")
             if name and name not in {*Kind}:
-                raise ConfigError(f"--max-rejected {text!r}: {name!r} is no kind; name {' or '.join(Kind)}")
+                raise ConfigError(
+                    f"--max-rejected {text!r}: {name!r} is not a kind; name {' or '.join(Kind)}"
+                )
             kind = Kind(name) if name else None
             if kind in limits:
                 raise ConfigError(f"--max-rejected {text!r} gives a limit twice: give it once")

@@ -78,9 +78,7 @@ def loads_of(topic: layout.Topic, hours: Sequence[str]) -> list[int]:
 
 
 def _may_have(present: set[str], hours: Sequence[str]) -> bool:
-    """Return True if one of the hours lies between the first and the last present hour, or if no hour is
-    present.
-    """
+    """Return True if an hour lies between the first and last present hour, or if no hour is present."""
     return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
@@ -139,22 +137,18 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
                 )
     if problems:
         raise MillraceError(
-            f"cannot be read again, nothing was: {'; '.join(problems)}; leave these loads out"
+            f"cannot be read again, so no load was read: {'; '.join(problems)}; leave these loads out"
         )
 
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
-    """Return the offset and byte position where a load began to read, after the offsets that had already
-    expired.
-    """
+    """Return the offset and byte position where a load began to read, after the expired offsets."""
     gap = _expired(part)
     return (gap.end, None) if gap is not None else (part.start, part.start_base)
 
 
 def _expired(part: PartitionRange) -> Gap | None:
-    """Return the gap of offsets that had expired when a load began, with its reason; None without such
-    offsets.
-    """
+    """Return the gap of offsets that had expired when a load began, with its reason, or None."""
     first = part.gaps[0] if part.gaps else None
     if first is None or first.start != part.start or first.reason == "absent":
         return None
@@ -170,7 +164,7 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
     def attempt() -> ReloadResult:
         number = layout.editions_of(topic).get(load, [1])[-1]
         newest = layout.read_edition(topic, load, number)
-        if _is_own(run, newest) and not _unheld(topic, newest):
+        if _is_own(run, newest) and not _missed_erasures(topic, newest):
             before = layout.read_edition(topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not suffice: it may have begun before the decoder or schema was
@@ -179,14 +173,14 @@ def _reload(run: ReloadRun, topic: layout.Topic, load: int, pinned: range_writer
         if manifest is not None:
             add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
             run.context.progress("recorded")
-        if manifest is not None and not _unheld(topic, manifest):
+        if manifest is not None and not _missed_erasures(topic, manifest):
             return _result(manifest, newest, published=True)
         raise Conflict("another run has made the edition, or an erasure came in between")
 
     return retried(attempt, f"{topic}: load {load} was not read again", "run one re-load at a time")
 
 
-def _unheld(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
+def _missed_erasures(topic: layout.Topic, manifest: LoadManifest) -> set[str]:
     """Return the erasures that were created after the rows of an edition were written."""
     known = to_apply(topic, now(), again=True)
     return {each.id for each in known} - {*manifest.erasures}
@@ -263,7 +257,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
         for gap in part.gaps:
             if not any(before.start <= gap.start and gap.end <= before.end for before in old.gaps):
                 raise MillraceError(
-                    f"{where}: offsets [{gap.start}, {gap.end}) were there and are gone from the log,"
+                    f"{where}: offsets [{gap.start}, {gap.end}) were in the log and are gone,"
                     " nothing was published: run `millrace log verify` on its broker"
                 )
 

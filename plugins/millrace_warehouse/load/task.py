@@ -239,9 +239,7 @@ def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Return a temporary folder in Spark's local directory, if there is one: Spark deletes it after a task
-    was killed.
-    """
+    """Return a temporary folder in Spark's local directory, which Spark deletes after a killed task."""
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = spark if spark and Path(spark).is_dir() else None
     try:

@@ -54,12 +54,12 @@ def _by_bytes(
     left = {partition: log for partition, log in logs.items() if ends[partition] > log.start}
     bytes_per_offset = {p: 1.0 if byte_positions else log.bytes_per_offset() for p, log in left.items()}
     # Where offsets are byte positions, the end of an offset range lies inside its last batch.
-    behind = {p: log.behind(ends[p]) if byte_positions else ends[p] for p, log in left.items()}
-    total = sum((behind[p] - log.start) * bytes_per_offset[p] for p, log in left.items())
+    positions = {p: log.position_after(ends[p]) if byte_positions else ends[p] for p, log in left.items()}
+    total = sum((positions[p] - log.start) * bytes_per_offset[p] for p, log in left.items())
     if total <= max_bytes:
         return dict(ends)
     share = max_bytes / total
-    targets = {p: log.start + int((behind[p] - log.start) * share) for p, log in left.items()}
+    targets = {p: log.start + int((positions[p] - log.start) * share) for p, log in left.items()}
     return {p: min(ends[p], log.last_boundary(targets[p], bytes_per_offset[p])) for p, log in left.items()}
 
 
@@ -74,9 +74,7 @@ class _Waiting:
     end: int
 
     def end_before(self, offset: int) -> int:
-        """Return the end that takes everything before the offset: the end of the batch around it, or the
-        offset itself.
-        """
+        """Return the end that takes everything before the offset: the end of the batch around it, if any."""
         if offset >= self.end:
             return self.end
         if offset <= self._first_data():
@@ -111,15 +109,13 @@ class _Waiting:
         batches = self._batches(self.start, WINDOW_BYTES)
         return next((header.base_offset for header in batches if not header.is_control), self.start)
 
-    def behind(self, end: int) -> int:
+    def position_after(self, end: int) -> int:
         """Return the byte position after the last batch before an end."""
         header = next(self._batches(end - 1), None)
         return end if header is None or header.base_offset >= end else header.base_offset + header.size
 
     def bytes_per_offset(self) -> float:
-        """Return the bytes per offset where offsets count records, estimated from the first waiting
-        batches.
-        """
+        """Return the bytes per offset where offsets count records, estimated from the first batches."""
         size, last = 0, self.start
         for header in self._batches(self.start, WINDOW_BYTES):
             size, last = size + header.size, header.next_offset

@@ -1,6 +1,6 @@
 """The kinds of messages: a row, a tombstone, or one of three kinds of rejected records.
 
-A tombstone is a message without a value: its producer has deleted the key. It is no row and no failure.
+A tombstone is a message without a value: its producer has deleted the key. It is neither a row nor a failure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ASIDE = (TOMBSTONE, *(kind.value for kind in Kind))
 """The kinds of messages that do not become rows."""
 
 
-def looks_like(value: bytes) -> str:
+def name_format(value: bytes) -> str:
     """Name the format that the first bytes of a value look like."""
     start = value[:_LOOKED_AT]
     if not start:

@@ -25,7 +25,7 @@ from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
-from millrace_warehouse.log.kinds import Kind, looks_like
+from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 
@@ -35,9 +35,7 @@ PREFIX_BYTES = 5
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
 )
-"""Columns of tombstones. `timestamp` is the record's time in ms, and `key` is null where the record
-has none.
-"""
+"""Columns of tombstones. `timestamp` is the record's time in ms; `key` may be null."""
 _TIMESTAMP = [field.name for field in LOG_FIELDS].index("_timestamp")
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
@@ -72,9 +70,7 @@ class Filing:
     load: int
     """The load's number, for the column `_load`."""
     file_by_ms: int
-    """Time in ms since the epoch. `_time` is null for event times from it on, and for event times before
-    2000.
-    """
+    """Time in ms since the epoch: `_time` is null for event times from it on, and before 2000."""
     tombstones_as_rows: bool = False
     """True if a tombstone becomes a row of nulls."""
 
@@ -138,9 +134,7 @@ class Decoder:
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
-        """Yield the rows of a cut in batches of about 10,000, without records outside the range. Fill in
-        `stats`.
-        """
+        """Yield the rows of a cut's range in batches of about 10,000. Fill in `stats`."""
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
@@ -209,7 +203,7 @@ class Decoder:
         columns: Sequence[pa.Array],
         stats: RangeStats,
     ) -> pa.RecordBatch:
-        """Return the rows of some messages, with our own columns after those of the schema."""
+        """Return the rows of some messages. Our own columns follow the columns of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns)
         _note_times(times, stats)
@@ -233,7 +227,7 @@ class Decoder:
         try:
             writer = parse(schema)
             if not isinstance(writer, Record):
-                return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} is no record")
+                return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} is not a record")
             return body_decoder(writer, self.table)
         except SchemaError as error:
             return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} does not fit the table: {error}")
@@ -279,7 +273,7 @@ def _tombstones(partition: int, frames: Frames) -> pa.RecordBatch:
 
 
 def _foreign(partition: int, frames: Frames, row: int) -> RejectedRecords:
-    looks = looks_like(_bytes_at(frames, frames.value, frames.value_size, row))
+    looks = name_format(_bytes_at(frames, frames.value, frames.value_size, row))
     reason = f"the message does not begin with a zero byte and a schema id: it looks like {looks}"
     return _rejected(partition, frames, row, Kind.FOREIGN_FRAMING, None, reason)
 
@@ -359,7 +353,7 @@ def _note_times(times: pa.Array, stats: RangeStats) -> None:
     """Extend the smallest and largest time in `stats` by the rows' event times."""
     if times.null_count < len(times):
         span = pc.min_max(times.view(pa.int64()))
-        stats.saw_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
+        stats.add_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
 
 
 def _event_times(

@@ -24,9 +24,7 @@ from millrace.records import Cursor
 from millrace_warehouse.log.kinds import Kind
 
 KAFKA_RECORD_BYTES = 100
-"""Assumed size of an Apache Kafka record. It is small on purpose: too many tasks cost less than
-huge tasks.
-"""
+"""Assumed size of an Apache Kafka record. Small on purpose: too many tasks cost less than huge ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,7 @@ class Range:
     start_base: int | None = None
     topic_id: UUID | None = None
     byte_positions: bool = True
-    """True for Millrace, where an offset is a byte position. False for Apache Kafka, where offsets are
-    consecutive.
-    """
+    """True for Millrace, whose offsets are byte positions. False for Apache Kafka's consecutive offsets."""
 
     @property
     def name(self) -> str:
@@ -71,9 +67,7 @@ class Cut:
 
 
 def size_of(range_: Range) -> int:
-    """Return the bytes of log in a range. On Apache Kafka, whose offsets count records, this is an
-    estimate.
-    """
+    """Return the bytes of log in a range; an estimate on Apache Kafka, whose offsets count records."""
     span = range_.end - range_.start
     return span if range_.byte_positions else span * KAFKA_RECORD_BYTES
 
@@ -116,9 +110,7 @@ class RangeStats:
     """Control batches and batches of aborted transactions, which hold no data."""
     bytes: int = 0
     records: int = 0
-    """Data records whose offset lies in the range. They are counted when batches are unpacked, not by
-    `read_cut`.
-    """
+    """Data records whose offset lies in the range. Counted when batches are unpacked."""
     tombstones: int = 0
     rejected_by_kind: Counter[Kind] = field(default_factory=Counter)
     gaps: list[Gap] = field(default_factory=list)
@@ -140,8 +132,8 @@ class RangeStats:
     def rejected(self) -> int:
         return self.rejected_by_kind.total()
 
-    def saw_times(self, smallest: int, largest: int) -> None:
-        """Extend the smallest and largest event time by those of some rows."""
+    def add_times(self, smallest: int, largest: int) -> None:
+        """Extend the smallest and largest event time by the times of some rows."""
         self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
         self.max_time = largest if self.max_time is None else max(self.max_time, largest)
 
@@ -185,15 +177,13 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
     if joined.first_base is None:
         joined.first_base = part.first_base
     if part.min_time is not None and part.max_time is not None:
-        joined.saw_times(part.min_time, part.max_time)
+        joined.add_times(part.min_time, part.max_time)
     for schema_id, rows in part.schema_ids.items():
         joined.schema_ids[schema_id] = joined.schema_ids.get(schema_id, 0) + rows
 
 
 def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[Gap]:
-    """Yield the gap between the end of the earlier tasks and a part's first batch, then the part's
-    own gaps.
-    """
+    """Yield the gap between the earlier tasks and a part's first batch, then the part's own gaps."""
     if not _reaches(cursor, first_base):
         expired = part.gaps and part.gaps[0] == Gap(first_base, part.gaps[0].end, "expired")
         yield Gap(cursor.next_offset, first_base, "expired" if expired else "absent")

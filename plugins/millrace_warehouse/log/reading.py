@@ -109,9 +109,9 @@ def read_cut(
 
 def _nothing_came(cut: Cut, wanted: int, fetched: FetchedPartition, timeout_s: float) -> MillraceError:
     return MillraceError(
-        f"{cut.range.name} has given nothing at offset {wanted} for {timeout_s:g} s; its high watermark is "
-        f"{fetched.high_watermark}, the range ends at {cut.range.end}: if the first is smaller the log has "
-        "lost messages, else see the broker's log and run again"
+        f"{cut.range.name} returned no data at offset {wanted} for {timeout_s:g} s; its high watermark is"
+        f" {fetched.high_watermark}, the range ends at {cut.range.end}: if the high watermark is smaller, the"
+        " log has lost messages; otherwise check the broker's log and run again"
     )
 
 
@@ -119,8 +119,8 @@ def _check_topic(client: ClusterClient, cut: Cut) -> None:
     expected, topic = cut.range.topic_id, cut.range.topic
     if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
         raise UnknownTopicId(
-            f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
-            "load with a new run id, start a query with a new checkpoint or set its failOnDataLoss=false"
+            f"topic {topic!r} was deleted and recreated (its id is {topic_id}, the run expected {expected}):"
+            " load with a new run id, start a query with a new checkpoint or set its failOnDataLoss=false"
         )
 
 
@@ -135,9 +135,7 @@ class _CutReader:
     log_start: int = 0
     """Start of the log at the moment when offsets were found to have expired."""
     lost_from: int | None = None
-    """The first expired offset, until the next batch shows which of the expired offsets belong to
-    this cut.
-    """
+    """The first expired offset, until the next batch shows which expired offsets belong to this cut."""
     rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +160,7 @@ class _CutReader:
             dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
-            self._record_expired(header.base_offset)
+            self._add_expired_gap(header.base_offset)
             if header.base_offset >= self.cut.last:
                 self.done = True
                 break
@@ -172,7 +170,7 @@ class _CutReader:
                     taken.append((header, batch))
             self.cursor = self._after(header)
         if self.wanted >= self.cut.last:
-            self._record_expired(self.cut.last)
+            self._add_expired_gap(self.cut.last)
             self.done = True
         return taken
 
@@ -202,7 +200,7 @@ class _CutReader:
         self.log_start = log_start
         self.cursor = Cursor(log_start, log_start)
 
-    def _record_expired(self, base: int) -> None:
+    def _add_expired_gap(self, base: int) -> None:
         """Add the gap of expired offsets, now that the base offset of the next batch is known.
 
         A batch may begin before the log's start. The cut that contains its base offset reads the batch and

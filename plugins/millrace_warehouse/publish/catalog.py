@@ -41,9 +41,7 @@ class CatalogError(MillraceError):
 
 
 class TableFileGone(MillraceError):
-    """A file of a table is missing: it was deleted meanwhile, or the catalog is older than the last
-    expiry.
-    """
+    """A file of a table is missing: deleted meanwhile, or the catalog is older than the last expiry."""
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
@@ -54,9 +52,9 @@ def table_identifier(topic: str) -> tuple[str, str]:
 def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:
     """Open the catalog of that name, with its files in the storage. Close it after use.
 
-    Without a name, it is `catalog.db` in a local warehouse. `create` creates that file if it is missing;
-    without `create`, a catalog without tables stands in for it. Raise MillraceError when there is no catalog,
-    or when SQLite's file would lie on a network file system.
+    Without a name, it is `catalog.db` in a local warehouse. `create` creates that file if it is missing.
+    Without `create`, a missing file is read as a catalog without tables. Raise MillraceError when there is no
+    catalog, or when SQLite's file would lie on a network file system.
     """
     if name:
         return _configured(name)
@@ -71,7 +69,7 @@ def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog
             f"there is no warehouse at {storage.root}: correct --warehouse, or load into it first"
         )
     refuse_network_file_system(path)
-    uri = f"sqlite:///{path}" if create or path.exists() else "sqlite://"  # the latter in memory
+    uri = f"sqlite:///{path}" if create or path.exists() else "sqlite://"  # without a path, in memory
     return _open(lambda: SqlCatalog(NAMESPACE, uri=uri, **{"py-io-impl": PY_IO_IMPL}))
 
 
@@ -96,7 +94,7 @@ def _configured(name: str) -> Catalog:
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
     # Repeated: if two processes create a new SQL catalog's tables at once, one of them is refused.
-    return asked("catalog", connect_once)
+    return ask_catalog("catalog", connect_once)
 
 
 def refuse_network_file_system(path: Path) -> None:
@@ -113,7 +111,7 @@ def _file_system(path: Path) -> str:
     """Return the type of a path's file system, or empty where the system does not list file systems."""
     try:
         mounts = [line.split() for line in MOUNTS.read_text().splitlines()]
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return ""
     # The fifth word is the mount point, with spaces as \040; the type is the first word after the dash.
     types = {_unescaped(words[4]): words[words.index("-") + 1] for words in mounts}
@@ -125,7 +123,7 @@ def _unescaped(mount: str) -> str:
     return mount.encode().decode("unicode_escape")
 
 
-def asked(what: str, question: Callable[[], T]) -> T:
+def ask_catalog(what: str, question: Callable[[], T]) -> T:
     """Ask a catalog and return its answer. Raise CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
@@ -141,7 +139,7 @@ def asked(what: str, question: Callable[[], T]) -> T:
             if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
                 raise TableFileGone(
                     f"the {what} names a file that is gone ({first_line(error)}): mount the warehouse"
-                    " that has it, restore it from a copy, or make the table again with `millrace publish"
+                    " that has it, restore it from a copy, or rebuild the table with `millrace publish"
                     " TOPIC --rebuild`"
                 ) from error
             if turn == TRIES - 1:
@@ -164,7 +162,7 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
     Raise CatalogError when the catalog does not answer.
     """
     try:
-        return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
+        return ask_catalog(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
         return None
 
@@ -172,18 +170,18 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
 def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
     """Remove a table from the catalog; its files stay."""
     with suppress(exceptions.NoSuchTableError):  # dropped, and the answer was lost
-        asked(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
+        ask_catalog(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
 
 
 @contextmanager
-def being_read(table: Table) -> Iterator[None]:
+def reading(table: Table) -> Iterator[None]:
     """Guard the reading of a table's manifests. Raise TableFileGone when one disappears, as in an erasure."""
     try:
         yield
     except FileNotFoundError as error:
         raise TableFileGone(
             f"a file of {'.'.join(table.name())} was deleted while it was read ({first_line(error)}): run"
-            " again; if it stays so, make the table again with `millrace publish TOPIC --rebuild`"
+            " again; if the error returns, rebuild the table with `millrace publish TOPIC --rebuild`"
         ) from error
 
 
@@ -214,10 +212,10 @@ def create_table(
             raise
 
     try:
-        return asked(what, create)
+        return ask_catalog(what, create)
     except exceptions.NoSuchNamespaceError:
-        asked(what, lambda: _create_namespace(catalog, identifier[0]))
-        return asked(what, create)
+        ask_catalog(what, lambda: _create_namespace(catalog, identifier[0]))
+        return ask_catalog(what, create)
 
 
 def _create_namespace(catalog: Catalog, namespace: str) -> None:

@@ -63,7 +63,7 @@ from pyiceberg.types import IntegerType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of, partition_of
-from millrace_warehouse.publish.catalog import CatalogError, being_read, first_line, load_table
+from millrace_warehouse.publish.catalog import CatalogError, first_line, load_table, reading
 from millrace_warehouse.races import Conflict, Outrun, retried
 
 logger = logging.getLogger("millrace.warehouse.committer")
@@ -84,15 +84,13 @@ class TableChange:
     removed: Sequence[DataFile] = ()
     """Files to remove from the table. If one of them is not in the table, the commit raises Conflict."""
     same_rows: bool = False
-    """True if the added files hold the rows of the removed files. The snapshot's operation is then
-    `replace`.
-    """
+    """True if the added files hold the rows of the removed files: the operation is then `replace`."""
     schema: Schema | None = None
     """The table's new columns, with their ids; None keeps the present columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
-    """Forget every other snapshot, except those that another branch or a tag names."""
+    """True to forget every other snapshot, except snapshots that another branch or a tag names."""
 
 
 def commit(table: Table, change: TableChange) -> Table:
@@ -125,7 +123,7 @@ class _Commit:
     def make(self) -> Table:
         what = f"the table {'.'.join(self._table.name())} took no commit"
         try:
-            made = retried(self._try, what, "see what its catalog says, then run again")
+            made = retried(self._try, what, "check its catalog's log, then run again")
         except Outrun:
             now = self._now()  # the last answer may be lost, too
             if now is None or _head(now) != self._id:
@@ -318,9 +316,7 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: `main` must not move, and other snapshots must
-    be kept.
-    """
+    """Return a requirement for each branch and tag: `main` stays, other snapshots are kept."""
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -353,9 +349,7 @@ def _compression(table: Table) -> Any:
 
 
 def _existing(entry: ManifestEntry) -> ManifestEntry:
-    """Return an earlier snapshot's entry for another manifest, with the snapshot and sequence number that
-    added it.
-    """
+    """Return an earlier snapshot's entry for another manifest, with its snapshot and sequence number."""
     entry.status = ManifestEntryStatus.EXISTING
     return entry
 
@@ -401,7 +395,7 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
     """Yield the entries of the data files in branch `main`, of all hours or of the given hours."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    with being_read(table):
+    with reading(table):
         for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
             if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
                 continue

@@ -29,9 +29,7 @@ from millrace_warehouse.requests import Compact
 COMMIT_BYTES = 4 << 30
 """Bytes of small files that one commit replaces. It bounds the work that a crash or a conflict wastes."""
 STALE_S = 12 * 3600.0
-"""Age in seconds at which a run gives up its work. `expire` deletes files that are a day old and in
-no table.
-"""
+"""Age in seconds at which a run gives up: `expire` deletes files of a day that are in no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.layout import attempted
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.publish.catalog import being_read
+from millrace_warehouse.publish.catalog import reading
 
 RowsByLoad = Counter[int | None]
 """Load -> rows; None for rows without a load."""
@@ -64,7 +64,7 @@ def named_files(table: Table, topic: str) -> set[str]:
     named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for statistics in (*metadata.statistics, *metadata.partition_statistics):
         named.add(statistics.statistics_path)
-    with being_read(table):
+    with reading(table):
         for snapshot in metadata.snapshots:
             named.add(snapshot.manifest_list)
             for manifest in snapshot.manifests(table.io):
@@ -77,9 +77,7 @@ def named_files(table: Table, topic: str) -> set[str]:
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
-    """Return the smallest and largest load with rows in a file, by its entry's bounds, or None without
-    bounds.
-    """
+    """Return the smallest and largest load with rows in a file, by its entry's bounds, or None."""
     field = table.schema().find_field(LOAD.name).field_id
     low, high = (file.lower_bounds or {}).get(field), (file.upper_bounds or {}).get(field)
     if low is None or high is None:

@@ -101,10 +101,10 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
         found.compacted = dict(_old_compacted(context, published, rewritten))
         metadata = _old_metadata(context, request, "table/metadata", published.named)
         found.strays |= _lost_publications(context, topic, published.publication)
-    data, compacted, waiting = _written_down(context, request, found, published)
+    data, compacted, waiting = _list_unneeded(context, request, found, published)
     if published is not None:
         if not request.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
-            named = _fenced(context, published).named
+            named = _fence(context, published).named
             data = {path: file for path, file in data.items() if path not in named}
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
@@ -307,7 +307,9 @@ def _old_hours(context: Context, request: Expire) -> dict[str, Listed]:
     _commit_nothing(hours)
     fenced = load_table(context.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
-        raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
+        raise MillraceError(
+            f"the table of hours of {topic} took no commit: check its catalog, then run again"
+        )
     named = contents.named_files(fenced, topic)
     return {path: file for path, file in old.items() if path not in named}
 
@@ -323,9 +325,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 
 def _lost_publications(context: Context, topic: Topic, newest: Publication) -> dict[str, Listed]:
-    """Return the manifests of failed attempts to publish: the ledger or the table names every valid
-    manifest.
-    """
+    """Return the manifests of failed publications, which neither the ledger nor the table names."""
     count = {*topic.recorded(Folder.PUBLICATIONS)}
     count.add(layout.publication_path(topic.name, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
@@ -348,7 +348,7 @@ def _old_drafts(context: Context, topic: Topic) -> dict[str, Listed]:
     }
 
 
-def _written_down(
+def _list_unneeded(
     context: Context, request: Expire, found: _Unneeded, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
     """List newly unneeded files in `expired/`. Return the data files and compacted files to delete now, and
@@ -381,13 +381,15 @@ def _written_down(
                 )
             context.progress("written down")
     before = context.clock() - request.reader_grace_s
-    old = {path for path, context in since.items() if datetime.fromisoformat(context).timestamp() <= before}
+    old = {
+        path for path, since_time in since.items() if datetime.fromisoformat(since_time).timestamp() <= before
+    }
     data = {path: file for path, file in found.data.items() if path in old}
     compacted = {path: file for path, file in found.compacted.items() if path in old}
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
 
 
-def _fenced(context: Context, published: _Published) -> _Published:
+def _fence(context: Context, published: _Published) -> _Published:
     """Make a commit without rows and return the table after it. Commits that began earlier now fail.
 
     A publication, a compaction, a re-load or a rebuild that was suspended for days could otherwise name files
@@ -396,7 +398,9 @@ def _fenced(context: Context, published: _Published) -> _Published:
     _commit_nothing(published.table)
     fenced = _Published.read(context, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
-        raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
+        raise MillraceError(
+            f"the table of {published.topic} took no commit: check its catalog, then run again"
+        )
     context.progress("fenced")
     return fenced
 

@@ -35,9 +35,7 @@ class Auditor(Protocol):
     """Interface of an auditor: verdicts on hours."""
 
     def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
-        """Return the judgement of each hour. The hours, such as `2015-05-17T10`, ascend within a span of
-        MOST_HOURS.
-        """
+        """Return the judgement of each hour. The hours ascend within a span of MOST_HOURS."""
 
     def changes(self, topic: str, since: str | None) -> Changes:
         """Return the hours whose final verdict changed since a cursor; all judged hours for None."""

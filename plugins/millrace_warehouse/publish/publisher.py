@@ -122,13 +122,11 @@ class _Attempts:
         self._read = ""
         """Location of the table's metadata that this run read last."""
         self._made: set[str] = set()
-        """Paths of the publications that this run tried to commit: the table may turn out to name any of
-        them.
-        """
+        """Paths of the publications that this run tried to commit: the table may name any of them."""
 
     def publish(self) -> PublishResult:
         what = f"{self._topic} was not published"
-        return retried(self._attempt, what, "see that not too many publish at once, then run again")
+        return retried(self._attempt, what, "let fewer runs publish at once, then run again")
 
     def _attempt(self) -> PublishResult:
         try:
@@ -172,9 +170,7 @@ class _Attempts:
         return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
-        """Return a result without a commit, or after a rebuild only. Finish the work that an earlier run
-        left.
-        """
+        """Return a result without a commit, or after a rebuild. Finish the work of an earlier run."""
         rebuild = self._request.rebuild
         if table is not None and before is not None and not self._request.dry_run:
             bring_up_to_date(self._context.catalog, self._topic, table, before)
@@ -191,9 +187,7 @@ class _Attempts:
         self._context.progress("table made again")
 
     def _ask(self, hours: Iterable[str]) -> dict[str, HourVerdict]:
-        """Map each hour to its verdict. Ask the auditor about new hours, at most MOST_HOURS in one
-        question.
-        """
+        """Map each hour to its verdict. Ask about at most MOST_HOURS new hours in one question."""
         asked = dict.fromkeys(hours)
         if UNFILED in asked:
             self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)

@@ -110,9 +110,7 @@ class _NeededRows:
 def _without_repeats(
     wanted: RowsByLoad, found: Iterable[_Candidate]
 ) -> tuple[RowsByLoad, list[IcebergDataFile]]:
-    """Return the rows that are still missing, and the taken files. These hold wanted rows only, and no row
-    twice.
-    """
+    """Return the rows that are still missing, and the taken files, which hold no row twice."""
     left, files = wanted.copy(), []
     there: dict[tuple[int, int], list[pa.Array]] = {}
     for each in found:
@@ -154,7 +152,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     catalog = context.catalog
     table, head = _table(context, topic)
     base, base_path, number = _newest(topic, table)
-    if base is not None:  # the run that made it may have died, and its successor hides it from later runs
+    if base is not None:  # its run may have died; once it has a successor, later runs do not look at it
         add_to_ledger(topic.storage, base_path, base)
     drop_if_gone(catalog, topic.name)
     state = TableState.from_publication(base)
@@ -223,14 +221,12 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
             if entry is None or entry.sha256 == publication.sha256:
                 return publication, path, highest
         except MillraceError:
-            continue  # the earlier record covers less, but correctly
+            continue  # the earlier publication covers less, but correctly
     return None, "", highest
 
 
 def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
-    """Return the rows that every published hour must have, with the existing files of loads, and the newest
-    schema.
-    """
+    """Return the rows of every published hour, with the existing files of loads, and the newest schema."""
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     hours: dict[str, _NeededRows] = {}
     schema = 0
@@ -254,9 +250,7 @@ def _choose(
     head: list[IcebergDataFile],
     editions: Mapping[str, int],
 ) -> None:
-    """Choose files for every hour: its present files, else the files of its loads, else any files with its
-    rows.
-    """
+    """Choose each hour's files: its present files, else those of its loads, else any with its rows."""
     in_head: dict[str, list[_Candidate]] = {}
     for file in head:
         assert table is not None
@@ -354,7 +348,11 @@ def _lost(state: TableState, hours: Mapping[str, _NeededRows]) -> list[HourChang
     for hour in sorted(before.keys() | state.lost.keys()):
         was, is_ = (sum(rows.rows for rows in lost.get(hour, ())) for lost in (before, state.lost))
         loads = ", ".join(f"{lost.rows:,} of load {lost.load}" for lost in state.lost.get(hour, ()))
-        reason = f"no file is left with rows of it: {loads}" if loads else "its lost rows were found again"
+        reason = (
+            f"no file has these rows of the hour any more: {loads}"
+            if loads
+            else "its lost rows were found again"
+        )
         verdict = HourVerdict(verdict="incomplete" if loads else "unknown", reasons=[reason])
         added, removed = max(was - is_, 0), max(is_ - was, 0)
         changes.append(

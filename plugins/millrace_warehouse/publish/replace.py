@@ -47,8 +47,8 @@ def take_out(
             gone += file.record_count - (kept.record_count if kept is not None else 0)
         if gone != rows:
             raise MillraceError(
-                f"the table of {topic} has {gone:,} rows in hour {hour} of loads that were read again, and"
-                f" was given {rows:,}: see `millrace verify`, then run `millrace publish {topic} --rebuild`"
+                f"the table of {topic} has {gone:,} rows in hour {hour} of re-loaded loads, and"
+                f" should have {rows:,}: run `millrace verify`, then `millrace publish {topic} --rebuild`"
             )
     rewriting.finish()
     return removed, added

@@ -1,6 +1,4 @@
-"""pyiceberg's REST catalog with a time limit on every request. Without it, pyiceberg waits for ever for a
-silent server.
-"""
+"""pyiceberg's REST catalog with a time limit on every request: without it, pyiceberg waits for ever."""
 
 from __future__ import annotations
 

@@ -106,9 +106,7 @@ class Rewriting:
         count: RowsByLoad,
         copied: ContentsDigest,
     ) -> bool:
-        """Write a local file, count its rows by load, and digest their contents. Return False when no row
-        remains.
-        """
+        """Write a local file, count its rows and digest them. Return False when no row remains."""
         writer: pq.ParquetWriter | None = None
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
@@ -125,7 +123,7 @@ class Rewriting:
     def _rows(
         self, source: TableFile, without: Collection[int], copied: ContentsDigest
     ) -> Iterator[pa.Table]:
-        """Yield a file's rows, without those of some loads, in the table's present columns."""
+        """Yield a file's rows, except the rows of some loads, in the table's present columns."""
         unwanted = pa.array(sorted(without), pa.int64())
         rows = 0
         with pq.ParquetFile(pa.BufferReader(self._checked(source.file_path))) as file:

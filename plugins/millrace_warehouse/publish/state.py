@@ -34,9 +34,7 @@ from millrace_warehouse.history.manifest import (
 )
 
 COMPLETE, PENDING = "complete", "pending"
-UNKNOWN = HourVerdict(
-    verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"]
-)
+UNKNOWN = HourVerdict(verdict="unknown", reasons=["these rows have no valid time, so they cannot be judged"])
 """Verdict on UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""
@@ -60,9 +58,7 @@ def _if_sound(hour: str | None) -> int | None:
 
 
 def _joined(changes: Iterable[HourChange], rejected: Mapping[str, int]) -> list[HourChange]:
-    """Merge the changes of empty complete hours in a row that have the same verdict, watermark and
-    reasons.
-    """
+    """Merge changes of consecutive empty complete hours with equal verdict, watermark and reasons."""
     joined: list[HourChange] = []
     for change in changes:
         merged = joined[-1] if joined else change
@@ -121,9 +117,7 @@ class TableState:
 
     @classmethod
     def from_publication(cls, publication: Publication | None) -> TableState:
-        """Return the state that a publication has left. For None, return the state before the first
-        publication.
-        """
+        """Return the state that a publication has left, or the first state for None."""
         if publication is None:
             nothing = Through(load=0, sha256="", editions={})
             return cls(0, nothing, 0, set(), False, set(), {}, None, 0, {})
@@ -174,9 +168,7 @@ class TableState:
             self._count_aside(manifest, 1)
 
     def _count_aside(self, manifest: LoadManifest, sign: int) -> None:
-        """Add a load's messages that did not become rows. With sign -1, subtract the messages of a replaced
-        edition.
-        """
+        """Add a load's messages without rows; with sign -1, subtract those of a replaced edition."""
         for each in manifest.aside_by_hour:
             kinds = self.aside.setdefault(each.hour, Counter())
             kinds[each.kind] += sign * each.messages
@@ -190,9 +182,7 @@ class TableState:
             self.unpublished.setdefault(hour, []).append(rows)
 
     def _change(self, hour: str, kind: str) -> PendingChange:
-        """Return the hour's pending change. An erasure alone keeps the verdict; any other change needs a new
-        one.
-        """
+        """Return the hour's pending change. Any change but an erasure needs a new verdict."""
         change = self.changes.setdefault(hour, PendingChange(kind))
         if change.kind == "erase" and kind != "erase":
             change.kind, change.verdict = kind, None
@@ -206,7 +196,7 @@ class TableState:
             if change is not None and any(rows.load == load for rows in change.loads):
                 change.loads = [
                     rows for rows in change.loads if rows.load != load
-                ]  # was to be added just now
+                ]  # the next publication was to add these rows
             elif self.is_published(hour):
                 change = self._change(hour, kind)
                 if kind == "reload":

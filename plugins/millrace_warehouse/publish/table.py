@@ -122,7 +122,7 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
         **SETTINGS,
         FORMAT: "1",
         TOPIC: topic.name,
-        # Files of other programs lie beside those of `compact`.
+        # Files of other programs lie beside the files of `compact`.
         "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.path(topic.name)),
     }
     location = topic.storage.uri(layout.Folder.TABLE.path(topic.name))
@@ -158,18 +158,18 @@ def publication_of(topic: layout.Topic, table: Table | None) -> Publication | No
         publication = layout.read_checked(topic.storage, Publication, properties[PATH])
         if publication.sha256 != properties[SHA256]:
             raise TableChanged(
-                f"{properties[PATH]} is not the record that the table names: restore it from a copy, or run"
+                f"{properties[PATH]} is not the file that the table names: restore it from a copy, or run"
                 f" `millrace publish {topic} --rebuild`"
             )
         if read_entry(topic.storage, properties[PATH]) is None:  # the run that made it has died since
             add_to_ledger(topic.storage, properties[PATH], publication)
-    # After every name of this number: "-" comes before ".".
+    # This sorts after every name of this number, because "-" sorts before ".".
     later = topic.recorded(layout.Folder.PUBLICATIONS, after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"
         raise TableChanged(
             f"the table of {topic} {state}, and publication {int(later[-1][:10])} was made: it was dropped,"
-            " or its catalog is older than the warehouse; give the right catalog, or make the table again"
+            " or its catalog is older than the warehouse; give the right catalog, or rebuild the table"
             f" with `millrace publish {topic} --rebuild`"
         )
     return publication
@@ -233,19 +233,17 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
 
 
 def check_columns(table: Table, columns: Schema) -> None:
-    """Raise TableChanged unless the table has these columns, and only the hour of `_time` as its
-    partition.
-    """
+    """Raise TableChanged unless the table has these columns, and only `hour(_time)` as partition."""
     topic = table.properties[TOPIC]
     if not is_partitioned_as_made(table):
         raise TableChanged(
             f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
-            f" `millrace publish {topic} --rebuild`, which drops the table and makes it again"
+            f" `millrace publish {topic} --rebuild`, which drops and rebuilds the table"
         )
     if not has_columns(table, columns):
         raise TableChanged(
-            f"another program has changed the columns of the table of {topic}: undo that, or run `millrace"
-            f" publish {topic} --rebuild`; `millrace promote` is what changes them"
+            f"another program has changed the columns of the table of {topic}: undo the change, or run"
+            f" `millrace publish {topic} --rebuild`; use `millrace promote` to change columns"
         )
 
 
@@ -254,9 +252,7 @@ def is_partitioned_as_made(table: Table) -> bool:
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
-    """Return True if every column has the same id, name and type. Catalogs may drop the documentation of
-    columns.
-    """
+    """Return True if every column has the same id, name and type; its documentation may differ."""
     return _described(table.schema()) == _described(columns)
 
 

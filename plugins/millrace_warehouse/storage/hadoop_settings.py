@@ -102,17 +102,13 @@ def _with_port(address: str) -> str:
 
 
 def _on_host(web: str, rpc: str) -> str:
-    """Return a web address. If its host is 0.0.0.0, which means every interface, use the RPC
-    address's host.
-    """
+    """Return a web address. If its host is 0.0.0.0 (every interface), use the RPC address's host."""
     host, _, port = web.rpartition(":")
     return f"{rpc.partition(':')[0]}:{port}" if host == "0.0.0.0" else web
 
 
 def _new_files(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of CREATE as Hadoop's own client sends them. The NameNode decides those that are
-    not configured.
-    """
+    """Return the configured parameters of CREATE. The NameNode decides the other parameters."""
     umask = settings.get("fs.permissions.umask-mode", "022")
     parameters = {"unmaskedpermission": "666"}
     if re.fullmatch("0?[0-7]{3}", umask):

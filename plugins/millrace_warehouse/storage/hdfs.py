@@ -68,9 +68,7 @@ class HdfsStorage:
         return sorted(self._files(folder, ""), key=lambda found: found.path)
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a folder with everything in it, without the trash. Do nothing when it does not
-        exist.
-        """
+        """Delete a file or a whole folder, without the trash. Do nothing when it does not exist."""
         self._client.ask("DELETE", self._path(path), op="DELETE", recursive="true")
 
     def _path(self, path: str) -> str:
@@ -81,9 +79,7 @@ class HdfsStorage:
         self._client.ask("PUT", draft, op="RENAME", destination=target, renameoptions=options)
 
     def _statuses(self, folder: str, after: str) -> Iterator[dict[str, Any]]:
-        """Yield the NameNode's entries of a folder after a name. For a file, yield its own entry, without a
-        name.
-        """
+        """Yield the NameNode's entries of a folder after a name, or a file's own entry, without a name."""
         while True:
             try:
                 # In lower case: Hadoop 3.5 ignores the documented `startAfter`, and begins the listing

@@ -12,9 +12,7 @@ from typing import BinaryIO, Protocol
 CHUNK_BYTES = 8 << 20
 """Most bytes of a file that an operation holds in memory at a time."""
 DRAFT = "."
-"""Prefix of the name of a file that is being created, or that a crash left unfinished. `names` omits such
-drafts.
-"""
+"""Prefix of the name of a file that is being created, or that a crash left. `names` omits drafts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def open_storage(warehouse: str) -> Storage:
         root = warehouse.rstrip("/")
         return ObjectStorage(root, settings_of(root))
     raise ConfigError(
-        f"warehouse {warehouse!r}: {scheme}:// is no storage that Millrace knows: use file://, hdfs://, s3://,"
+        f"warehouse {warehouse!r}: {scheme}:// is not a storage that Millrace supports: use file://, hdfs://, s3://,"
         " gs:// or abfss://"
     )
 

@@ -42,7 +42,7 @@ _PASSING = (
     "org.apache.hadoop.ipc.RetriableException",
     "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException",
 )
-_BEHIND_THE_END = "out of the range [0,"
+_AFTER_THE_END = "out of the range [0,"
 
 
 class HdfsNotReady(MillraceError):
@@ -222,7 +222,7 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
         return FileNotFoundError(f"{path}: {message}")
     if name.endswith(".FileAlreadyExistsException"):
         return FileExistsError(f"{path}: {message}")
-    if _BEHIND_THE_END in message:
+    if _AFTER_THE_END in message:
         return EOFError(f"{path}: {message}")
     explanation = explained(name, message)
     if name in _PASSING or isinstance(explanation, HdfsNotReady):

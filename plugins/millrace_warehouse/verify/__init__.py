@@ -64,7 +64,7 @@ def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
     reports = [_verified(run, layout.Topic(run.storage, name)) for name in topics]
     for name in names if topic is None else ():
         if name not in topics and not name.startswith((".", "_", layout.CATALOG)):
-            note = f"{name} is no topic: nothing that Millrace writes is in it"
+            note = f"{name} is not a topic: it holds none of Millrace's files"
             reports.append(TopicReport(name, notes=[note]))
     return reports
 
@@ -85,14 +85,13 @@ def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
         )
     if "owner.json" in names or any(name.endswith(".log") for name in names):
         raise MillraceError(
-            f"{storage.root} is a broker's log directory, no warehouse: check it with `millrace log verify`"
+            f"{storage.root} is a broker's log directory, not a warehouse: check it with `millrace log"
+            " verify`"
         )
 
 
 def _verified(run: VerifyRun, topic: layout.Topic) -> TopicReport:
-    """Return the report of one topic. Repeat a check that found problems if other runs changed the topic
-    meanwhile.
-    """
+    """Return the report of one topic. Check again if there are problems and other runs changed it."""
     for _ in range(CHECKS - 1):
         before = _version(run, topic)
         report = _verify_topic(run, topic)

@@ -31,13 +31,9 @@ class TopicReport:
     rows: int = 0
     """Rows of the newest edition of each load."""
     published: int | None = None
-    """Rows of the table, counted in its own files; None without a catalog, or before the first
-    publication.
-    """
+    """Rows of the table, counted in its files; None without a catalog or before the first publication."""
     compared: int = 0
-    """Rows of the table in files that no load wrote and whose values were compared with their
-    loads' files.
-    """
+    """Rows in files that no load wrote, whose values were compared with their loads' files."""
     problems: list[str] = field(default_factory=list)
     hours: dict[str, str] = field(default_factory=dict)
     """Problem -> the hour whose rows it concerns; other problems concern the whole topic."""

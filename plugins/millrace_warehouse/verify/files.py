@@ -34,9 +34,7 @@ class CheckedFiles:
 def check_files(
     check: Check, history: History, replay: Replay | None, named: Collection[str] | None
 ) -> CheckedFiles:
-    """Hash every file of every edition. `named` are the paths in the table's head, or None if they are not
-    known.
-    """
+    """Hash every file of every edition. `named` are the paths in the table's head; None if unknown."""
     checked = CheckedFiles()
     topic = check.topic
     sizes = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
@@ -65,12 +63,12 @@ def check_files(
                 replaced and each.path in expired
             ):
                 check.problem(f"{topic}/{each.path} is missing: restore it from a copy")
-    _check_unheard(check, history, sizes.keys())
+    _check_missed_erasures(check, history, sizes.keys())
     _note_strays(check, history, sizes.keys() - stated)
     return checked
 
 
-def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
+def _check_missed_erasures(check: Check, history: History, present: Collection[str]) -> None:
     """Report files of replaced editions that were made during an erasure and may hold erased rows."""
     for manifest in history.manifests.values():
         files = (*manifest.files, *manifest.aside_files)
@@ -144,7 +142,7 @@ def _note_strays(check: Check, history: History, paths: Collection[str]) -> None
         folder = path.split("/")[1]
         load, edition = layout.attempted(folder) or (0, 0)
         if not load or path.count("/") != 2:
-            check.problem(f"{check.topic}/{path} is nothing that Millrace writes: move it away")
+            check.problem(f"{check.topic}/{path} is not a file of Millrace: move it away")
         elif load <= newest and edition <= max(history.editions.get(load, (1,))):
             left[folder] = left.get(folder, 0) + 1
     for folder, files in left.items():

@@ -61,7 +61,7 @@ def _check_strays(check: Check) -> None:
     for folder, pattern in ours.items():
         for name in check.storage.names(folder):
             if not re.fullmatch(pattern, name):
-                check.problem(f"{folder}/{name} is nothing that Millrace writes: move it away")
+                check.problem(f"{folder}/{name} is not a file of Millrace: move it away")
 
 
 def _check_loads(check: Check, history: History) -> None:
@@ -87,7 +87,7 @@ def _check_loads(check: Check, history: History) -> None:
     missing |= {path: int(path[-15:-5]) for path in recorded if path[-15:-5].isdigit()}
     for path, number in sorted(missing.items()):
         if number not in history.editions:
-            check.problem(f"{path} is missing{_what_is_gone(check, history, path, number)}")
+            check.problem(f"{path} is missing{_describe_missing(check, history, path, number)}")
 
 
 def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[str]:
@@ -99,7 +99,7 @@ def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[
     return problems
 
 
-def _what_is_gone(check: Check, history: History, path: str, number: int) -> str:
+def _describe_missing(check: Check, history: History, path: str, number: int) -> str:
     """Describe a missing load's rows and offsets, from its ledger entry or else the neighbouring loads."""
     try:
         entry = read_entry(check.storage, path)
@@ -164,7 +164,7 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
 
 
 def _check_schemas(check: Check, history: History) -> None:
-    """Report schema records that are missing or broken, and loads with an older schema than before."""
+    """Report schemas that are missing or broken, and loads with an older schema than the load before."""
     used = {manifest.schema for manifest in history.manifests.values()}
     there = schemas.schema_numbers(check.topic)
     before = None

@@ -1,6 +1,7 @@
-"""Proof of the table of hours: a row for each change that the records state, and no other.
+"""Proof of the table of hours: it has exactly one row for each change that the publications state.
 
-It is derived, and appended after a publication; one that is behind is a note. Readers join it for verdicts.
+The table is derived, and appended to after each publication. If it lacks the newest changes, that is a note.
+Readers join it for verdicts.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publicati
         return
     except Exception as error:  # whatever pyiceberg says of files that are gone or broken
         check.problem(
-            f"{name} cannot be read: {type(error).__name__}: {error}; drop the table, the next publication"
-            " makes it again"
+            f"{name} cannot be read: {type(error).__name__}: {error}; drop the table: the next publication"
+            " recreates it"
         )
         return
     through = int(table.properties.get(NUMBER, "0")) if table is not None else 0
@@ -45,7 +46,7 @@ def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publicati
         check.note(f"{name} ends at publication {through}: the next `millrace publish` brings it up to date")
     if table is None:
         return
-    # What was published since the records were read is none of this check's; its property says how far.
+    # Publications made since the chain was read are left out: the table's property states the last one.
     since = range(stated[-1].number + 1 if stated else 1, through + 1)
     there = Counter(
         (_hour(row["hour"]), *(row[column] for column in COLUMNS), _hour(row.get(LAST)))
@@ -74,7 +75,7 @@ def check_hours(check: Check, catalog: Catalog, publications: Iterable[Publicati
             hour, number, kind, verdict, *_ = min(difference)
             check.problem(
                 f"{name} has {difference.total()} rows {what}, the first: publication {number}, {hour},"
-                f" {kind}, {verdict}; drop the table, the next publication makes it again"
+                f" {kind}, {verdict}; drop the table: the next publication recreates it"
             )
 
 

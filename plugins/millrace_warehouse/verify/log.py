@@ -1,6 +1,4 @@
-"""Comparison of the newest load with the log: the same topic, not shorter, and no offsets expired before a
-load.
-"""
+"""Compares the newest load with the log: the same topic, not shorter, no offsets expired before a load."""
 
 from __future__ import annotations
 

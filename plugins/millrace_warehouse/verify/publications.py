@@ -110,7 +110,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
             break
         if sha256 and publication.sha256 != sha256:
             check.problem(f"{path} is not the publication that its successor names")
-        # Numbers may be skipped: a rebuild continues from the newest record that can be read.
+        # Numbers may be skipped: a rebuild continues from the newest readable publication.
         if publication.topic != check.topic.name or (
             publications and publication.number >= publications[-1][1].number
         ):
@@ -135,7 +135,7 @@ def _replayed(
                 f"{path}: load and edition {error} cannot be read, so nothing after it can be proven"
             )
             return None
-        if problems and sound:  # later records repeat the difference
+        if problems and sound:  # later publications repeat the difference
             check.problem(*(f"{path}: {problem}" for problem in problems))
             sound = False
     return replay
@@ -233,7 +233,7 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
                 f" {mine.added} and {mine.removed}"
             )
         if sorted(its.loads, key=attrgetter("load")) != sorted(mine.loads.values(), key=attrgetter("load")):
-            problems.append(f"{hour}: it states other loads than those of the added rows")
+            problems.append(f"{hour}: its loads are not those of the added rows")
     return problems
 
 
@@ -242,11 +242,11 @@ def _compare_states(replay: Replay, publication: Publication) -> list[str]:
     problems = []
     hours = replay.published - {UNFILED}
     if _ranges(hours) != [list(pair) for pair in publication.published]:
-        problems.append("it states other published hours than its changes and those before it give")
+        problems.append("its published hours are not those that the changes up to it give")
     if (UNFILED in replay.published) != publication.unfiled_published:
         problems.append("it and the changes differ on whether rows without an hour are published")
     if _ranges(replay.incomplete) != [list(pair) for pair in publication.incomplete]:
-        problems.append("it states other incomplete hours than the verdicts give")
+        problems.append("its incomplete hours are not those that the verdicts give")
     stated = {hour: {part.load: part for part in loads} for hour, loads in publication.unpublished.items()}
     mine = {hour: loads for hour, loads in replay.waiting.items() if loads}
     for hour in sorted(mine.keys() | stated.keys()):
@@ -256,7 +256,7 @@ def _compare_states(replay: Replay, publication: Publication) -> list[str]:
     if {hour: list(loads.values()) for hour, loads in replay.lost.items() if loads} != {
         hour: list(loads) for hour, loads in publication.lost.items()
     }:
-        problems.append("it states other lost rows than those before it and its own changes")
+        problems.append("its lost rows are not those that the changes up to it give")
     if replay.rows != publication.rows:
         problems.append(f"it states {publication.rows} rows in the table, the loads give {replay.rows}")
     return problems + _check_complete(replay, publication)
@@ -274,9 +274,7 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
 
 
 def _check_complete(replay: Replay, publication: Publication) -> list[str]:
-    """Check the complete hours: each must be published and complete, and the hour after them must not be
-    complete.
-    """
+    """Check the complete hours: each is published and complete, and the hour after them is not."""
     complete = replay.published - replay.incomplete - {UNFILED}
     start, end = (
         partition_of(publication.complete_from or UNFILED),

@@ -126,9 +126,7 @@ def _check_partitions(where: str, manifest: LoadManifest, found: Found, whole: b
 
 
 def _check_offsets(where: str, part: PartitionRange, offsets: Offsets) -> Iterator[str]:
-    """Yield a line for the first offset that is there twice, that lies outside the range, or that lies in a
-    gap.
-    """
+    """Yield a line for the first offset that is repeated, outside the range, or in a gap."""
     distinct, times = np.unique(offsets, return_counts=True)
     where = f"{where} offsets [{part.start}, {part.end})"
     if len(distinct) != len(offsets):
@@ -236,9 +234,7 @@ def check_erased(check: Check, head: Head | None, history: History, whole: Mappi
 
 
 def check_others(check: Check, head: Head, history: History, whole: Mapping[str, DataFile]) -> None:
-    """Read the table's files that no load wrote. Check hours, and the offsets of each load within
-    each hour.
-    """
+    """Check the hours and offsets in the table's files that no load wrote."""
     by_hour: dict[str, list[str]] = {}
     for file in head.files:
         if path_in_topic(file.file_path, check.topic.name) not in whole:

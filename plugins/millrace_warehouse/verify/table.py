@@ -106,9 +106,7 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
 
 
 def _check_line(check: Check, table: Table, newest: Publication) -> None:
-    """Report a head of main that does not descend from the newest publication's snapshot, if that is still
-    known.
-    """
+    """Report a head of main that does not descend from the newest publication's snapshot, if known."""
     if (left_out := snapshot_left_out(table, newest.number)) is not None:
         head = table.current_snapshot()
         at = head.snapshot_id if head is not None else "nothing"
@@ -125,7 +123,7 @@ def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:
-        return  # a missing record is reported with history
+        return  # a missing schema is reported with history
 
 
 def _count(
@@ -145,9 +143,7 @@ def _count(
     if is_here and (mine := whole.get(path)) is not None:
         stated = (file.record_count, file.file_size_in_bytes, hour)
         if stated != (mine.rows, mine.bytes, mine.hour):
-            check.problem(
-                f"{uri}: the table states other rows, bytes or another hour than its load", hour=hour
-            )
+            check.problem(f"{uri}: the table and its load state different rows, bytes or hours", hour=hour)
         rows: RowsByLoad = Counter({int(path.split("/")[1][:10]): mine.rows})
     else:
         try:
@@ -177,9 +173,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _differences(counted: _Counted, replay: Replay) -> Iterator[tuple[str, str]]:
-    """Yield an hour and a line, ascending, for each load whose rows in the hour differ from the published
-    rows.
-    """
+    """Yield hour and line, ascending, for each load whose rows differ from the published rows."""
     for hour in sorted(counted.rows.keys() | replay.table.keys()):
         there, stated = counted.rows.get(hour, Counter()), replay.expected(hour)
         for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):

@@ -120,7 +120,7 @@ def test_the_next_try_deletes_the_client_files_of_a_job_lost_with_its_machine(tm
     command = pid_in(pid_file)
     os.killpg(int((job.directory / "group").read_text().split()[0]), signal.SIGKILL)
     wait_until("the command is gone", lambda: gone(command) and not job.alive())
-    job.let_go()
+    job.stop_watching()
     assert Job.take_over(python(code), jobs, "load") is None
     assert not (job.directory / "secrets").exists()
 

@@ -544,7 +544,7 @@ def test_nobody_takes_over_a_job_that_is_watched_or_of_other_words(tmp_path: Pat
     command, parent = [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "jobs"
     job = Job.start(command, parent, "name")
     assert Job.take_over(command, parent, "name") is None, "this process watches it"
-    job.let_go()
+    job.stop_watching()
     assert Job.take_over([*command, "x"], parent, "name") is None
     job.kill()
 
@@ -567,7 +567,7 @@ def test_a_result_that_nobody_came_back_for_is_not_taken_for_ever(tmp_path: Path
     command, parent = [sys.executable, "-c", "print(7)"], tmp_path / "jobs"
     ended = Job.start(command, parent, "name")
     wait_until("the job has ended", ended.ended)
-    ended.let_go()
+    ended.stop_watching()
     old = time.time() - jobs_of_tasks.RESULT_S - 60
     os.utime(ended.directory / "status.json", (old, old))
     assert Job.take_over(command, parent, "name") is None
@@ -658,7 +658,7 @@ def test_a_job_that_was_killed_or_failed_is_started_again(tmp_path: Path) -> Non
         if "sleep" in code:
             job.kill()
         wait_until("it has ended", job.ended)
-        job.let_go()
+        job.stop_watching()
         assert Job.take_over(command, parent, "name") is None
 
 

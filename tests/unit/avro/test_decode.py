@@ -127,7 +127,7 @@ def test_what_cannot_be_decoded_is_set_aside_with_reason_and_bytes() -> None:
         (message(99, b"xxxx"), "99 is not in the registry", 99),
         (message(0xFFFFFFFF, b"xxxx"), "4294967295 is not in the registry", -1),
         (message(3, b"\2"), "schema 3 does not fit the table: it has type Other", 3),
-        (message(4, b"\0"), "schema 4 is no record", 4),
+        (message(4, b"\0"), "schema 4 is not a record", 4),
         (message(1, b""), "past the end", 1),
         (Message(0, None, (view(0).value or b"") + b"\0"), "bytes are left", 1),
         (view(0, time=1 << 60), "header.time: out of range for timestamp-millis", 1),

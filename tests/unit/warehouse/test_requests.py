@@ -61,7 +61,7 @@ VERBS = [Load, Publish, Compact, Tables, Reload, Mirror, Expire, Erase, Promote,
 
 @functools.cache
 def names_that_code_reads() -> set[str]:
-    """Attributes that are read anywhere in the plugins but where the verbs are declared."""
+    """Attributes that are read anywhere in the plugins outside the module that declares the options."""
     files = [path for path in (REPOSITORY / "plugins").rglob("*.py") if path.name != "requests.py"]
     nodes = itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in files)
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -112,7 +112,7 @@ def test_whoever_reads_or_writes_a_table_may_be_told_its_catalog(cls: type) -> N
 
 
 def test_a_word_that_means_nothing_is_refused_by_the_options_name() -> None:
-    with pytest.raises(ConfigError, match=r"^--max-bytes 'much' is no size"):
+    with pytest.raises(ConfigError, match=r"^--max-bytes 'much' is not a size"):
         parse_request(Mirror, words(Mirror, max_bytes="much"))
     with pytest.raises(ConfigError, match=r"^--bootstrap '' is not HOST:PORT"):
         parse_request(Verify, words(Verify, bootstrap=""))

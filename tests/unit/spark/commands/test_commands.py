@@ -130,12 +130,12 @@ def test_bounds_and_limits_reach_the_job(submitted: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--max-bytes", "0"], "--max-bytes '0' is no size like 500MB"),
-        (["--max-bytes", "5 apples"], "is no size like"),
+        (["--max-bytes", "0"], "--max-bytes '0' is not a size like 500MB"),
+        (["--max-bytes", "5 apples"], "is not a size like"),
         (["--until", "soon"], "--until 'soon' is not a time like"),
         (["--max-rejected", "many"], "--max-rejected 'many' is neither"),
         (["--max-rejected", "101%"], "is neither"),
-        (["--topics-matching", "("], "--topics-matching '(' is no regular expression: "),
+        (["--topics-matching", "("], "--topics-matching '(' is not a regular expression: "),
     ],
 )
 def test_bounds_that_are_none_are_one_clear_line(
@@ -149,7 +149,7 @@ def test_bounds_that_are_none_are_one_clear_line(
 def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_starts() -> None:
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", "/proc/x"])
     assert isinstance(shown.exception, MillraceError)
-    assert str(shown.exception).startswith("warehouse /proc/x cannot be made")
+    assert str(shown.exception).startswith("warehouse /proc/x cannot be created")
 
 
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict
 @pytest.mark.parametrize("master", ["nonsense", "local[x]", "spark://far", "k8s://", ""])
 def test_a_master_that_is_none_is_one_clear_line_before_anything_starts(master: str) -> None:
     refused = CliRunner().invoke(load, ["A", *LOAD, "--master", master])
-    assert str(refused.exception).startswith(f"--master {master!r} is none: write local[2]")
+    assert str(refused.exception).startswith(f"--master {master!r} is not a Spark master: write local[2]")
 
 
 def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted: dict[str, Any]) -> None:

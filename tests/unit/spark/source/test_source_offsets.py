@@ -12,7 +12,7 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, Topi
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Cursor, Message
 from millrace.records.compression import Codec
-from millrace_spark.source.offsets import behind_batches, cuts_for, freeze, subscribed
+from millrace_spark.source.offsets import cuts_for, freeze, subscribed, to_batch_ends
 from millrace_spark.source.options import Subscription, parse_options
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import read_cut
@@ -150,16 +150,16 @@ def test_an_end_inside_a_batch_or_before_it_moves_behind_it() -> None:
             continue
         behind = Cursor(0).after(header)
         for end in (header.base_offset + 1, header.next_offset):
-            assert behind_batches(log, "T", {0: end})[0] == behind
+            assert to_batch_ends(log, "T", {0: end})[0] == behind
         if header.base_offset + header.size > header.next_offset and header.next_offset < log.high_watermark:
             between = header.next_offset + 1
-            assert behind_batches(log, "T", {0: between})[0].next_offset > between
+            assert to_batch_ends(log, "T", {0: between})[0].next_offset > between
 
 
 def test_what_was_read_and_has_expired_is_no_loss_when_it_is_known_where_the_next_batch_begins() -> None:
     log = MemoryLog()
     log.append([Message(n, None, b"old" * 20) for n in range(5)], Codec.NONE)
-    end = behind_batches(log, "T", {0: log.high_watermark})[0]
+    end = to_batch_ends(log, "T", {0: log.high_watermark})[0]
     log.append([Message(9, None, b"new")])
     log.expire(1)
     for base, gaps in ((end.next_base, 0), (None, 1)):
@@ -174,4 +174,4 @@ def test_a_partition_that_gives_no_batch_keeps_its_end() -> None:
     log.append([Message(0, None, b"expires")])
     log.append([Message(0, None, b"stays")])
     log.expire(1)
-    assert behind_batches(log, "T", {0: 1})[0] == Cursor(1)
+    assert to_batch_ends(log, "T", {0: 1})[0] == Cursor(1)

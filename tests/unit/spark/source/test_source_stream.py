@@ -257,7 +257,7 @@ def test_a_topic_created_anew_is_refused_or_read_from_its_start_as_asked() -> No
     cluster.create("A", 2, UUID(int=9))
     for log in cluster.contents["A"].logs:
         log.append([Message(0, None, b"new")])
-    with pytest.raises(MillraceError, match="'A' was deleted and created anew"):
+    with pytest.raises(MillraceError, match="'A' was deleted and recreated"):
         plan(reader(cluster), end)
     rows, _ = drain(cluster, reader(cluster, failOnDataLoss="false"), end)
     assert rows == [("A", 0, 0), ("A", 1, 0)]
@@ -314,7 +314,7 @@ def test_an_unfinished_micro_batch_whose_messages_are_lost_is_refused_or_gives_n
 
     cluster.create("A", 1, UUID(int=9))
     cluster.contents["A"].logs[0].append([Message(0, None, b"new")])
-    with pytest.raises(MillraceError, match=r"'A' was deleted and created anew .* a new checkpoint"):
+    with pytest.raises(MillraceError, match=r"'A' was deleted and recreated .* a new checkpoint"):
         values(cluster, reader(cluster), before, after)
     assert values(cluster, lenient, before, after) == []
     assert drain(cluster, lenient, after)[0] == [("A", 0, 0)]

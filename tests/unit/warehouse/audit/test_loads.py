@@ -55,7 +55,7 @@ def storage(tmp_path: Path) -> Storage:
 def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCount]:
     """What a reader tells now; a killed one dies before it has written down the last of it."""
     told: list[LoadCount] = []
-    for manifest in loads.news():
+    for manifest in loads.to_report():
         found = read_back(storage, manifest)
         told += loads.records(manifest, found.counts, found)
         if not killed:

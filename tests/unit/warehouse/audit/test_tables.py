@@ -56,13 +56,13 @@ class Scene:
 
     def tell(self) -> dict[str, int]:
         """Hour -> sequences of each that are told now, loads before tables as a reader does it."""
-        return {found.hour: found.counts.total for found in self.news()}
+        return {found.hour: found.counts.total for found in self.to_report()}
 
-    def news(self) -> list[TableHour]:
-        for manifest in self.loads.news():
+    def to_report(self) -> list[TableHour]:
+        for manifest in self.loads.to_report():
             found = read_back(self.storage, manifest)
             self.loads.add_report(manifest, found.counts, found.unkeyed)
-        return list(self.table.news(self.catalog, self.loads))
+        return list(self.table.to_report(self.catalog, self.loads))
 
     def publish(self, *hours: str, **settings: Any) -> None:
         publish_in(self.storage, self.catalog, *hours, **settings)
@@ -85,7 +85,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(scene: Scene) -> None:
     assert scene.tell() == {}, "there is no table yet"
     scene.publish(H10)
-    (found,) = scene.news()
+    (found,) = scene.to_report()
     assert (found.hour, found.windows) == (H10, [START + n * 600_000 for n in range(6)])
     stated = sequences_of(scene.storage, read_edition(scene.mended.topic, 1, 1))
     expected = SequenceCounts()
@@ -101,7 +101,7 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     assert scene.tell() == {H10: 3}, "other files, the same rows"
     reported = json.loads(scene.storage.read(audited_table_path(scene.mended.topic.name)))
     assert reported.keys() == {H10, H11}
-    assert list(PublishedTable(scene.mended.topic).news(scene.catalog, scene.loads)) == []
+    assert list(PublishedTable(scene.mended.topic).to_report(scene.catalog, scene.loads)) == []
 
 
 def test_an_hour_waits_for_the_publication_that_brings_it_what_was_loaded_late(scene: Scene) -> None:
@@ -114,21 +114,21 @@ def test_an_hour_waits_for_the_publication_that_brings_it_what_was_loaded_late(s
 
 def test_a_table_that_is_ahead_of_what_was_told_waits(scene: Scene) -> None:
     scene.publish(H10)
-    assert list(scene.table.news(scene.catalog, scene.loads)) == []
+    assert list(scene.table.to_report(scene.catalog, scene.loads)) == []
     assert scene.tell() == {H10: 2}
 
 
 def test_what_another_program_makes_of_an_hour_is_told(scene: Scene) -> None:
     scene.publish(H10, H11)
-    (before, _) = scene.news()
+    (before, _) = scene.to_report()
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10)
-    (same,) = scene.news()
+    (same,) = scene.to_report()
     assert same.counts == before.counts
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: rows.slice(1))
     assert scene.tell() == {H10: 1}
     double = partial(compact_as_others_do, scene.storage, scene.iceberg, TOPIC, H10)
     double(lambda rows: pa.concat_tables([rows] * 5))
-    (five,) = scene.news()
+    (five,) = scene.to_report()
     (tally,) = five.counts.tallies.values()
     assert (tally.total, tally.present.pairs()) == (5, [[1, 1]])
     scene.iceberg.delete(AlwaysTrue())
@@ -157,7 +157,7 @@ def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_ho
     scene.publish(H10)
     (load,) = load_numbers(scene.mended.topic)
     manifest: LoadManifest = read_edition(scene.mended.topic, load, 1)
-    for m in scene.loads.news():
+    for m in scene.loads.to_report():
         found = read_back(scene.storage, m)
         scene.loads.add_report(m, found.counts, found.unkeyed)
     for file in manifest.files:
@@ -201,7 +201,7 @@ def test_rows_in_the_partition_of_another_hour_are_told_with_their_own_hour(scen
 
 def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> None:
     scene.publish(H10)
-    (before,) = scene.news()
+    (before,) = scene.to_report()
     assert before.unkeyed == {}
 
     def with_two_more(rows: pa.Table) -> pa.Table:
@@ -211,25 +211,25 @@ def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> N
         return pa.concat_tables([rows, extra, extra], promote_options="permissive")
 
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, with_two_more)
-    (after,) = scene.news()
+    (after,) = scene.to_report()
     assert (after.counts, after.unkeyed) == (before.counts, {START: 2})
 
 
 def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(tmp_path: Path) -> None:
     log = MemoryLog(1)
     log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
-    log.append(0, [Message(START + context, None, b"\0\0\0\0\5\2/") for context in (0, 1, HOUR)])
+    log.append(0, [Message(START + at, None, b"\0\0\0\0\5\2/") for at in (0, 1, HOUR)])
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
     with connect(storage) as catalog:
         loads, table = Loads(Topic(storage, TOPIC)), PublishedTable(Topic(storage, TOPIC))
-        for manifest in loads.news():
+        for manifest in loads.to_report():
             found = read_back(storage, manifest)
             (told,) = loads.records(manifest, found.counts, found)
             assert told.unkeyed == [UnkeyedRows(START, 2), UnkeyedRows(START + HOUR, 1)]
             loads.add_report(manifest, found.counts, found.unkeyed)
         publish_in(storage, catalog, H10, H11)
-        assert [(hour.hour, hour.unkeyed) for hour in table.news(catalog, loads)] == [
+        assert [(hour.hour, hour.unkeyed) for hour in table.to_report(catalog, loads)] == [
             (H10, {START: 2}),
             (H11, {START + HOUR: 1}),
         ]

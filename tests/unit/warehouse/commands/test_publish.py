@@ -154,7 +154,7 @@ def test_a_folder_for_numbers_that_cannot_be_made_is_refused_before_anything_is_
     folder = tmp_path / "file" / "metrics"
     refused = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
     assert refused.exit_code == 1
-    assert f"--metrics-dir {folder} cannot be made" in str(refused.exception)
+    assert f"--metrics-dir {folder} cannot be created" in str(refused.exception)
     (answer,) = answers(loaded, publish, TOPIC, "--unasked")
     assert answer["publication"] is None
 
@@ -202,7 +202,7 @@ def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verd
     assert done["complete_until"] == HOURS[2]
     verdict = done["changes"][0]["verdict"]
     assert verdict["verdict"] == "complete"
-    assert verdict["reasons"] == ["carried, which is proof enough for this topic"]
+    assert verdict["reasons"] == ["carried, which this topic accepts as proof"]
 
 
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
@@ -281,8 +281,8 @@ def test_the_options_reach_the_publisher(asked: list[Publish], tmp_path: Path) -
     ("words", "says"),
     [
         ([], "no auditor is named: give --auditor URL, or --unasked"),
-        (["--proven", "--unasked"], "--proven and --unproven-after go by the auditor's verdict"),
-        (["--unproven-after", "1d", "--unasked"], "go by the auditor's verdict"),
+        (["--proven", "--unasked"], "--proven and --unproven-after need the auditor's verdict"),
+        (["--unproven-after", "1d", "--unasked"], "need the auditor's verdict"),
         (["--unasked", "--from", "2015-05-17T10"], "give either --hour"),
         (["--unasked", "--from", "2015-05-17T10:30", "--to", "2015-05-17T12"], "is not a whole hour in UTC"),
         (["--unasked", "--unproven-after", "soon"], "is not an age like"),

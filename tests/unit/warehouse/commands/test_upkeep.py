@@ -106,7 +106,7 @@ def test_a_brokers_folder_is_not_told_to_move_its_logs_away(tmp_path: Path, name
     (tmp_path / "PageView-0-abc").mkdir()
     refused = CliRunner().invoke(verify, [str(tmp_path)])
     assert isinstance(refused.exception, MillraceError)
-    assert "is a broker's log directory, no warehouse: check it with `millrace log verify`" in str(
+    assert "is a broker's log directory, not a warehouse: check it with `millrace log verify`" in str(
         refused.exception
     )
 

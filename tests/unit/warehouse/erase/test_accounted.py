@@ -16,7 +16,7 @@ from tests.unit.warehouse.memory_log import START, event
 def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
     """Sequences that came and went, by each edition that was told of."""
     told = []
-    for manifest in loads.news():
+    for manifest in loads.to_report():
         found = read_back(scene.storage, manifest)
         counts = loads.accounted(manifest, found)
         (record,) = loads.records(manifest, counts, found)
@@ -26,7 +26,7 @@ def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
 
 
 def hours(scene: Scene, table: PublishedTable, loads: Loads) -> dict[str, int]:
-    return {found.hour: found.counts.total for found in table.news(scene.catalog, loads)}
+    return {found.hour: found.counts.total for found in table.to_report(scene.catalog, loads)}
 
 
 def test_erased_rows_are_accounted_for_in_loads_and_in_the_table(scene: Scene) -> None:

@@ -47,7 +47,7 @@ def test_an_erasure_and_its_dry_run_say_which_rejected_records_stay_and_how_they
     assert "--rejected and another --id" in said
     assert named(scene.erase(id="4711")) == [said]
     assert len(holding(scene.folder, NAME)) == 1
-    with pytest.raises(MillraceError, match=r"4711 of PageView leaves rejected records alone.*another --id"):
+    with pytest.raises(MillraceError, match=r"4711 of PageView does not take rejected records.*another --id"):
         scene.erase(id="4711", rejected=True)
     assert named(scene.erase(rejected=True)) == [], "without a name it is another erasure"
     assert holding(scene.folder, NAME) == []
@@ -162,7 +162,7 @@ def test_of_two_runs_with_one_new_name_the_one_that_takes_more_is_told_that_it_l
         return record(topic, erasure, where)
 
     monkeypatch.setattr(erasures, "create_erasure", behind_another)
-    with pytest.raises(MillraceError, match=r"4711 of PageView leaves rejected records alone.*another --id"):
+    with pytest.raises(MillraceError, match=r"4711 of PageView does not take rejected records.*another --id"):
         scene.erase(id="4711", rejected=True)
 
 

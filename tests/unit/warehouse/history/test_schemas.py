@@ -123,7 +123,7 @@ def test_a_field_the_table_has_not_is_named_with_the_promotion_that_brings_it(
     result = run(log, storage, "second")
     assert result.rows == 1
     assert result.notes == [
-        "PageView: its messages have fields that the table has not: country; to get them:"
+        "PageView: its messages have fields that the table lacks: country; to get them:"
         " millrace promote PageView --schema-id 10"
     ]
     promote_to(log, storage, COUNTRY)
@@ -162,7 +162,7 @@ def test_a_removed_field_is_in_new_rows_no_more_and_comes_back_as_another_column
     run(log, storage, "first")
     register(log, BARE)
     promoted = promote(Topic(storage, TOPIC), BARE, "nobody reads it", log.schemas.get)
-    assert promoted.changes == ["column count is in new rows no more"]
+    assert promoted.changes == ["column count is not in new rows"]
     log.append_events(0, [START], schema=COUNTED, count=6)
     assert run(log, storage, "second").rows == 1
     assert column_types(storage, 2, "count") == {"none"}
@@ -507,17 +507,19 @@ def test_ids_that_somebody_has_changed_in_a_record_are_found(
     swapped = edited(storage, 1, iceberg=with_id(first, "url", first.schema.find_field("_load").field_id))
     assert "column url has id" in schemas.check_follows(swapped, None)[0]
     moved = edited(storage, 4, iceberg=with_id(country, "count", 99), last_column_id=99)
-    assert schemas.check_follows(moved, wide)[0].startswith("column count has id 99, in the files it is")
+    assert schemas.check_follows(moved, wide)[0].startswith(
+        "column count has id 99, but in the files its id is"
+    )
     old_id = first.schema.find_field("count").field_id
     again = edited(storage, 3, iceberg=with_id(wide, "count", old_id))
-    assert f"a new column has id {old_id}, which another one has had" in schemas.check_follows(again, bare)
+    assert f"a new column has id {old_id}, which an earlier column had" in schemas.check_follows(again, bare)
     assert "last column id" in schemas.check_follows(edited(storage, 2, last_column_id=7), first)[0]
     assert "it follows schema 5" in schemas.check_follows(edited(storage, 2, previous_schema_id=5), first)[-1]
 
 
 def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[TableSchema]) -> None:
     edited(storage, 4, iceberg={"type": "struct", "fields": [{"name": "a"}]})
-    with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: it was"):
+    with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json does not hold an Iceberg schema"):
         pinned(Topic(storage, TOPIC))
 
 

@@ -141,7 +141,7 @@ def test_a_retried_run_finds_its_plan_and_names_the_load_that_did_it(tmp_path: P
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
     again = load_topic(load_run(log, tmp_path), TOPIC)
     assert (again.load, again.published, again.rows) == (1, False, 180)
-    assert again.message == "load 1 holds it already"
+    assert again.message == "load 1 has its messages already"
     assert len(rows_of(tmp_path)) == 181
 
 

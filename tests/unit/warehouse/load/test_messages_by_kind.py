@@ -18,7 +18,7 @@ from millrace_warehouse.history.layout import Topic, load_numbers, read_edition,
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import RejectedLimits
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
-from millrace_warehouse.log.kinds import ASIDE, TOMBSTONE, Kind, looks_like
+from millrace_warehouse.log.kinds import ASIDE, TOMBSTONE, Kind, name_format
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.storage import open_storage
 from tests.changes import SCHEMA, batches, broken, changes, key_of
@@ -208,7 +208,7 @@ def test_limits_are_given_for_all_kinds_or_by_name() -> None:
     ],
 )
 def test_a_foreign_framing_is_named_by_what_its_bytes_look_like(value: bytes, words: str) -> None:
-    assert looks_like(value) == words
+    assert name_format(value) == words
 
 
 def test_the_error_for_a_foreign_framing_says_what_the_messages_look_like(tmp_path: Path) -> None:

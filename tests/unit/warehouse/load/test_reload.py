@@ -152,7 +152,7 @@ def test_a_log_that_has_lost_something_since_gives_no_edition(scene: Mended) -> 
     scene.log.append_events(0, [START] * 30)
     scene.load()
     first, last = scene.log.lose(0, 2)
-    with pytest.raises(MillraceError, match=rf"offsets \[{first}, {last}\) were there and are gone"):
+    with pytest.raises(MillraceError, match=rf"offsets \[{first}, {last}\) were in the log and are gone"):
         reload_topic(scene.reload_run(), TOPIC, [3])
     assert newest_editions(scene.topic) == {}
     assert len(scene.storage().names(f"{TOPIC}/rows")) == 3

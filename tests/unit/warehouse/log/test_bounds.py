@@ -183,12 +183,12 @@ def test_a_run_whose_bounds_leave_nothing_says_so(tmp_path: Path) -> None:
     log.append_events(0, [START] * 10)
     past = Bounds(until_ms=START - MINUTE)
     empty = load_topic(load_run(log, tmp_path, "run", bounds=past), TOPIC)
-    assert empty.message == "nothing of the topic lies within its bounds, there is nothing to load"
+    assert empty.message == "no message of the topic lies within the limits, there is nothing to load"
     assert empty.left_offsets > 0
     load_bounded(log, tmp_path, "run 2")
     log.append_events(0, [START])
     later = load_topic(load_run(log, tmp_path, "run 3", bounds=past), TOPIC)
-    assert later.message == "nothing new within its bounds since load 1"
+    assert later.message == "nothing new within the limits since load 1"
 
 
 def test_a_bound_counts_from_what_is_still_there(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_rows_of_which_no_file_is_left_are_named_and_the_hour_is_complete_no_mor
     assert result.publication is not None
     [change] = result.publication.changes
     assert (change.hour, change.kind, change.removed) == (H11, "rebuild", 2)
-    assert list(change.verdict.reasons) == ["no file is left with rows of it: 2 of load 1"]
+    assert list(change.verdict.reasons) == ["no file has these rows of the hour any more: 2 of load 1"]
     assert result.publication.complete_until == H11
     assert result.publication.rows == 6
     assert not publish().published

@@ -1,4 +1,4 @@
-"""pyiceberg over the storage verbs: a table that it writes is on disk, and every other reader finds it."""
+"""pyiceberg over the storage: a table that it writes is on disk, and every other reader finds it."""
 
 from __future__ import annotations
 

@@ -186,15 +186,15 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "something strange lies among the rows": (
         lambda w: (w.topic / "rows" / "copy.parquet").write_bytes(b""),
-        r"rows/copy\.parquet is nothing that Millrace writes",
+        r"rows/copy\.parquet is not a file of Millrace",
     ),
     "something strange lies among the loads": (
         lambda w: (w.topic / "loads" / "1.json").write_bytes(b""),
-        r"PageView/loads/1\.json is nothing that Millrace writes",
+        r"PageView/loads/1\.json is not a file of Millrace",
     ),
     "something strange lies beside the loads": (
         lambda w: (w.topic / "data").mkdir(),
-        r"PageView/data is nothing that Millrace writes",
+        r"PageView/data is not a file of Millrace",
     ),
     "a schema record is gone": (
         lambda w: (w.topic / "schema" / "0001.json").unlink(),
@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "a verdict is edited and sealed anew": (
         lambda w: edit(publication_files(w)[0], Publication, judged_incomplete),
-        r"publications/0000000001-\S+: it states other incomplete hours",
+        r"publications/0000000001-\S+: its incomplete hours are not those",
     ),
     "a compacted file is gone": (lambda w: compacted(w).unlink(), r"compacted/\S+ cannot be read"),
     "a compacted file is changed": (lambda w: flip(compacted(w)), r"compacted/\S+ cannot be read: it was"),

@@ -96,7 +96,7 @@ def test_a_log_that_no_longer_holds_what_was_loaded_is_named(w: Warehouse, log: 
     other = MemoryLog()
     other.topic_id = log.topic_id
     assert any("messages are lost" in problem for problem in w.problems(client=other))
-    assert any("created anew on memory:9092" in problem for problem in w.problems(client=MemoryLog()))
+    assert any("recreated on memory:9092" in problem for problem in w.problems(client=MemoryLog()))
     other.cluster_id = "millrace-another"
     assert any("is another cluster (millrace-another)" in problem for problem in w.problems(client=other))
     assert any("its log is gone" in problem for problem in w.problems(client=MemoryLog(topic="Other")))
