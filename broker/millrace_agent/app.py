@@ -1,9 +1,10 @@
 """The agent over HTTP.
 
-POST /v1/topics/{topic}/events one event or a list of them, in JSON (application/json); or an array of them in
-Avro (application/avro) with ?schema_id=ID of the registry GET /v1/topics/{topic}/schema the schema of such an
-array [?schema_id=ID] GET /healthz 503 with the reasons while events do not reach the brokers GET /metrics for
-Prometheus
+    POST /v1/topics/{topic}/events   one event or a list of them, in JSON (application/json); or an array of
+                                     them in Avro (application/avro) with ?schema_id=ID of the registry
+    GET  /v1/topics/{topic}/schema   the schema of such an array [?schema_id=ID]
+    GET  /healthz                    503 with the reasons while events do not reach the brokers
+    GET  /metrics                    for Prometheus
 
 With a list of tokens, a client must show a token with the route's role; without a token /healthz shows no
 reasons.

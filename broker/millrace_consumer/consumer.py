@@ -68,11 +68,12 @@ class Consumer:
         queued_bytes: int = 3_000_000,
         session_timeout_ms: int = 6000,
     ) -> None:
-        """Create a consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
+        """Create a consumer that reads nothing yet. Raise MillraceError without ZooKeeper or the cluster.
 
-        `start`: where to begin in a partition without a committed offset, or whose committed offset has
-        expired. `fetch_bytes`: bytes that one pull requests of a partition. `queued_bytes`: pulling ahead for
-        a stream stops at this size; each broker may add one more pull, or one batch that is larger.
+        `start` is the policy for a partition without a committed offset, or whose committed offset has
+        expired. `fetch_bytes` are the bytes that one pull requests of a partition. `queued_bytes` is the size
+        at which pulling ahead for a stream stops; each broker may add one more pull, or one batch that is
+        larger.
         """
         if start not in ("smallest", "largest"):
             raise MillraceError(f"start is {start!r}: it must be 'smallest' or 'largest'")

@@ -109,7 +109,7 @@ def elect_preferred(
 ) -> dict[str, tuple[int, str]]:
     """Ask leaders to resign in favour of the first replicas, for all partitions or the named partitions.
 
-    Returns for each partition that has changed or was refused the error's code and reason, or (0, "").
+    Return (error code, reason) of each partition that has changed or was refused; (0, "") means success.
     """
     asked = None
     if partitions is not None:

@@ -138,8 +138,8 @@ class Partition:
         """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
         Raise CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
-        Raise CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report
-        those messages.
+        CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report those
+        messages.
         """
         if high_watermark < self.end:
             now = time.monotonic()

@@ -1,7 +1,7 @@
 """Log directories in ZooKeeper: the generation of each directory, and partitions whose only replica is in one
 directory.
 
-/<cluster>/directories/<directory id> persistent {"generation": 7}
+    /<cluster>/directories/<directory id>   persistent  {"generation": 7}
 
 A node outlives the directory's broker and disk. All calls block on ZooKeeper: for a thread.
 """

@@ -4,12 +4,12 @@ This module decides the content of these nodes, and which changes are made in on
 the registry block: call them from threads. Its callers decide which broker coordinates a group and which
 consumer owns a partition. Of topics it uses names and ids only.
 
-/<cluster>/consumers/<group> persistent {"kind": "streams" | "classic"}
-/<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent see encode_offset
-/<cluster>/consumers/<group>/ids/<consumer> ephemeral {"host", "topics": {topic: streams}}
-/<cluster>/consumers/<group>/owners/<topic>/<partition> ephemeral the stream that reads the partition
-/<cluster>/consumers/<group>/coordinator ephemeral id of the broker that coordinates
-/<cluster>/consumers/<group>/tenure-<session>-<random> ephemeral empty; goes with `coordinator`
+    /<cluster>/consumers/<group>                             persistent  {"kind": "streams" | "classic"}
+    /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see encode_offset
+    /<cluster>/consumers/<group>/ids/<consumer>              ephemeral   {"host", "topics": {topic: streams}}
+    /<cluster>/consumers/<group>/owners/<topic>/<partition>  ephemeral   the stream that reads the partition
+    /<cluster>/consumers/<group>/coordinator                 ephemeral   id of the broker that coordinates
+    /<cluster>/consumers/<group>/tenure-<session>-<random>   ephemeral   empty; goes with `coordinator`
 
 Names are percent-encoded, because groups and consumers may have any name. A write is fenced by checks in the
 same transaction. The checks prove more than the existence of a node, because the same node may belong to

@@ -122,9 +122,10 @@ class Leadership:
     ) -> None:
         """Begin to lead; `won` is the state that the election wrote; the epoch starts where `log` ends.
 
-        `lag_s`: a follower that has not flushed the log's end of that long ago leaves the in-sync replicas.
-        `prefer_after_s`: time for which the first replica must be in sync before it gets the lead. `is_sure`:
-        since this process started, `log` has had everything committed, so it is no older copy.
+        `lag_s` is the allowed lag: a follower that has not flushed the log's end of that time leaves the
+        in-sync replicas. `prefer_after_s` is the time for which the first replica must be in sync before it
+        becomes the leader. `is_sure` is True if `log` has had everything committed since this process
+        started, so it is no older copy.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
@@ -150,9 +151,9 @@ class Leadership:
     def is_serving(self) -> bool:
         """True once every in-sync replica has flushed everything that the log held when this epoch began.
 
-        Before, this leader does not know how much of the log is committed. It shows nothing, and its broker
-        takes no writes: a high watermark below its predecessor's would send readers back. A reader that knows
-        a newer epoch is not answered either (`Partition.check_epoch`).
+        Until then this leader does not know how much of the log is committed. It shows nothing, and its
+        broker takes no writes: a high watermark below its predecessor's would move readers back. A reader
+        that knows a newer epoch gets no answer either (`Partition.check_epoch`).
         """
         return self.committed >= self.start
 
@@ -186,12 +187,13 @@ class Leadership:
         return self._commit()
 
     def check(self, position: int, last_epoch: int) -> EpochEnd | None:
-        """Return the point at which a follower's log, which ends at `position` with a batch of `last_epoch`,
-        diverges from this log.
+        """Return the point at which a follower's log diverges from this log, or None if it does not.
 
-        None when it does not: then its bytes are this log's, and it may take what follows. (NO_EPOCH, start
-        of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on at
-        its position: it begins where a leader's retention once ended, which is committed.
+        The follower's log ends at `position` with a batch of `last_epoch`. If it does not diverge, its bytes
+        are this log's bytes, and it may take the bytes that follow. Return (NO_EPOCH, start of this log) when
+        the two logs have no common bytes, or the follower's log ends before this log begins. A log without a
+        batch continues at its position: it begins where a leader's retention once ended, and that position is
+        committed.
         """
         log = self._log
         here = log.epochs.end_of(last_epoch, log.end)
@@ -211,12 +213,11 @@ class Leadership:
         return self._commit()
 
     def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
-        """Note that a follower of this epoch copies, and its log ends at `position` with a batch of
-        `last_epoch`.
+        """Note that a follower of this epoch copies; its log ends at `position` with a batch of `last_epoch`.
 
-        That may be less than the follower had flushed: its log was set aside and begun again, or its disk
-        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then this
-        leader must resign before it serves.
+        The position may be before the end that the follower had flushed: its log was set aside and begun
+        again, or its disk lost a file. The position may be after the end of this log, if this leader's disk
+        is an older copy. Then this leader must resign before it serves.
         """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = min(follower.flushed, position), None

@@ -103,8 +103,7 @@ class ReplicaSession:
         """Return the changed partitions, with at most `max_bytes` of records after the first; empty if none.
 
         A partition in the answer is left out until the follower sends its position again. With `final` the
-        follower has waited long enough: the answer also has changes that are too small for an answer of
-        their own.
+        follower has waited long enough: the answer also has changes that are too small for a separate answer.
         """
         copied: list[Copied] = []
         room = max_bytes

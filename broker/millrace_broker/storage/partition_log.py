@@ -14,8 +14,8 @@ its leader's, file by file, and may be cut.
 `read` looks at headers, and at a whole batch if it is older than this process. For bytes that are not in the
 page cache it waits for the disk, for at most one walk between two landmarks.
 
-state = log.flush() # in a thread: everything appended before the call is on the disk log.publish(state) # in
-the loop: consumers see these records from here on
+    state = log.flush()     # in a thread: everything appended before the call is on the disk
+    log.publish(state)      # in the loop: consumers see these records from here on
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PartitionLog:
 
         All logs of a broker share `producer_limit`. With `is_replica` the partition has other replicas, so at
         first only bytes that are known to be committed are visible. Raise StorageError when the directory
-        cannot be used now, MillraceError when bytes that were on the disk are missing.
+        cannot be used now. Raise MillraceError when bytes that were on the disk are missing.
         """
         self.directory = directory
         self.config = config
@@ -251,9 +251,9 @@ class PartitionLog:
         """Append validated batches in order, with one write per segment; return their base offsets.
 
         `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
-        read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
-        Raises nothing: an error stands in the place of its batch, StorageError in the place of every batch
-        that could not be written, for whatever reason.
+        read-only buffer is copied. A retry of an idempotent producer is answered with its first base offset.
+        Nothing is raised: the result has an error in the place of its batch, and StorageError for every batch
+        that could not be written for any reason.
         """
         with self._lock:
             if self.refusal is not None:
@@ -297,13 +297,13 @@ class PartitionLog:
         *,
         reset: bool = False,
     ) -> int:
-        """Append origin batches and the position after them as one write, if they continue the recorded
+        """Append origin batches and the position after them as one write that continues the recorded
         position.
 
-        `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
-        batches with right CRCs. Without any, only the position moves, as all messages in between were left
-        out; with `reset` it may move anywhere. Returns the log's end. Raise PositionMismatch,
-        PolicyViolation, InvalidRequest, InvalidRecord or StorageError; then nothing was written.
+        `expected` is the recorded next origin offset, None when nothing is recorded. `batches` are whole data
+        batches with right CRCs. Without batches only the position moves, because all messages in between were
+        left out; with `reset` it may move anywhere. Return the log's end. Raise PositionMismatch,
+        PolicyViolation, InvalidRequest, InvalidRecord or StorageError when nothing was written.
         """
         with self._lock:
             if self.refusal is not None:
@@ -419,9 +419,9 @@ class PartitionLog:
     def append_copied(self, headers: Sequence[BatchHeader], batches: memoryview, segment: int) -> None:
         """Append the whole batches that come next in the leader's log, from one of its files.
 
-        `headers` are those of `batches`, which were checked to follow this log's end. `segment` is where the
-        leader's file begins; this log begins one there, too. Raise StorageError; then nothing was written,
-        or the log takes no more writes.
+        `headers` are those of `batches`, which were checked to follow this log's end. `segment` is the start
+        of the leader's file; this log begins a file there, too. Raise StorageError when the disk refuses:
+        then nothing was written, or the log takes no more writes.
         """
         with self._lock:
             if self.refusal is not None:
@@ -524,9 +524,9 @@ class PartitionLog:
     def flush(self) -> LogState:
         """Flush all appended bytes to the disk. Call it in a thread that may wait. One flush runs at a time.
 
-        Raise StorageError. If the disk refused, the log takes no more writes until it is opened again, and
-        `flush_refusal` has the reason: after a failed fdatasync the state of the disk is unknown. If only
-        descriptors or memory were short, the flush may be retried.
+        Raise StorageError when the flush fails. If the disk refused, the log takes no more writes until it is
+        opened again, and `flush_refusal` has the reason: after a failed fdatasync the state of the disk is
+        unknown. If only descriptors or memory were short, the flush may be retried.
         """
         with self._flush_lock:
             if self.flush_refusal is not None:
@@ -587,16 +587,17 @@ class PartitionLog:
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
-        """Return batches from the first batch that ends after `offset` on; None when no such batch is visible
-        yet.
+        """Return batches from the first batch on that ends after `offset`; None when no such batch is
+        visible.
 
         The slice holds at least one batch, even if that exceeds `max_bytes`. Its last batch may be cut off,
-        unless the slice ends at a landmark. The slice never reaches into another segment or past the last
-        visible data batch. For bytes that were on the disk before this log was opened, the first batch's CRC
-        and every batch's position are checked. Nothing else is read: clients check CRCs themselves.
+        unless the slice ends at a landmark. The slice ends within its segment, and at the last visible data
+        batch. For bytes that were on the disk before this log was opened, the first batch's CRC and every
+        batch's position are checked. Nothing else is read: clients check CRCs themselves.
 
-        Raise OffsetOutOfRange, CorruptMessage when the first batch is damaged, LandmarksMissing when
-        `build_landmarks` must run first, or StorageError. Must be called by one thread at a time.
+        Raise OffsetOutOfRange for an offset outside the log, CorruptMessage when the first batch is damaged,
+        LandmarksMissing when `build_landmarks` must run first, and StorageError when the disk fails. Must be
+        called by one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")
@@ -611,8 +612,7 @@ class PartitionLog:
         return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first visible record with the largest timestamp; None without
-        records.
+        """Return (offset, timestamp) of the first visible record with the largest timestamp, or None.
 
         Call it in a thread: it reads as much as two look-ups by time, and more segments only if timestamps
         rise and fall.
@@ -630,7 +630,7 @@ class PartitionLog:
 
         On return, the new start survives a power cut and the loss of the checkpoint. Retention later deletes
         files that hold only deleted records. Raise OffsetOutOfRange for an offset after the high watermark,
-        and StorageError.
+        and StorageError when the disk refuses.
         """
         with self._checkpoint_lock:
             with self._lock:
