@@ -144,7 +144,7 @@ def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
         else:
             taken.refused += 1
         headers = {"Retry-After": "1"} if status == 503 else {}
-        # Otherwise the rest of a body that was not read to its end would be taken for the next request.
+        # Otherwise the rest of a body that was not read to its end would be mistaken for the next request.
         if status in (408, 413, 415):
             headers["Connection"] = "close"
         return JsonAnswer({"error": text}, status_code=status, headers=headers)

@@ -62,7 +62,7 @@ EVENTS = sa.Table(
     sa.Column("key", _bytes),
     sa.Column("body", _bytes, nullable=False),
     sa.Index("events_of_topic", "topic", "id"),
-    sqlite_autoincrement=True,  # an id is never used again: readers go on behind the last id they read
+    sqlite_autoincrement=True,  # ids are never reused: readers continue after the last id
 )
 CHUNKS = sa.Table(
     "chunks",

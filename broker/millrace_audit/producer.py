@@ -275,7 +275,7 @@ class AuditedProducer:
             self._home.check()
         announced = self._topics.get(topic)
         if announced is not None and (announced.schema is schema or announced.schema == schema):
-            try:  # not suppress(): it costs a microsecond, and this is done for every event
+            try:  # not suppress(): it costs a microsecond for every event
                 return self._hand_over(announced, event, time_ms, key, partition)
             except BufferError:
                 pass
@@ -378,7 +378,7 @@ class AuditedProducer:
         """Wait until every event has its outcome, and report it.
 
         Raise DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
-        Raise MillraceError when the report cannot be sent; it is sent again before the next report.
+        MillraceError when the report cannot be sent; it is sent again before the next report.
         """
         self._home.check()
         self._settle()

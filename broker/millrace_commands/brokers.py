@@ -78,7 +78,7 @@ def drain(broker: int, bootstrap: str) -> None:
                 f"there is no broker {broker}, and nothing is stored on it: see `millrace brokers list"
                 f" --bootstrap {bootstrap}`"
             )
-        _wait_for_moves(client, _placed(client))  # present moves still have replicas that will go
+        _wait_for_moves(client, _placed(client))  # replicas of present moves will still be removed
         placed, racks = _placed(client), broker_racks(client)
         plan = dict(drained(placed, broker, racks))
         lost = [each for each in plan if broker not in racks and placed[each] == (broker,)]

@@ -185,7 +185,7 @@ class OriginWatch(Rounds):
         elif new:
             try:
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
-            except OriginRecreated:  # the snapshot is behind ZooKeeper: the next round reports it
+            except OriginRecreated:  # the snapshot is stale: the next round reports it
                 self.wake()
             except MillraceError as error:  # such as ZooKeeper's absence: partitions with a target continue
                 problem = str(error)

@@ -182,7 +182,8 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 @_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
 def register(request: Request, store: Database, subject: Subject, body: SchemasBody) -> dict[str, Any]:
     stored = service.register(store, subject, _candidate(request, body))
-    # Without the text: confluent-kafka would cache it in place of its own and register at every call.
+    # Without the text: confluent-kafka would cache that text in place of its own text, and register at every
+    # call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 

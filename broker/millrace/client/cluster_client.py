@@ -323,7 +323,8 @@ class ClusterClient:
         if connection is not None and connection.idle and not connection.needs_renewal:
             return connection
         if connection is not None:
-            # An abandoned attempt's response must never be taken for this one's. Or the login ends.
+            # Reconnect: an abandoned attempt's response must never be mistaken for this attempt's, or the
+            # login ends soon.
             connection.close()
         wait = max(0.1, min(_CONNECT_TIMEOUT_S, deadline - time.monotonic()))
         self._connections.pop(address, None)
@@ -346,7 +347,7 @@ class ClusterClient:
             if broker_id not in self._brokers:
                 raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
             return self._request(self._brokers[broker_id], api_key, version, body, deadline)
-        # Known brokers first: the bootstrap addresses may be long gone.
+        # Known brokers first: the bootstrap addresses may be outdated.
         addresses = list(dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses]))
         addresses.sort(key=lambda address: address == self._outdated)
         failure: ConnectionFailed | None = None
@@ -472,7 +473,8 @@ class ClusterClient:
             for (_, partition), answer in listed.items():
                 what = f"offsets of {topic}-{partition}"
                 if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    # Another broker knew the partition: this one will soon learn of it, or it is deleted.
+                    # Another broker knew the partition: either this broker will soon learn of it, or it was
+                    # deleted.
                     raise TryAgain(f"{what}: broker {leader} knows no such partition")
                 raise_error(answer.error_code, what)
                 offsets[partition] = answer.offset

@@ -44,8 +44,8 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
     def on_error(error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION and made:
             logger.warning("%s; the password is read again", error.str())
-            # In another thread: confluent-kafka aborts the process if a callback that has called its client
-            # is followed by another callback in the same poll.
+            # In another thread: confluent-kafka aborts the process if another callback follows, in the same
+            # poll, a callback that has called its client.
             thread = threading.Thread(target=read_password, name="password", daemon=True)
             thread.start()
             if isinstance(made[0], _PatientConsumer):

@@ -97,7 +97,7 @@ def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
     """
     path = seat.turns
     with suppress(NoNodeError):
-        session.call(session.client.sync_async, path)  # else a server that lags behind may answer
+        session.call(session.client.sync_async, path)  # otherwise a lagging server may answer
     nodes = session.read_all(f"{path}/{name}" for name in session.children(path))
     turns = (Turn.decode(at.rpartition("/")[2], data) for at, (data, _) in nodes.items())
     return {turn.number: turn for turn in turns if turn is not None}

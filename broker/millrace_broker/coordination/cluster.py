@@ -125,7 +125,7 @@ class Cluster:
         """Leave: the broker's registration ends with the session. A second call does nothing."""
         self._closed.set()
         self._wake.set()
-        self.session.close()  # before joining the watcher, which may be asking a ZooKeeper that is gone
+        self.session.close()  # first: the watcher may be waiting for ZooKeeper
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(OPERATION_SECONDS)
 
@@ -475,7 +475,7 @@ class Cluster:
             session = self.session.id
             registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
             topics = self._read_topics(dirty)
-            self._check_identity()  # last: it proves that all of this was read from this cluster
+            self._check_identity()  # last: it proves that everything above was read from this cluster
             if session and session == self.session.id:
                 return session, registered, topics
 

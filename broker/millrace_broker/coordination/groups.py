@@ -272,7 +272,7 @@ class ConsumerRegistry:
         ]
         self.keep_offsets(paths[path] for path in nodes if consumers.get(f"{path}/ids"))
         directories = self._session.read_all(f"{path}/offsets" for path in unused)
-        offsets: dict[str, dict[str, int]] = {}  # group -> node of an offset that is over -> its version
+        offsets: dict[str, dict[str, int]] = {}  # group -> node of an expired offset -> its version
         left = set[str]()
         for path, (data, stat) in self._session.read_all(self._leaves(dict.fromkeys(directories))).items():
             group_path = path.rsplit("/", 3)[0]
@@ -447,7 +447,7 @@ class ConsumerRegistry:
 
         for part in _in_parts(dict(zip(paths, map(str.encode, streams.values()), strict=True))):
             if self._transact(partial(create, part=part), fence) is None and not self._holds(part):
-                self.disown(group, streams, fence)  # the parts before
+                self.disown(group, streams, fence)  # undo the parts before
                 return False
         return True
 

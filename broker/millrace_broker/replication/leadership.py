@@ -240,7 +240,7 @@ class Leadership:
         if snapshot.version > self.snapshot.version:
             moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
             for replica in [one for one in self._followers if one[0] in moved_away]:
-                del self._followers[replica]  # should it come back, its log begins again
+                del self._followers[replica]  # if it comes back, its log begins again
             self.snapshot = snapshot
         return self._commit()
 
@@ -344,7 +344,7 @@ class Leadership:
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
-        if self.proposal is not None:  # a replica that may be in sync already counts
+        if self.proposal is not None:  # a replica that may be in sync already must count
             flushed = min(flushed, self._flushed_by(self.proposal.joining))
         before = self.committed
         while self._units and self._units[0] <= flushed:

@@ -134,7 +134,9 @@ class ReplicaSession:
         try:
             leading, log = self._led(wanted)
         except BrokerError as error:
-            del self._places[wanted.partition]  # else every name that a follower sends would be remembered
+            del self._places[
+                wanted.partition
+            ]  # otherwise every partition that a follower names would be remembered
             return Copied(wanted.partition, error.code)
         try:
             diverging = leading.check(wanted.position, wanted.last_epoch)

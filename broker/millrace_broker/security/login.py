@@ -126,7 +126,9 @@ class Login:
         if exchange.until is not None:
             holds.append(exchange.until - time.time())
         self.holds_s = min(holds, default=None)
-        if principal == ANONYMOUS:  # rules for it are for clients of listeners that ask for no proof
+        if (
+            principal == ANONYMOUS
+        ):  # rules for this principal are for clients of listeners without authentication
             raise LoginFailed(f"{principal} is the name of clients without a login: use another name")
         if self._principal not in (None, principal):
             raise LoginFailed(f"{self._principal} proves to be {principal} now, on the same connection")

@@ -145,7 +145,7 @@ class Server:
             if connection is not None:
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
-                    break  # the others are still ready in the next turn
+                    break  # the other connections are still ready in the next turn
             elif fd == self._mailbox.wake_fd:
                 self._mailbox.drain()
             elif (listener := self._listening.get(fd)) is not None:
@@ -236,7 +236,7 @@ class Server:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    continue  # that client is gone already
+                    continue  # that client has disconnected already
                 logger.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
                 self._epoll.unregister(listener.socket.fileno())
                 self._mailbox.after(
@@ -476,14 +476,15 @@ class Server:
         else:
             framer.received(count)
         self._serve(connection)
-        if connection.served_at != self.now:  # a whole request counts for more
+        if connection.served_at != self.now:  # a whole request resets the time, too
             connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:
         """Serve the received frames, until answers pile up or the connection's time is over."""
         served, framer = False, connection.framer
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
-            # The user's debt may come from other connections, too: else it could go on by opening new ones.
+            # The user's debt may come from other connections, too: otherwise the user could continue over new
+            # connections.
             self.mute(connection, MAX_MUTE_S)
         try:
             while self._may_serve(connection):
@@ -492,7 +493,7 @@ class Server:
                     break
                 self.statistics.served(request, self.now)
                 if request.client.closed:
-                    break  # keep neither: together they would wait for the garbage collector
+                    break  # keep neither: a reference cycle would wait for the garbage collector
                 connection.requests.append(request)
                 connection.pending += 1
                 connection.unanswered += request.count

@@ -158,7 +158,7 @@ class TlsTransport:
 
     def receive_into(self, target: memoryview, /) -> int:
         if not self.unread:
-            # No more than fits: the socket would not report the bytes left over.
+            # Read no more than fits: the socket would not report the remaining bytes.
             count = self._socket.recv_into(self._space, min(len(self._space), len(target)))
             if count == 0:
                 return 0
@@ -201,7 +201,7 @@ class TlsTransport:
             if self._own_bytes > MAX_OWN_BYTES:
                 raise TlsFailed("it does not take what TLS has to say")
             self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
-            with contextlib.suppress(OSError):  # the next read notices a client that is gone
+            with contextlib.suppress(OSError):  # the next read notices a disconnected client
                 self.flush()
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:

@@ -132,12 +132,12 @@ class PartitionLog:
     def _recover(self) -> Recovered:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Else a power cut may remove it with all that is flushed. The process that made it may have died
-            # before this.
+            # Otherwise a power cut may remove the directory with all flushed bytes. The process that created
+            # it may have died before this step.
             sync_directory(self.directory.parent)
             return recover(self.directory, self._producers, self._clock(), self._sync)
         except BaseException as error:
-            self._producers.clear()  # else they count for ever, and twice after the next try
+            self._producers.clear()  # otherwise they count for ever, and twice after the next try
             if isinstance(error, OSError):
                 raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
             raise
@@ -317,7 +317,7 @@ class PartitionLog:
             timestamp = int(self._clock() * 1000)
             if self._active.size == 0:
                 # Every segment of a mirrored partition begins with its position: retention may then delete
-                # all other segments, and a torn first append is not taken for data.
+                # all other segments, and a torn first append is not mistaken for data.
                 nothing = replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
                 staging.place_position(recorded or nothing, timestamp)
             for batch in batches:
@@ -349,7 +349,9 @@ class PartitionLog:
             if self._epoch != self.epochs.last:
                 self.epochs.note(self._epoch, self._appended.end)
             state = staging.written()
-            self._producers.commit(staging.producers)  # first: a flush takes what it finds appended
+            self._producers.commit(
+                staging.producers
+            )  # first: a flush includes everything that it finds appended
             self._appended = state
         except StorageError:
             raise
@@ -396,7 +398,7 @@ class PartitionLog:
         `max_bytes`, and its last batch may be cut off. The slice is None at the log's end.
         """
         files = self._files
-        if position < files.segments[0].base:  # retention has just deleted it
+        if position < files.segments[0].base:  # retention has just deleted the segment
             raise OffsetOutOfRange(f"position {position} is before the log's start {files.segments[0].base}")
         index = files.index_of(position)
         segment = files.segments[index]
@@ -554,7 +556,7 @@ class PartitionLog:
                 logger.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
-            if whole.end <= state.end:  # else a copy is under way, which the next flush takes
+            if whole.end <= state.end:  # otherwise a copy is in progress, which the next flush includes
                 self._flushed_whole = whole
             for segment in segments[:-1]:
                 if segment.end <= state.end:
@@ -686,8 +688,8 @@ class PartitionLog:
                 count = files.expired_count(config, now, kept)
             else:
                 count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
-            # The checkpoint first: recovery deletes a file below its start, and takes a log that begins above
-            # its end for a loss. On a full disk the write may fail until something was deleted.
+            # The checkpoint first: recovery deletes a file below its start, and reports a loss if a log
+            # begins above its end. On a full disk the write may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(flushed):
                 self._write_checkpoint(flushed, files.without_first(count))
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]

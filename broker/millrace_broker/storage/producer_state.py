@@ -269,7 +269,8 @@ class ProducerStates:
             self.forget(other)
 
     def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
-        # A time far ahead comes from a clock that was set back: it must not keep its place until then.
+        # A time in the future comes from a clock that was set back: the producer must not keep its place
+        # until then.
         if abs(now - seen_at) >= RETRIED_S + SEEN_INTERVAL_S:
             return
         error = TooManyProducers(
