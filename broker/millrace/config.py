@@ -296,7 +296,7 @@ class ListenerConfig:
             if mechanism in TLS_MECHANISMS and self.protocol == "SASL_PLAINTEXT":
                 what = "passwords" if mechanism == "PLAIN" else "tokens"
                 raise ConfigError(
-                    f"mechanism {mechanism} tells {what} to whoever listens: use protocol SASL_SSL"
+                    f"mechanism {mechanism} sends {what} to eavesdroppers: use protocol SASL_SSL"
                 )
         if self.uses_sasl and not self.mechanisms:
             raise ConfigError(f"protocol {self.protocol} needs mechanisms")

@@ -160,4 +160,4 @@ def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, error: ClientDisconnect) -> JsonAnswer:
-        return answer(400, "the client has gone")
+        return answer(400, "the client has disconnected")

@@ -563,7 +563,7 @@ def _hold(folder: Path) -> Any:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise MillraceError(f"another agent has {folder}: stop it, or give each its own --spool") from None
+        raise MillraceError(f"another agent uses {folder}: stop it, or give each its own --spool") from None
     return held
 
 

@@ -88,7 +88,9 @@ def drain(broker: int, bootstrap: str) -> None:
         _wait_for_moves(client, plan)
         stored = [each for each, replicas in _placed(client).items() if broker in replicas]
         if still := [f"{t}-{n}" for t, n in stored if (t, n) not in lost]:
-            raise MillraceError(f"broker {broker} has {still[0]} yet, which came meanwhile: call it again")
+            raise MillraceError(
+                f"broker {broker} has {still[0]} yet, which came meanwhile: run the command again"
+            )
         if lost:
             names = ", ".join(f"{t}-{n}" for t, n in lost)
             raise MillraceError(

@@ -143,7 +143,7 @@ class Consumer:
         if offsets is not None and self._commit_every is not None:
             raise MillraceError("offsets of your own need auto_commit=False: it would overwrite them")
         if self._rebalancer is None:
-            raise NotOwner("this consumer has no streams: it owns nothing that it could commit")
+            raise NotOwner("this consumer has no streams: it owns no partition to commit")
         if offsets is None:
             for stream in self._each_stream():
                 stream.put_down(threading.get_ident())
@@ -158,7 +158,7 @@ class Consumer:
         if offset < 0:
             raise MillraceError(f"an offset is not negative: {offset}")
         if self._rebalancer is None:
-            raise NotOwner("this consumer has no streams: it owns nothing in which it could seek")
+            raise NotOwner("this consumer has no streams: it owns no partition in which to seek")
         self._rebalancer.seek((topic, partition), offset)
         self._pullers.wake()
 

@@ -102,7 +102,7 @@ class Registration:
             self._session.client.set_async(fence.checks[0][0], self._data).get(timeout=timeout)
         except NoNodeError:
             if self.fence is fence:
-                logger.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
+                logger.warning("group %s: the registration of %s was lost", self._group, self.consumer_id)
                 self.lost()
                 self._on_loss()
         except (KazooException, KazooTimeoutError):

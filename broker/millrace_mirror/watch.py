@@ -232,7 +232,7 @@ class OriginWatch(Rounds):
         if target is None or not self._leads(former.topic, target):
             return {}
         detail = (
-            f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to copy the"
+            f"{former.cluster} {former.topic}-{former.partition} was deleted and recreated: to copy the"
             " new one, run millrace mirror reset"
         )
         return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}

@@ -414,7 +414,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = ErrorCode.STORE_FAILED, "the registry's database failed; its log says why"
             logger.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
         case ClientDisconnect():  # the answer is not read
-            code, message = ErrorCode.BAD_REQUEST, "the client went away before its request was whole"
+            code, message = ErrorCode.BAD_REQUEST, "the client disconnected before its request was complete"
         case HTTPException():
             code, message = error.status_code, f"HTTP {error.status_code} {error.detail}"
         case RequestValidationError():

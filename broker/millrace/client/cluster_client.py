@@ -345,7 +345,7 @@ class ClusterClient:
             if broker_id not in self._brokers:
                 self._metadata((), deadline)
             if broker_id not in self._brokers:
-                raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
+                raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not alive")
             return self._request(self._brokers[broker_id], api_key, version, body, deadline)
         # Known brokers first: the bootstrap addresses may be outdated.
         addresses = list(dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses]))
@@ -427,7 +427,7 @@ class ClusterClient:
             number, epoch = partition.partition_index, partition.leader_epoch
             if 0 <= epoch < epochs.get(number, -1):
                 self._outdated = self._answered
-                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} names its new leader")
+                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} reports its new leader")
             epochs[number] = epoch
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
@@ -475,7 +475,7 @@ class ClusterClient:
                 if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     # Another broker knew the partition: either this broker will soon learn of it, or it was
                     # deleted.
-                    raise TryAgain(f"{what}: broker {leader} knows no such partition")
+                    raise TryAgain(f"{what}: broker {leader} does not have the partition")
                 raise_error(answer.error_code, what)
                 offsets[partition] = answer.offset
 

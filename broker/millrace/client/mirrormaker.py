@@ -75,5 +75,5 @@ def _sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, in
         return place, *_OFFSETS.unpack_from(value)
     except (struct.error, ValueError):
         raise MillraceError(
-            f"{topic} has a record that is no offset sync: let only MirrorMaker write"
+            f"{topic} has a record that is no offset sync: allow only MirrorMaker to write"
         ) from None

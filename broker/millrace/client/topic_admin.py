@@ -64,7 +64,7 @@ def settings_of_topics(
         if result.error_code:
             reason = result.error_message or error_name(result.error_code)
             refused = BrokerError(
-                f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
+                f"{client.bootstrap} does not return the settings of topic {result.resource_name!r}: {reason}"
             )
         settings[seen_as[result.resource_name]] = refused or result.configs
     return settings

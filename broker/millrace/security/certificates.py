@@ -161,9 +161,9 @@ class ServerCertificates:
                 contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
                 self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
             except ConfigError as error:
-                logger.error("the certificates stay as they were: %s", error)
+                logger.error("the old certificates stay in use: %s", error)
             except Exception:
-                logger.exception("the certificates stay as they were")
+                logger.exception("the old certificates stay in use")
             else:
                 logger.info("read the certificates again; new connections get them")
 

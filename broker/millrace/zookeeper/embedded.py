@@ -176,7 +176,7 @@ def find_java() -> str:
     except (OSError, subprocess.TimeoutExpired):
         version = None
     if version is None:
-        raise MillraceError(f"{java} does not tell its version: install Java {MIN_JAVA} or newer")
+        raise MillraceError(f"{java} does not report its version: install Java {MIN_JAVA} or newer")
     if int(version[1]) < MIN_JAVA:
         raise MillraceError(
             f"{java} is Java {version[1]}: install Java {MIN_JAVA} or newer, or set JAVA_HOME to one"

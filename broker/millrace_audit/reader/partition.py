@@ -148,8 +148,8 @@ class Partition:
             self.shortest = min(high_watermark, self.end if self.shortest is None else self.shortest)
             if now - self.short_since < TRUNCATED_S:
                 raise CannotRead(
-                    f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
-                    " counted are gone from it; after a minute, counting continues at the log's end"
+                    f"its log ends at {high_watermark} and was counted up to {self.end}: it has lost"
+                    " counted messages; after a minute, counting continues at the log's end"
                 )
             self.truncate(high_watermark)
         elif self.shortest is not None:

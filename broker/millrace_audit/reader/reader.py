@@ -311,7 +311,7 @@ class AuditReader(TierReader):
                 ends = _known(latest, name), _known(written, name)
                 partition.noted(*self._ends_of_copies(partition, *ends))
                 if partition.truncated != before:
-                    line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
+                    line = "%s: %s-%d was truncated from offset %d to %d: the counted messages were lost"
                     logger.error(line, self._config.cluster, *name, partition.truncated, partition.end)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
@@ -389,7 +389,7 @@ class AuditReader(TierReader):
             except MillraceError as error:  # the position known before still holds
                 troubles.add(str(error))
         for trouble in sorted(troubles - self._troubles):
-            logger.warning("how far the mirror has come is not known: %s; trying again", trouble)
+            logger.warning("the mirror's position is not known: %s; trying again", trouble)
         if troubles:  # a pass without troubles may have asked no leader
             self._troubles = troubles
 

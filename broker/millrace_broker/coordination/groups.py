@@ -181,7 +181,9 @@ class ConsumerRegistry:
         return errors.UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
 
     def _coordinated(self, group: str, broker: int) -> errors.NotCoordinator:
-        return errors.NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
+        return errors.NotCoordinator(
+            f"group {group!r} is coordinated by broker {broker}: send the request there"
+        )
 
     # Offsets
 
@@ -340,7 +342,7 @@ class ConsumerRegistry:
                 return
             self._seen.difference_update(offsets)
             if unused is not None and self._session.children(unused):
-                raise errors.GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
+                raise errors.GroupNotEmpty(f"group {group!r} has a consumer now: stop it first")
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be written")
 
     def _create_parents(self, group: str, paths: Iterable[str]) -> None:
@@ -465,7 +467,7 @@ class ConsumerRegistry:
             ours = [path for path, (_, stat) in nodes.items() if stat.ephemeralOwner == self._session.id]
             if self._delete_all(ours, fence):
                 return
-        raise errors.BrokerError(f"what group {group!r} owns changes too fast to be given up")
+        raise errors.BrokerError(f"the partitions that group {group!r} owns change too fast to be given up")
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
         """Return the stream that reads each partition."""
@@ -525,7 +527,7 @@ class ConsumerRegistry:
         # The steps before the failed one, and those after it, have errors of their own.
         failed = [index for index, result in enumerate(results) if isinstance(result, _CONFLICTS)]
         if fence is not None and failed and failed[0] < len(checks):
-            raise fence.broken(f"node {checks[failed[0]][0]} in ZooKeeper is no longer ours")
+            raise fence.broken(f"node {checks[failed[0]][0]} in ZooKeeper now belongs to another process")
         if not failed and any(isinstance(result, KazooException) for result in results):
             raise errors.BrokerError(
                 f"ZooKeeper at {self._session.zookeeper} refuses a transaction: {results}"

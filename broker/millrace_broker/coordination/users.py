@@ -143,7 +143,7 @@ class Users:
             self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
-        """Delete a user. Raise LookupError when there is no such user."""
+        """Delete a user. Raise LookupError when the user does not exist."""
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")

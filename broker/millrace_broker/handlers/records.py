@@ -58,7 +58,7 @@ def delete_records(call: Call[DeleteRecordsRequest]) -> DeleteRecordsResponse:
         seen.add((topic, number))
         there = call.broker.partition(topic, number)
         if there.mirrored:
-            raise PolicyViolation(f"{topic} is a mirror: its records go by retention alone")
+            raise PolicyViolation(f"{topic} is a mirror: only retention deletes its records")
         return there.background.delete_records(offset)
 
     def outcome(topic: str, wanted: DeleteRecordsRequest.Partition) -> DeleteRecordsResponse.Partition:

@@ -154,7 +154,7 @@ class BearerExchange:
         if not isinstance(user, str) or not 0 < len(user) <= MAX_NAME_CHARACTERS or not user.isprintable():
             raise LoginFailed(f"OAUTHBEARER: {self._config.principal_claim} of the token is no user's name")
         if other not in ("", user):
-            raise LoginFailed(f"OAUTHBEARER as {user!r}, which asks to be {other[:100]!r}")
+            raise LoginFailed(f"OAUTHBEARER as {user!r}, which requests the identity of {other[:100]!r}")
         self.user, self.until = user, float(claims["exp"]) + LEEWAY_S
         return b""
 
@@ -208,4 +208,4 @@ def _token(message: bytes) -> tuple[str, str]:
             raise ValueError
         return token.strip(), (match[1] or b"").decode().replace("=2C", ",").replace("=3D", "=")
     except ValueError:  # its text would show the token
-        raise LoginFailed(f"OAUTHBEARER with a message of {len(message)} bytes that is none") from None
+        raise LoginFailed(f"OAUTHBEARER with a message of {len(message)} bytes that is malformed") from None

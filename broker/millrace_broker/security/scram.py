@@ -103,7 +103,7 @@ class ScramExchange:
         if self._known and self._mechanism not in (self._find(self._named) or {}):
             self._known = False  # deleted since the challenge
         if not self._known:
-            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: there is no such user")
+            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: the user does not exist")
         self.user = self._named
         return proof
 

@@ -129,7 +129,7 @@ class Server:
             try:
                 self._turn(ready)
             except Exception:
-                logger.exception("a bug in a turn of the loop; the next turn goes on")
+                logger.exception("a bug in a turn of the loop; the next turn continues")
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.now = time.monotonic()
@@ -316,7 +316,7 @@ class Server:
             self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
 
     def _close_unknown(self, connections: Sequence[ClientConnection], limit: str) -> None:
-        self._close(connections, f"they had not proved who they are ({limit})")
+        self._close(connections, f"they were not authenticated ({limit})")
         self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
@@ -364,7 +364,7 @@ class Server:
 
     def _close_ended(self) -> None:
         for connection in [client for client, end in self._ending.items() if end <= self.now]:
-            connection.abort("its login has ended, and it has not proved again who it is")
+            connection.abort("its login has expired, and it has not logged in again")
             self.admission.closed_login_ended += 1
 
     def close_deleted(self, users: Container[str]) -> None:
@@ -416,10 +416,12 @@ class Server:
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
-                self._close_over_limit([connection], "it asked too much or left too much unread")
+                self._close_over_limit(
+                    [connection], "it sent too many requests or left too many answers unread"
+                )
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
-        self._close(connections, f"{why} while all together held more than max_buffered_bytes")
+        self._close(connections, f"{why} while all clients together held more than max_buffered_bytes")
         self.admission.closed_over_limit += len(connections)
 
     def _close(self, connections: Sequence[ClientConnection], why: str) -> None:
