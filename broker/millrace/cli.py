@@ -125,10 +125,10 @@ def _unusable(error: OSError) -> MillraceError | None:
         try:
             Path.cwd()
         except FileNotFoundError:
-            return MillraceError("the folder in which this runs is gone: change to one that is there")
+            return MillraceError("the current folder was deleted: change to an existing folder")
         return None
     reason = error.strerror
-    return MillraceError(f"cannot use {error.filename}: {reason}; give another path, or mend this one")
+    return MillraceError(f"cannot use {error.filename}: {reason}; give another path, or repair it")
 
 
 def main() -> None:

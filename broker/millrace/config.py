@@ -296,7 +296,7 @@ class ListenerConfig:
             if mechanism in TLS_MECHANISMS and self.protocol == "SASL_PLAINTEXT":
                 what = "passwords" if mechanism == "PLAIN" else "tokens"
                 raise ConfigError(
-                    f"mechanism {mechanism} tells {what} to whoever listens: use protocol SASL_SSL"
+                    f"mechanism {mechanism} sends {what} to eavesdroppers: use protocol SASL_SSL"
                 )
         if self.uses_sasl and not self.mechanisms:
             raise ConfigError(f"protocol {self.protocol} needs mechanisms")
@@ -568,7 +568,7 @@ def parse_time(text: str, what: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):  # also where the zone takes it out of the calendar
+    except (TypeError, ValueError, OverflowError):  # also where the time zone moves it out of the calendar
         raise ConfigError(f"{what} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
 
 

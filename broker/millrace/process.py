@@ -99,7 +99,7 @@ class _Starter:
 
     def call(self, function: Callable[[], T]) -> T:
         with self._lock:
-            # A fork leaves every thread but its own behind.
+            # A fork copies only the thread that called it.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="starter of children", daemon=True)
                 self._thread.start()

@@ -1,9 +1,10 @@
 """The agent over HTTP.
 
-POST /v1/topics/{topic}/events one event or a list of them, in JSON (application/json); or an array of them in
-Avro (application/avro) with ?schema_id=ID of the registry GET /v1/topics/{topic}/schema the schema of such an
-array [?schema_id=ID] GET /healthz 503 with the reasons while events do not reach the brokers GET /metrics for
-Prometheus
+    POST /v1/topics/{topic}/events   one event or a list of them, in JSON (application/json); or an array of
+                                     them in Avro (application/avro) with ?schema_id=ID of the registry
+    GET  /v1/topics/{topic}/schema   the schema of such an array [?schema_id=ID]
+    GET  /healthz                    503 with the reasons while events do not reach the brokers
+    GET  /metrics                    for Prometheus
 
 With a list of tokens, a client must show a token with the route's role; without a token /healthz shows no
 reasons.
@@ -143,7 +144,7 @@ def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
         else:
             taken.refused += 1
         headers = {"Retry-After": "1"} if status == 503 else {}
-        # Otherwise the rest of a body that was not read to its end would be taken for the next request.
+        # Otherwise the rest of a body that was not read to its end would be mistaken for the next request.
         if status in (408, 413, 415):
             headers["Connection"] = "close"
         return JsonAnswer({"error": text}, status_code=status, headers=headers)
@@ -159,4 +160,4 @@ def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(_: Request, error: ClientDisconnect) -> JsonAnswer:
-        return answer(400, "the client has gone")
+        return answer(400, "the client has disconnected")

@@ -138,7 +138,7 @@ class Carrier:
         self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
         self._chunks = 0
         self._fatal = self._may_send = False
-        self._failing: str | None = None  # the error that holds up reports or the spool
+        self._failing: str | None = None  # the error that blocks reports or the spool
         self.acknowledged = self.failed = self.reports = 0
 
     @property
@@ -341,7 +341,7 @@ class Carrier:
         mine = self._mine
         mine.announce(lane.topic, self._promise())
         if min(event.time for _, event in events) < mine.closed_through:
-            mine.report(self._promise())  # takes back the promise that no event of that time will follow
+            mine.report(self._promise())  # revokes the promise that no event of that time will follow
         self._open.update((lane.topic, window_start(event.time)) for _, event in events)
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))

@@ -103,7 +103,7 @@ class Intake:
     ) -> None:
         self._registry, self._topics, self._notes, self._clock = registry, topics, notes, clock
         self._subjects = subjects
-        self._lock = threading.Lock()  # one question to the registry or the brokers at a time
+        self._lock = threading.Lock()  # one request to the registry or the brokers at a time
         self._present = notes.topics()
         self._unanswered: tuple[str, float] | None = None  # why brokers are not asked, and until when
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
@@ -135,7 +135,7 @@ class Intake:
             given = _read_array(source, body, schema.item)
         except Refused:
             raise
-        except Exception as error:  # fastavro raises a dozen types of errors for what is no Avro
+        except Exception as error:  # fastavro raises a dozen types of errors for bytes that are no Avro
             raise Refused(
                 f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
                 f" {_one_line(error)}): GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"

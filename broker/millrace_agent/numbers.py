@@ -53,7 +53,11 @@ class AgentNumbers(Collector):
             ("refused_requests", "Requests that were refused with 4xx", self._taken.refused),
             ("put_off_requests", "Requests that were answered with 503", self._taken.put_off),
             ("acknowledged_events", "Events that the brokers acknowledged", self._carrier.acknowledged),
-            ("failed_events", "Events that were sent in vain and are sent again", self._carrier.failed),
+            (
+                "failed_events",
+                "Events that the brokers refused and that are sent again",
+                self._carrier.failed,
+            ),
             ("reports", "Hellos and reports on the audit topic", self._carrier.reports),
             ("commits", "Transactions of the spool, one fsync each", self._spool.committed_groups),
         ):

@@ -5,13 +5,15 @@ One SQLite database in a folder that one process at a time holds. All changes ru
 wait at the same time are one transaction and one fsync (group commit), and each change happens completely or
 not at all. The module uses neither HTTP nor Kafka.
 
-events taken, and not known to be acknowledged chunks events that are in the client library, or were about to
-be, and their sequences instances producer instances that have not ended: number and key of the next report,
-the last one's bytes hellos topics that an instance has announced, or was about to, and the number of its next
-report then untold sequences with an outcome that is not reported files followed files, and the position up to
-which each is taken topics, schemas those that brokers and registry had, for a start while they are away spool
-one row: the instance of the next process that announces a topic, and an offset on the audit topic: messages
-of an agent that uses a copy lie after it
+    events     taken, and not known to be acknowledged
+    chunks     events that are in the client library, or were about to be, and their sequences
+    instances  producer instances that have not ended: number and key of the next report, bytes of the last
+    hellos     topics that an instance has announced, or was about to, and its next report's number then
+    untold     sequences with an outcome that is not reported
+    files      followed files, and the position up to which each is taken
+    topics, schemas   topics of the brokers and schemas of the registry, for a start while they are down
+    spool      one row: the instance of the next process that announces a topic, and an offset on the audit
+               topic: messages of an agent that uses a copy lie after it
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ EVENTS = sa.Table(
     sa.Column("key", _bytes),
     sa.Column("body", _bytes, nullable=False),
     sa.Index("events_of_topic", "topic", "id"),
-    sqlite_autoincrement=True,  # an id is never used again: readers go on behind the last id they read
+    sqlite_autoincrement=True,  # ids are never reused: readers continue after the last id
 )
 CHUNKS = sa.Table(
     "chunks",
@@ -561,7 +563,7 @@ def _hold(folder: Path) -> Any:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise MillraceError(f"another agent has {folder}: stop it, or give each its own --spool") from None
+        raise MillraceError(f"another agent uses {folder}: stop it, or give each its own --spool") from None
     return held
 
 

@@ -260,13 +260,13 @@ class AuditedProducer:
         """Send one event; return its sequence. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, which is registered under the topic's subject, or a subject whose
-        latest version is looked up once; None stands for the topic's subject. `event` has its fields without
-        the header. `time_ms` is the event's time, from 2000 on and at most a day ahead of this machine's
-        clock: other times have no hour in the warehouse. A topic's first event waits until the hello is
+        latest version is looked up once; None means the topic's subject. `event` has its fields without the
+        header. `time_ms` is the event's time, from 2000 on and at most a day ahead of this machine's clock:
+        other times have no hour in the warehouse. A topic's first event waits until the hello is
         acknowledged, and every event waits for room in the queue. `timeout_s` bounds both together; without
-        it the registry's timeout and `delivery.timeout.ms` do. Raise NotSent when that time is over, and at
-        the first event WrongCluster when the brokers belong to another cluster. After any error nothing was
-        sent, and a refused event leaves no gap in the numbers.
+        it the registry's timeout and `delivery.timeout.ms` do. Raise NotSent when that time is over. Raise
+        WrongCluster, at the first event, when the brokers belong to another cluster. After any error nothing
+        was sent, and a refused event leaves no gap in the numbers.
 
         In a forked child of the process that created the producer, `send` always raises: the threads that
         send and report are the parent's.
@@ -275,7 +275,7 @@ class AuditedProducer:
             self._home.check()
         announced = self._topics.get(topic)
         if announced is not None and (announced.schema is schema or announced.schema == schema):
-            try:  # not suppress(): it costs a microsecond, and this is done for every event
+            try:  # not suppress(): it costs a microsecond for every event
                 return self._hand_over(announced, event, time_ms, key, partition)
             except BufferError:
                 pass
@@ -378,7 +378,7 @@ class AuditedProducer:
         """Wait until every event has its outcome, and report it.
 
         Raise DeliveryFailed, once the report is sent, when events failed since the last flush. Raise
-        Raise MillraceError when the report cannot be sent; it is sent again before the next report.
+        MillraceError when the report cannot be sent; it is sent again before the next report.
         """
         self._home.check()
         self._settle()

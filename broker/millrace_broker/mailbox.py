@@ -188,7 +188,7 @@ class Mailbox:
 
     def stop(self) -> None:
         """Run the posted functions after the event loop has ended."""
-        self._stopped = True  # first: a call is either run below or cancelled
+        self._stopped = True  # first: from now on a call is either run below or cancelled
         while self._posted:
             self._run(self._posted.popleft())
 

@@ -40,5 +40,5 @@ def add(file: Path, name: str, roles: Sequence[str]) -> None:
     """
     for role in roles:
         if role.partition(":")[0] not in ROLES:
-            raise ConfigError(f"role {role!r} is none of {', '.join(ROLES)}: no service would let it in")
+            raise ConfigError(f"role {role!r} is none of {', '.join(ROLES)}: no service accepts it")
     say(add_entry(file, name, roles))

@@ -78,7 +78,7 @@ def drain(broker: int, bootstrap: str) -> None:
                 f"there is no broker {broker}, and nothing is stored on it: see `millrace brokers list"
                 f" --bootstrap {bootstrap}`"
             )
-        _wait_for_moves(client, _placed(client))  # present moves still have replicas that will go
+        _wait_for_moves(client, _placed(client))  # replicas of present moves will still be removed
         placed, racks = _placed(client), broker_racks(client)
         plan = dict(drained(placed, broker, racks))
         lost = [each for each in plan if broker not in racks and placed[each] == (broker,)]
@@ -88,7 +88,9 @@ def drain(broker: int, bootstrap: str) -> None:
         _wait_for_moves(client, plan)
         stored = [each for each, replicas in _placed(client).items() if broker in replicas]
         if still := [f"{t}-{n}" for t, n in stored if (t, n) not in lost]:
-            raise MillraceError(f"broker {broker} has {still[0]} yet, which came meanwhile: call it again")
+            raise MillraceError(
+                f"broker {broker} has {still[0]} yet, which came meanwhile: run the command again"
+            )
         if lost:
             names = ", ".join(f"{t}-{n}" for t, n in lost)
             raise MillraceError(

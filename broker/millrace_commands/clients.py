@@ -294,7 +294,7 @@ class AvroValues:
         body = BytesIO(value[_ID_BYTES:])
         try:
             record = fastavro.schemaless_reader(body, schema, None)
-        except Exception:  # fastavro raises any error; the bytes say more than it would
+        except Exception:  # fastavro raises any error; showing the bytes helps more
             return printable(value)
         return record if not body.read(1) else printable(value)
 

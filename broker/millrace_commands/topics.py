@@ -211,7 +211,7 @@ def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason:
         if unclean and replica is not None:
             for topic, number in named:
                 elect_unclean(client, topic, number, replica, reason)
-                say(f"{topic}-{number} goes on with what broker {replica} has")
+                say(f"{topic}-{number} continues with the messages of broker {replica}")
             return
         outcomes = elect_preferred(client, named or None)
     for partition, (_, refusal) in outcomes.items():

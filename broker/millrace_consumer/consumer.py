@@ -68,11 +68,12 @@ class Consumer:
         queued_bytes: int = 3_000_000,
         session_timeout_ms: int = 6000,
     ) -> None:
-        """Create a consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
+        """Create a consumer that reads nothing yet. Raise MillraceError without ZooKeeper or the cluster.
 
-        `start`: where to begin in a partition without a committed offset, or whose committed offset has
-        expired. `fetch_bytes`: bytes that one pull requests of a partition. `queued_bytes`: pulling ahead for
-        a stream stops at this size; each broker may add one more pull, or one batch that is larger.
+        `start` is the policy for a partition without a committed offset, or whose committed offset has
+        expired. `fetch_bytes` are the bytes that one pull requests of a partition. `queued_bytes` is the size
+        at which pulling ahead for a stream stops; each broker may add one more pull, or one batch that is
+        larger.
         """
         if start not in ("smallest", "largest"):
             raise MillraceError(f"start is {start!r}: it must be 'smallest' or 'largest'")
@@ -142,7 +143,7 @@ class Consumer:
         if offsets is not None and self._commit_every is not None:
             raise MillraceError("offsets of your own need auto_commit=False: it would overwrite them")
         if self._rebalancer is None:
-            raise NotOwner("this consumer has no streams: it owns nothing that it could commit")
+            raise NotOwner("this consumer has no streams: it owns no partition to commit")
         if offsets is None:
             for stream in self._each_stream():
                 stream.put_down(threading.get_ident())
@@ -157,7 +158,7 @@ class Consumer:
         if offset < 0:
             raise MillraceError(f"an offset is not negative: {offset}")
         if self._rebalancer is None:
-            raise NotOwner("this consumer has no streams: it owns nothing in which it could seek")
+            raise NotOwner("this consumer has no streams: it owns no partition in which to seek")
         self._rebalancer.seek((topic, partition), offset)
         self._pullers.wake()
 

@@ -249,8 +249,8 @@ class ConsumerPuller(Puller):
             return True
         to = earliest if self._pullers.start == EARLIEST else latest
         logger.warning(
-            "group %s: offset %d of %s is gone: what is kept begins at %d and ends at %d. Going on at %d; "
-            "what was between is not delivered",
+            "group %s: offset %d of %s was deleted: the log has the offsets %d to %d. Continuing at %d; "
+            "the deleted messages are not delivered",
             self._pullers.group,
             offset,
             partition,

@@ -59,7 +59,7 @@ class Rebalancer(Rounds):
         self._streams, self._pullers, self._commit_every = streams, pullers, commit_every
         counts = {topic: len(of_topic) for topic, of_topic in streams.items()}
         self._registration = Registration(cluster.session, registry, group, counts, self.wake)
-        self._fence: Fence | None = None  # under which everything in `owned` is owned
+        self._fence: Fence | None = None  # fence under which everything in `owned` is owned
         self._members: Mapping[str, groups.StreamsMember] = {}
         self._members_stale = threading.Event()
         self._settled: dict[str, Shape] = {}
@@ -126,7 +126,7 @@ class Rebalancer(Rounds):
             pause = min(RETRY_SECONDS * 2**tries, MAX_RETRY_SECONDS)
             self._retry[topic] = (tries + 1, time.monotonic() + pause)
             if tries + 1 == TRIES_BEFORE_LOGGED:
-                logger.warning("group %s: partitions of %s are still owned by others", self._group, topic)
+                logger.warning("group %s: other consumers still own partitions of %s", self._group, topic)
         self._pullers.refresh()
         if self._commit_every is not None and self._commit_at <= time.monotonic():
             self._commit_at = time.monotonic() + self._commit_every
@@ -181,7 +181,7 @@ class Rebalancer(Rounds):
             owner = stream_name(self._registration.consumer_id, index)
             for number in shares.get(owner, ()):
                 readers[topic, number], owners[topic, number] = stream, owner
-        # Own each of them; when another consumer still does, release all, wait and do it all again.
+        # Own each of them. If another consumer still owns one, release all, wait and begin again.
         self._claimed[topic] = list(owners)
         if topic_id is not None and not self._registry.own(self._group, owners, fence):
             return False
@@ -224,7 +224,7 @@ class Rebalancer(Rounds):
         for stream in streams:
             if not stream.wait_for_hands(partitions, deadline - time.monotonic()):
                 logger.warning(
-                    "group %s: a message is worked on for more than %g s; the next owner of its partition "
+                    "group %s: a message was in work for more than %g s; the next owner of its partition "
                     "gets it again",
                     self._group,
                     HAND_OVER_SECONDS,
@@ -246,16 +246,16 @@ class Rebalancer(Rounds):
             self._end(list(self.owned.values()))
             self._settled.clear()
             self._claimed.clear()
-            self._members_stale.set()  # the watch went with the session
+            self._members_stale.set()  # the watch was lost with the session
 
     # Offsets
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """Continue at `offset` in a partition. Raise NotOwner when this consumer does not own it."""
-        with self._writing:  # not while the partition is given up: its offset is written already
+        with self._writing:  # not while the partition is being given up: its offset is written already
             owned = self.owned.get(topic_partition)
             if owned is None:
-                raise NotOwner("{}-{} is not, or no longer, this consumer's".format(*topic_partition))
+                raise NotOwner("{}-{} is not owned by this consumer (any more)".format(*topic_partition))
             owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
@@ -268,7 +268,7 @@ class Rebalancer(Rounds):
             missing = sorted(set(offsets or ()) - owned.keys())
             if fence is None or missing:
                 what = ", ".join(f"{topic}-{number}" for topic, number in missing) or "the registration"
-                raise NotOwner(f"{what} is not, or no longer, this consumer's: nothing is committed")
+                raise NotOwner(f"{what} is not owned by this consumer (any more): nothing is committed")
             if offsets is None:
                 self._commit(owned.values(), fence)
             else:

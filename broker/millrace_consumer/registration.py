@@ -61,8 +61,8 @@ class Registration:
         Blocks. Raise BrokerError when ZooKeeper refuses.
         """
         if self.fence is None:
-            # Kept after a try whose answer was lost: else the first id might stay registered, and read
-            # nothing.
+            # The id is kept after a try whose answer was lost: otherwise the first id might stay registered
+            # without reading anything.
             self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
             self.fence = self._registry.register(self._group, self._next_id, self._member)
             self.consumer_id, self._next_id = self._next_id, ""
@@ -102,11 +102,11 @@ class Registration:
             self._session.client.set_async(fence.checks[0][0], self._data).get(timeout=timeout)
         except NoNodeError:
             if self.fence is fence:
-                logger.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
+                logger.warning("group %s: the registration of %s was lost", self._group, self.consumer_id)
                 self.lost()
                 self._on_loss()
         except (KazooException, KazooTimeoutError):
-            return  # nothing is proved; the next heartbeat may
+            return  # nothing is proven; the next heartbeat may succeed
         else:
             if self.fence is fence and not self._closing.is_set():
                 self._trusted_until = began + TRUSTED * timeout

@@ -22,7 +22,7 @@ _QUOTED = r'(?:[^"\\]|\\.)*'
 _REST = rf'(?: (?:"{_QUOTED}"|[^\s"]\S*))*(?: "{_QUOTED})?'
 _LOCAL_TIME = r"\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4}"
 # host identity user [time] "request" status bytes "referrer" "user agent", then words and quoted values.
-# The identity, which is `-` behind a virtual host, tells a virtual host from a user of several words.
+# The identity, which is `-` after a virtual host, distinguishes a virtual host from a user of several words.
 # Real logs hold lines that were cut in their last field: the rest of that field is kept.
 _USUAL = re.compile(
     r"(?:\S+ (?=[^\s-]\S* - )|)(?P<client>\S+) \S+ \S+"

@@ -244,7 +244,8 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
         existing = client.topics()
         for topic, partitions in cluster.topics.items():
             if topic not in existing:
-                # Apache Kafka expires by the events' own times, and those of a log file may be years back.
+                # Apache Kafka's retention uses the events' own times, and a log file's events may be years
+                # old.
                 client.create_topic(topic, partitions, {"retention.ms": "-1"})
         copies = (AUDIT_TOPIC, COUNTS_TOPIC) if cluster.mirror is not None else ()
         topics = (*cluster.topics, *cluster.audit_topics, *copies)

@@ -25,7 +25,7 @@ def adopt(session: Session, cluster: str, client: ClusterClient, origins: Sequen
     """Record in the cluster that MirrorMaker 2 copies these origins into it, for readers that start later.
 
     Origins that are already recorded keep their numbers, and stay recorded if `origins` lacks them. Raise
-    Raise MillraceError when the record cannot be written.
+    MillraceError when the record cannot be written.
     """
     claim_name(session, cluster, client)
     before = client.copies

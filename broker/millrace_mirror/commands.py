@@ -212,7 +212,7 @@ def reset_mirror(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: boo
     """Reset one partition if the user confirms it. Return False when it needs no reset."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     if mirrors.former(origin) is not None:
-        if yes or click.confirm(f"{name} was deleted and created anew: begin to copy the new one?"):
+        if yes or click.confirm(f"{name} was deleted and recreated: begin to copy the new one?"):
             answer = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.RESET, origin=origin))
             target = f"partition {answer.partition}"
             say(f"{name}: the new topic is copied into {target} from its beginning")

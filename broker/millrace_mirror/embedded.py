@@ -97,7 +97,7 @@ class CopiedOrigin:
             current = former.get(pull.topic_partition)
             pulls[pull.topic_partition] = current if current is not None and current.is_same(pull) else pull
         self._distribute(addresses, pulls)
-        for name, pull in former.items():  # last: until now their former threads may have reported
+        for name, pull in former.items():  # last: until now their former threads may have reported states
             if name not in pulls or pulls[name].target != pull.target:
                 self._states.forget(pull.origin.topic, pull.target)
         for pull in pulls.values():

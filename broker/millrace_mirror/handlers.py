@@ -75,7 +75,7 @@ class _PendingAppend:
 
     async def _allocate_target(self, append: MirrorAppend) -> None:
         cluster, origin = self._broker.cluster, append.origin
-        # By a reset the operator confirms that the origin was recreated on purpose.
+        # With a reset, the operator confirms that the origin was recreated on purpose.
         recreated = append.mode is MirrorMode.RESET
 
         def allocate() -> int:
@@ -173,7 +173,7 @@ def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
     MIRROR_WRITE, which Write does not include, protects positions.
     """
     topic, mode = rights.topic(asked[0]), asked[1].mode
-    if mode is MirrorMode.DESCRIBE:  # audit readers only look at positions
+    if mode is MirrorMode.DESCRIBE:  # audit readers only read positions
         return [Need(Operation.DESCRIBE, topic)]
     also = [Need(Operation.ALTER, topic)] if mode is MirrorMode.RESET else []
     return [Need(Operation.MIRROR_WRITE, topic), *also]

@@ -112,7 +112,7 @@ class KafkaAggregate:
         except BrokerError as error:
             if error.code != ErrorCode.INVALID_CONFIG:
                 raise
-            self._client.create_topic(topic, partitions, size)  # Kafka before 3.6 takes any timestamp
+            self._client.create_topic(topic, partitions, size)  # Kafka before 3.6 accepts any timestamp
 
     def _check_empty(self, topic: TopicMetadata) -> None:
         if any(self._client.list_offsets(topic.name, LATEST).values()):

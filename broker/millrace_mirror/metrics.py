@@ -17,7 +17,7 @@ from millrace_mirror.states import MirrorStates, State
 _PARTITION = ("topic", "partition")
 _COUNTER, _GAUGE, _HISTOGRAM = core.CounterMetricFamily, core.GaugeMetricFamily, core.HistogramMetricFamily
 METRICS: dict[str, Declaration] = {
-    "mirror_batches": (_COUNTER, "Batches copied from an origin and visible.", ("origin",)),
+    "mirror_batches": (_COUNTER, "Batches that were copied from an origin and are visible.", ("origin",)),
     "mirror_records": (_COUNTER, "Messages copied from an origin and visible.", ("origin",)),
     "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
     "mirror_transactions": (

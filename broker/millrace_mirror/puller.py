@@ -223,7 +223,7 @@ class BrokerPuller(Puller):
                 fetch.take(answer)
                 self._note(fetch)
         if news:
-            self._take(broker, news[:MAX_NEWS])  # the rest is asked for again, first
+            self._take(broker, news[:MAX_NEWS])  # the rest is requested again, first
 
     def _next_buffer(self) -> bytearray | None:
         """Return the buffer for the next answer. Its old content was appended before the last answer came."""
@@ -233,7 +233,7 @@ class BrokerPuller(Puller):
         return self._buffers[0]
 
     def _take(self, broker: BrokerFetcher, news: list[tuple[_Fetch, FetchedPartition]]) -> None:
-        # A fetch is by name: before copying, ask for the ids of the topics that have answered.
+        # A fetch names topics: before copying, ask for the ids of the topics that have answered.
         broker.request_topic_ids({fetch.pull.origin.topic for fetch, _ in news})
         for fetch, answer in news:
             fetch.take(answer)
@@ -322,7 +322,7 @@ class BrokerPuller(Puller):
                     without_start.append(pull)
                     continue
             fetches[name] = _fetch_of(pull, recorded)
-        if without_start and ahead is None:  # else another answer is on its way
+        if without_start and ahead is None:  # otherwise another answer is in flight
             self._find_starts(broker, without_start)
             fetches |= {p.topic_partition: _fetch_of(p, None) for p in without_start if p.start >= 0}
         return fetches

@@ -166,7 +166,7 @@ class MirrorStatus:
         """
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
-        return State.STOPPED, "the origin's topic was deleted and created anew"
+        return State.STOPPED, "the origin's topic was deleted and recreated"
 
 
 class KafkaMirrorStatus(MirrorStatus):

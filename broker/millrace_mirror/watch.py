@@ -185,7 +185,7 @@ class OriginWatch(Rounds):
         elif new:
             try:
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
-            except OriginRecreated:  # the snapshot is behind ZooKeeper: the next round reports it
+            except OriginRecreated:  # the snapshot is stale: the next round reports it
                 self.wake()
             except MillraceError as error:  # such as ZooKeeper's absence: partitions with a target continue
                 problem = str(error)
@@ -232,7 +232,7 @@ class OriginWatch(Rounds):
         if target is None or not self._leads(former.topic, target):
             return {}
         detail = (
-            f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to copy the"
+            f"{former.cluster} {former.topic}-{former.partition} was deleted and recreated: to copy the"
             " new one, run millrace mirror reset"
         )
         return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}

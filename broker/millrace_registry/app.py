@@ -182,7 +182,8 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 @_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
 def register(request: Request, store: Database, subject: Subject, body: SchemasBody) -> dict[str, Any]:
     stored = service.register(store, subject, _candidate(request, body))
-    # Without the text: confluent-kafka would cache it in place of its own and register at every call.
+    # Without the text: confluent-kafka would cache that text in place of its own text, and register at every
+    # call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
@@ -413,7 +414,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = ErrorCode.STORE_FAILED, "the registry's database failed; its log says why"
             logger.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
         case ClientDisconnect():  # the answer is not read
-            code, message = ErrorCode.BAD_REQUEST, "the client went away before its request was whole"
+            code, message = ErrorCode.BAD_REQUEST, "the client disconnected before its request was complete"
         case HTTPException():
             code, message = error.status_code, f"HTTP {error.status_code} {error.detail}"
         case RequestValidationError():

@@ -211,7 +211,7 @@ class SchemaRegistryClient:
         fields = answer if isinstance(answer, dict) else {}
         if response.is_success and all(key in fields for key in expected):
             return answer
-        # A registry's message ends with a full stop, and here it is the first half of a sentence.
+        # A registry's message ends with a full stop, but here it is the first half of a sentence.
         reason = str(fields.get("message", f"HTTP {response.status_code}")).removesuffix(".")
         message = f"registry {self.url}: {reason}"
         # Only a registry sends 40401 and similar codes; a bare 404 means a wrong address or a proxy.

@@ -1,6 +1,6 @@
 """Largest ids that a registry has handed out, kept in ZooKeeper, which outlives the registry's database.
 
-/audit/registry persistent {"drawn": 13, "stored": 12}
+    /audit/registry   persistent   {"drawn": 13, "stored": 12}
 
 An id is noted as drawn before the transaction that stores its schema commits, and as stored after the commit.
 Therefore a database that lacks a stored id is recognized as an older copy, and no id is drawn twice.

@@ -1,7 +1,8 @@
 """The registry's web page: subjects, their versions, two versions side by side, topics that use a schema.
 
-GET /ui subjects, a page at a time GET /ui/subjects/S its versions, level and mode GET
-/ui/subjects/S/diff?old=1&new=2 the difference of two versions
+    GET /ui                             subjects, a page at a time
+    GET /ui/subjects/S                  its versions, level and mode
+    GET /ui/subjects/S/diff?old=1&new=2 the difference of two versions
 
 The page changes nothing. The templates escape all registered text, and a header forbids the browser to run
 scripts or load anything but the registry's style sheet and icon.

@@ -331,7 +331,7 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
         stored = rows.add_schema(content, schema.text, candidate.references, properties, candidate.schema_id)
     imported = candidate.version if candidate.schema_id is not None else None
     version = rows.add_version(subject, stored, imported)
-    if candidate.version not in (None, version.version):  # another client has registered in between
+    if candidate.version not in (None, version.version):  # another client has registered a version in between
         raise InvalidSchema(f"it would be version {version.version}, not {candidate.version} as asked for")
     logger.info("subject %s version %d is schema %d", subject, version.version, stored.id)
     return version

@@ -143,7 +143,7 @@ def foreign_ids(
 def foreign_id_lines(topic: str, others: Mapping[int, Sequence[str]]) -> list[str]:
     """Return a line for each id of `foreign_ids`, with the action to take."""
     return [
-        f"{topic}: its messages carry schema id {schema_id} of subject {' and '.join(holders)}, which is not"
+        f"{topic}: its messages have schema id {schema_id} of subject {' and '.join(holders)}, which is not"
         f" the topic's subject, so its changes are not checked for {topic}: give --subject"
         f" {topic}={holders[0]}, or let its producers register under the deployment's subject"
         for schema_id, holders in others.items()

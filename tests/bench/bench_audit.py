@@ -204,7 +204,7 @@ def main() -> None:
             f" {busy:.0%} of all cores before it",
             f"- Machine: {in_words(machine())}",
             "",
-            "CPU time, librdkafka's threads in both producers' figures.",
+            "The figures are CPU time; those of both producers include librdkafka's threads.",
             "",
             "| what | CPU |",
             "|---|---|",

@@ -54,8 +54,8 @@ TEXT = """## The auditor's page
 - Run: `python -m tests.bench.bench_console`, {day}; other processes used {busy:.0%} of all cores
 - Machine: {machine}
 
-{topics} topics, {windows:,} windows of ten minutes, SQLite. Each span is asked for ten times; the level is
-300 ms. The CPU time is that of one process with the auditor and its client.
+{topics} topics, {windows:,} windows of ten minutes, SQLite. Each span is requested ten times; the level
+is 300 ms. The CPU time is of one process with the auditor and its client.
 
 | span | CPU, ms, median | answered in, ms | bytes |
 |---|---:|---:|---:|

@@ -24,10 +24,10 @@ from tests.bench.halves import PAGE, write_half
 
 TEXT = """# Look-ups in one segment
 
-CPU milliseconds of one look-up in a segment of single messages of 200 bytes, each of a random place and
-with nothing remembered from the one before. A forged batch is a whole batch in a message's value that
-states the very position at which it stands. The last row of each segment is the work of a thread, once,
-where a segment has no landmarks: after an upgrade, or when their file was lost.
+CPU milliseconds of one look-up in a segment of single messages of 200 bytes. Each look-up is of a random
+place and uses nothing that an earlier look-up found. A forged batch is a whole batch in a message's value
+that states exactly the position at which it is in the file. The last row of each segment is the work that a
+thread does once for a segment without landmarks: after an upgrade, or when their file was lost.
 
 - Run: `python -m tests.bench.bench_look_ups --page`, {day}, {look_ups:,} look-ups of each kind
 
@@ -112,7 +112,7 @@ def measure(directory: Path, total: int, look_ups: int, *, with_forgeries: bool)
     began = time.process_time()
     first.build_landmarks()
     cpu, landmarks = time.process_time() - began, len(first.landmarks.values) // 3
-    rows.append(f"| {segment} | {landmarks:,} landmarks built anew | - | - | {cpu * 1000:,.0f} |")
+    rows.append(f"| {segment} | {landmarks:,} landmarks built again | - | - | {cpu * 1000:,.0f} |")
     log.delete()
     return rows
 

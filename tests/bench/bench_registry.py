@@ -34,8 +34,8 @@ TEXT = """# Look-ups in the schema registry
 
 One `millrace registry` on one core; {clients} clients on another, each with one connection and one request
 at a time, in random order over {subjects:,} subjects of {versions} versions, 12 to 31 fields each. CPU is
-that of the registry's process alone: PostgreSQL's own comes on top, on the clients' core. "First" is the
-first time that an id is looked up in this process, "again" is from its memory.
+the CPU of the registry's process alone; PostgreSQL uses the clients' core in addition. "First" is the first
+time that an id is looked up in this process, "again" is from its memory.
 
 - Run: `make bench-registry`, {day}; other processes used {busy:.0%} of all cores before it
 - Machine: {machine}
@@ -164,7 +164,7 @@ def measure(name: str, url: str, subjects: int, versions: int, seconds: float) -
         "schema by id, first": first,
         "schema by id, again": again,
         "a version of a subject": version,
-        "registration of a schema that is there": register,
+        "registration of a schema that exists": register,
     }
     with registry(url) as (pid, port):
         return [

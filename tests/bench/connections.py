@@ -50,35 +50,35 @@ HEAD = ("connections x in flight", "system", "requests/s", "messages/s", "broker
 ABOUT = """\
 # Connections and requests in flight
 
-Produce requests with messages of 200 bytes. What a rate means depends on how many connections there are and
-how many requests each has in flight. One client process serves all connections with requests that were
-encoded beforehand; with 32 partitions each request goes to the next one. Each cell has the median of three
-interleaved rounds and, in brackets, the lowest and the highest; *CPU* is user and system time of one
-request. Rates depend on what else the machine does, CPU hardly. With `acks=all` Millrace answers after a
-flush, Apache Kafka with its one replica does not flush. Kafka's clients have 5 in flight unless told
-otherwise; 1,000 on one connection is no real client's pattern.
+Produce requests with messages of 200 bytes. A rate depends on the number of connections and on how many
+requests each connection has in flight. One client process serves all connections with requests that were
+encoded beforehand; with 32 partitions each request goes to the next partition. Each cell has the median of
+three interleaved rounds and, in brackets, the lowest and the highest; *CPU* is user and system time of one
+request. Other work on the machine changes the rates, but hardly the CPU. With `acks=all` Millrace answers
+after a flush; Apache Kafka with its one replica does not flush. By default Kafka's clients have at most 5
+requests in flight; no real client has 1,000 on one connection.
 """
 ABOUT_LEVELS = """\
 ## Levels
 
-With `acks=1` and one partition; rates in the median of the rounds. What is missed is the CPU of a request
-that comes alone on its connection, and with it the rates: the broker's one loop is full where few requests
-come together, and Kafka's threads have both cores. The kernel's part is two fifths (perf, cpu-clock, on an
-AMD EPYC): a receive, a send with the client's wake-up, its share of the wait and of the write; a bare echo
-loop in Python took 5.8 µs there. The rest is the interpreter's, in some forty functions of 0.1 to 0.6 µs
-each: reading and sending a third of it, frame, rights and checks of the batch another, its place in the log
-and the answer the last. Only what requests that come together share is compiled. With `acks=all` and many
-connections Kafka is faster: it answers from memory.
+The levels hold for `acks=1` and one partition; the rates are the medians of the rounds. Levels are missed
+where requests come alone on their connections: each request then takes too much CPU, the broker's one loop
+is busy all the time, and Kafka's threads have both cores. The kernel takes two fifths of the CPU (perf,
+cpu-clock, on an AMD EPYC): a receive, a send that wakes up the client, a share of the wait and of the write;
+a bare echo loop in Python took 5.8 µs there. The interpreter takes the rest, in about forty functions of
+0.1 to 0.6 µs each: a third of it reads and sends, a third checks frame, rights and batch, and a third
+appends to the log and answers. Only the code that requests share when they come together is compiled. With
+`acks=all` and many connections Kafka is faster, because it answers from memory.
 
-How many times Kafka's a rate is depends on the machine. On that AMD EPYC everything takes longer, and Kafka
-most of all: rates of 1.69, 1.38, 5.68, 3.99 and 1.60 times Kafka's, in the order of the table, with 17.2 and
-20.4 µs (2026-11-27 01:28 UTC, e3d33721).
+The ratio to Kafka's rate depends on the machine. On the same AMD EPYC everything takes longer, and Kafka
+most of all: the rates are 1.69, 1.38, 5.68, 3.99 and 1.60 times Kafka's, in the order of the table, with
+17.2 and 20.4 µs (2026-11-27 01:28 UTC, e3d33721).
 
-Where `_runs.c` could not be built, the first row has 232,348 requests a second (213,521 to 240,407) and
-4.0 µs: the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 08:32 UTC.
-Wanted are 430,000. Python then looks at each record of a batch before it takes it.
+Without the compiled `_runs.c` the first row has 232,348 requests a second (213,521 to 240,407) and 4.0 µs:
+the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 08:32 UTC. Its level
+is 430,000. Python then checks each record of a batch before it accepts the batch.
 """
-LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "wanted", "measured", "met?")
+LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "required", "measured", "reached")
 RATIOS = [(1, 32, 1, 1.4), (1, 256, 1, 1.4), (1, 8, 5, 4.0), (1, 32, 5, 4.0), (50, 8, 5, 2.5)]
 """(messages a request, connections, in flight, how many times Kafka's rate)."""
 CPU_US = [(1, 32, 1, 9.0), (1, 256, 1, 9.0)]
@@ -88,10 +88,10 @@ ABOUT_IDLE = f"""\
 
 A broker just started, then with {IDLE_PARTITIONS} partitions that have a few messages each and
 {IDLE_CONNECTIONS:,} connections that have produced once: resident memory, and CPU over {IDLE_S} seconds
-without a request, {SETTLE_S} seconds after the last one. Wanted of Millrace: at most 70 MB and 1 % of a core.
+without a request, {SETTLE_S} seconds after the last one. Millrace's levels: at most 70 MB and 1 % of a core.
 
-The broker wakes up six times a second. A core that has slept is slow at first: while another process kept the
-machine awake, the same broker took 0.3 %.
+The broker wakes up six times a second. A core that has slept is slow at first: the same broker took only
+0.3 % while another process kept the machine awake.
 """
 IDLE_HEAD = ("system", "MB at the start", "MB then", "CPU of a core")
 System = Millrace | ApacheKafka

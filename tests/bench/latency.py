@@ -42,19 +42,19 @@ HEAD = ("msgs/s", "system", "p50 ms", "p99 ms", "p99.9 ms", "stalls", "broker CP
 ABOUT = """\
 # Visible latency by rate
 
-The time from the moment when a message of 200 bytes was due to the one when a consumer has it, with `acks=1`
-and without lingering: the Java client on Millrace and Apache Kafka, its own on RabbitMQ's streams. One
-partition, one producer, one consumer, 10 seconds after 3 that are not counted. *Stalls* says how often
-messages came later than 20 ms; late ones behind each other count once. *CPU* is that of the broker's process,
-its work when idle included. Each cell has the median of three interleaved rounds and, in brackets, the
-lowest and the highest. Millrace shows only what was flushed; the others never flush here. *Millrace batch* is
-`log.flush = "batch"`. The rates are the same for all, not shares of each one's highest: what a service sends
-does not grow with its broker.
+The time from the moment when a message of 200 bytes is due to the moment when a consumer has it, with
+`acks=1` and without lingering. The Java client loads Millrace and Apache Kafka, the stream client RabbitMQ's
+streams: one partition, one producer and one consumer, for 10 seconds after 3 seconds that are not counted.
+*Stalls* is how often messages came later than 20 ms; consecutive late messages count once. *CPU* is the CPU
+of the broker's process, its work when idle included. Each cell has the median of three interleaved rounds
+and, in brackets, the lowest and the highest. Millrace shows only messages that were flushed; the other
+systems never flush here. *Millrace batch* is `log.flush = "batch"`. The rates are the same for all systems,
+not shares of each system's highest rate, because a service does not send more with a faster broker.
 
-The levels are 1 ms for p50 and 8 ms for p99, with twice the CPU of *Millrace batch* at most. A flush and the
-fetch behind it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads wake each other.
-At most 1,000 flushes a second are begun for who waits: at 1,000 messages a second nearly each has its own, at
-10,000 ten share one.
+The levels are 1 ms for p50 and 8 ms for p99, with at most twice the CPU of *Millrace batch*. A flush and the
+fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads wake each other.
+Millrace begins at most 1,000 flushes a second because a client waits: at 1,000 messages a second nearly
+every message has a flush of its own, at 10,000 ten messages share one.
 """
 Row = tuple[float, float, float, int, float]
 """p50, p99 and p99.9 in ms, stalls, µs of the broker's CPU a message."""

@@ -337,7 +337,7 @@ def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> No
         wait_until("it is gone", lambda: "recreated" not in client.topics())
     world.topic("recreated")
     produce(world.kafka.address, "recreated", numbered("new", 20))
-    assert "created anew" in world.stopped("recreated").detail
+    assert "recreated" in world.stopped("recreated").detail
     with world.aggregate.client() as client:
         assert read_topic(client, "recreated")[0].values == numbered("old", 10)
     world.reset("recreated")

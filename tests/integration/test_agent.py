@@ -409,7 +409,7 @@ def test_a_spool_is_for_one_agent(world: World) -> None:
     agent.run()
     second = run_millrace("agent", *agent.options, "--listen", "127.0.0.1:0")
     assert second.returncode == 1
-    assert "another agent has" in second.stderr
+    assert "another agent uses" in second.stderr
     assert second.stderr.count("\n") == 1
 
 

@@ -183,7 +183,7 @@ def test_a_partition_whose_only_replica_was_put_back_waits_for_an_operator(
     world.brokers.restart(1)
     assert PUT_BACK not in world.output(1)
     assert "wait for an operator (traffic-0)" in world.output(1), "a restart is no operator's word"
-    assert world.elect(1) == "traffic-0 goes on with what broker 1 has\n"
+    assert world.elect(1) == "traffic-0 continues with the messages of broker 1\n"
     assert "broker 1 leads it whenever it runs" in world.elect(1)
     assert (world.state.leader, world.state.leader_epoch) == (1, 1)
     with world.brokers.client() as client:
@@ -216,7 +216,7 @@ def test_a_partition_whose_only_replica_was_on_an_empty_disk_waits_for_an_operat
     shutil.rmtree(world.brokers.directory(1))
     moved.rename(world.brokers.directory(1))
     world.brokers.restart(1)
-    assert world.elect(1) == "traffic-0 goes on with what broker 1 has\n"
+    assert world.elect(1) == "traffic-0 continues with the messages of broker 1\n"
     world.check()
 
 

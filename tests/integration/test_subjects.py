@@ -63,7 +63,7 @@ def test_a_reader_names_once_each_schema_of_another_subject(site: TestSite) -> N
     read = ("consume", topic, "--from-beginning", "--until-end", "--bootstrap", site.cluster.bootstrap)
     shown = run_millrace(*read, "--registry", site.registry)
     assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 3)
-    assert shown.stderr.count(f"note: {topic}: its messages carry schema id {schema_id}") == 1
+    assert shown.stderr.count(f"note: {topic}: its messages have schema id {schema_id}") == 1
     shown = run_millrace(*read, "--registry", site.registry, "--subject", "topic-value")
     assert "note: " not in shown.stderr
 

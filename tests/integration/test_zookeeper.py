@@ -136,7 +136,7 @@ def test_a_taken_port_and_a_taken_directory_are_one_clear_line_each(start: Start
         (None, "install Java 17 or newer"),
         ("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n", "is Java 11: install Java 17"),
         ("#!/bin/sh\necho 'java version \"1.8.0_202\"' >&2\n", "is Java 8: install Java 17"),
-        ("#!/bin/sh\nexit 1\n", "does not tell its version"),
+        ("#!/bin/sh\nexit 1\n", "does not report its version"),
     ],
 )
 def test_missing_or_old_java_is_one_clear_line(script: str | None, expected: str, tmp_path: Path) -> None:

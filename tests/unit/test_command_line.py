@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str, output: str | None = None) -> tuple[int, 
 def test_a_path_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, arguments: list[str]) -> None:
     assert run(tmp_path, *arguments) == (
         1,
-        f"millrace: cannot use {NOT_MADE}: No such file or directory; give another path, or mend this one\n",
+        f"millrace: cannot use {NOT_MADE}: No such file or directory; give another path, or repair it\n",
     )
 
 
@@ -41,7 +41,7 @@ def test_a_folder_that_is_gone_is_said_to_be_gone(tmp_path: Path) -> None:
     load = "load T --bootstrap 127.0.0.1:1 --registry http://127.0.0.1:1 --warehouse warehouse"
     command = f'rmdir "$PWD" && exec "{sys.executable}" -m millrace.cli {load}'
     done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, timeout=60)
-    said = "millrace: the folder in which this runs is gone: change to one that is there\n"
+    said = "millrace: the current folder was deleted: change to an existing folder\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 
@@ -57,7 +57,7 @@ def test_no_token_is_made_for_a_role_that_no_service_knows(tmp_path: Path) -> No
     assert run(tmp_path, "access", "add", "access.toml", "web", "read", "raed:web-*") == (
         1,
         "millrace: role 'raed:web-*' is none of read, register, admin, accept, write, metrics: no service"
-        " would let it in\n",
+        " accepts it\n",
     )
     assert not (tmp_path / "access.toml").exists()
 

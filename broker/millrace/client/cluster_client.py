@@ -323,7 +323,8 @@ class ClusterClient:
         if connection is not None and connection.idle and not connection.needs_renewal:
             return connection
         if connection is not None:
-            # An abandoned attempt's response must never be taken for this one's. Or the login ends.
+            # Reconnect: an abandoned attempt's response must never be mistaken for this attempt's, or the
+            # login ends soon.
             connection.close()
         wait = max(0.1, min(_CONNECT_TIMEOUT_S, deadline - time.monotonic()))
         self._connections.pop(address, None)
@@ -344,9 +345,9 @@ class ClusterClient:
             if broker_id not in self._brokers:
                 self._metadata((), deadline)
             if broker_id not in self._brokers:
-                raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
+                raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not alive")
             return self._request(self._brokers[broker_id], api_key, version, body, deadline)
-        # Known brokers first: the bootstrap addresses may be long gone.
+        # Known brokers first: the bootstrap addresses may be outdated.
         addresses = list(dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses]))
         addresses.sort(key=lambda address: address == self._outdated)
         failure: ConnectionFailed | None = None
@@ -426,7 +427,7 @@ class ClusterClient:
             number, epoch = partition.partition_index, partition.leader_epoch
             if 0 <= epoch < epochs.get(number, -1):
                 self._outdated = self._answered
-                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} names its new leader")
+                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} reports its new leader")
             epochs[number] = epoch
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
@@ -472,8 +473,9 @@ class ClusterClient:
             for (_, partition), answer in listed.items():
                 what = f"offsets of {topic}-{partition}"
                 if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    # Another broker knew the partition: this one will soon learn of it, or it is deleted.
-                    raise TryAgain(f"{what}: broker {leader} knows no such partition")
+                    # Another broker knew the partition: either this broker will soon learn of it, or it was
+                    # deleted.
+                    raise TryAgain(f"{what}: broker {leader} does not have the partition")
                 raise_error(answer.error_code, what)
                 offsets[partition] = answer.offset
 

@@ -37,15 +37,15 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
         try:
             made[0].set_sasl_credentials(security.user, password(security))
         except ConfigError as mistake:
-            logger.error("the old password stays: %s", mistake)
+            logger.error("the old password stays in use: %s", mistake)
         except RuntimeError as closed:
-            logger.debug("no password for a client that was closed meanwhile: %s", closed)
+            logger.debug("the client was closed, and gets no new password: %s", closed)
 
     def on_error(error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION and made:
             logger.warning("%s; the password is read again", error.str())
-            # In another thread: confluent-kafka aborts the process if a callback that has called its client
-            # is followed by another callback in the same poll.
+            # In another thread: confluent-kafka aborts the process if another callback follows, in the same
+            # poll, a callback that has called its client.
             thread = threading.Thread(target=read_password, name="password", daemon=True)
             thread.start()
             if isinstance(made[0], _PatientConsumer):

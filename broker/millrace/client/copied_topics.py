@@ -4,11 +4,11 @@ MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1
 one topic T instead, with partitions of every origin. A record in the cluster itself names the origins, so all
 readers see the same numbers:
 
-topic __millrace-copies: one partition, compacted record := key = b"origins", value = JSON {"origins": [alias,
-...]}; the newest counts
+    topic     __millrace-copies: one partition, compacted
+    record := key = b"origins", value = JSON {"origins": [alias, ...]}; the newest counts
 
-partition of T 0 ... the cluster's own topic T 10,000 ... partitions of the first origin, 20,000 ... of the
-second, and so on
+    partition of T     0 ...      the cluster's own topic T
+                       10,000 ... partitions of the first origin, 20,000 ... of the second, and so on
 
 Numbers must never change, so origins are only added at the end. This module reads no records of the copied
 topics.

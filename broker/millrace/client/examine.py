@@ -52,7 +52,7 @@ def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | 
     rules = offset_rules(client, topic)
     earliest, high_watermark = client.bounds(topic, partition)
     cursor = recorded.cursor
-    # A log that ends before the position may also have reused offsets: ask at its end.
+    # A log that ends before the position may also have reused offsets: check at its end.
     asked = min(cursor.next_offset, high_watermark)
     fetched = fetch(client, topic, partition, asked, last_epoch=cursor.epoch)
     try:

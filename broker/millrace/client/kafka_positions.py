@@ -144,4 +144,6 @@ def recorded_positions(key: bytes | None, value: bytes | None, topic: str) -> di
             return {}
         return {Copy.of_key(key): Recorded(position, end)}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise MillraceError(f"{topic} has a record that is no position: let only the mirror write") from None
+        raise MillraceError(
+            f"{topic} has a record that is no position: allow only the mirror to write"
+        ) from None

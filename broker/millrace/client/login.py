@@ -40,7 +40,7 @@ def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
     if handshake.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
         offered = ", ".join(handshake.mechanisms)
         raise LoginRefused(
-            f"the broker at {address} takes no {security.mechanism}: set mechanism to one of {offered}"
+            f"the broker at {address} does not offer {security.mechanism}: set mechanism to one of {offered}"
         )
     if handshake.error_code:
         raise LoginRefused(
@@ -70,7 +70,7 @@ def _scram(ask: Ask, security: ClientSecurity, address: str) -> int:
         client.set_server_final(final.auth_bytes.decode())
     except (ScramException, ValueError) as error:
         raise LoginRefused(
-            f"the broker at {address} does not prove that it knows user {security.user!r}: {error}"
+            f"the broker at {address} does not prove that it has the credential of {security.user!r}: {error}"
         ) from None
     return final.session_lifetime
 

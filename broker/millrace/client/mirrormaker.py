@@ -1,8 +1,9 @@
 """MirrorMaker 2's offset syncs in an Apache Kafka: pairs of an origin's offset and the copy's offset.
 
-topic mm2-offset-syncs.<origin>.internal, one partition, compacted; MirrorMaker keeps it in the cluster it
-fills with `offset-syncs.topic.location = target` record := key = topic (int16 length, UTF-8), partition
-(int32), both of the origin, value = offset of a record at the origin (int64), offset of its copy (int64)
+    topic     mm2-offset-syncs.<origin>.internal, one partition, compacted; MirrorMaker keeps it in the
+              cluster it fills with `offset-syncs.topic.location = target`
+    record := key = topic (int16 length, UTF-8), partition (int32), both of the origin,
+              value = offset of a record at the origin (int64), offset of its copy (int64)
 
 MirrorMaker copies a partition in order. So all records before a synced record at the origin have copies
 before its copy, and no later record does. MirrorMaker writes a sync for some records only, and for the last
@@ -74,5 +75,5 @@ def parse_sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, in
         return place, *_OFFSETS.unpack_from(value)
     except (struct.error, ValueError):
         raise MillraceError(
-            f"{topic} has a record that is no offset sync: let only MirrorMaker write"
+            f"{topic} has a record that is no offset sync: allow only MirrorMaker to write"
         ) from None

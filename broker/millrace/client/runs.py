@@ -220,8 +220,8 @@ class _Gathered:
 def _check_follows(
     cursor: Cursor, header: BatchHeader, batch: memoryview, fetched: FetchedPartition, rules: OffsetRules
 ) -> None:
-    # At a start the origin's log may be empty: its end is then known as an offset, not as a byte position,
-    # so the first batch's position is unknown. And a batch may hold records below a log's start.
+    # When a mirror begins, the origin's log may be empty: its end is then known as an offset, not as a byte
+    # position, so the first batch's position is unknown. And a batch may hold records below a log's start.
     fresh = cursor.next_base is None
     follows = cursor.follows(header) or rules.compacted or (fresh and rules.byte_positions)
     if not follows and not _only_positions_are_gone(cursor, header, batch, rules):

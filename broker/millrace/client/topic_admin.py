@@ -64,7 +64,7 @@ def settings_of_topics(
         if result.error_code:
             reason = result.error_message or error_name(result.error_code)
             refused = BrokerError(
-                f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
+                f"{client.bootstrap} does not return the settings of topic {result.resource_name!r}: {reason}"
             )
         settings[seen_as[result.resource_name]] = refused or result.configs
     return settings
@@ -109,7 +109,7 @@ def elect_preferred(
 ) -> dict[str, tuple[int, str]]:
     """Ask leaders to resign in favour of the first replicas, for all partitions or the named partitions.
 
-    Returns for each partition that has changed or was refused the error's code and reason, or (0, "").
+    Return (error code, reason) of each partition that has changed or was refused; (0, "") means success.
     """
     asked = None
     if partitions is not None:

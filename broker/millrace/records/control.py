@@ -9,7 +9,7 @@ from millrace.records.header import CONTROL_BIT, BatchHeader
 from millrace.records.messages import Message, build_batch, seal, write_bytes
 
 # A control batch is one record whose key is its type: here version 0, type 1, "commit". It is the only type
-# that every client skips without reading the value (measured), so all of Millrace's have it.
+# that every client skips without reading the value (measured), so all of Millrace's control batches have it.
 CONTROL_KEY = b"\x00\x00\x00\x01"
 
 

@@ -37,7 +37,7 @@ except ImportError:  # no wheel for this machine: crcmod gives the same result, 
     crc32c = mkPredefinedCrcFun("crc-32c")
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
-# For many batches a BatchHeader of each costs too much. These layouts read or write some of its fields:
+# For many batches, a BatchHeader of each would cost too much. These layouts read or write some of its fields:
 STAMP = struct.Struct(">qii")  # base_offset, batch_length, partition_leader_epoch
 OFFSETS = struct.Struct(">qi11xi")  # base_offset, batch_length, last_offset_delta
 YOUNGEST = struct.Struct(">qi4xb4xh12xq")  # base_offset, batch_length, magic, attributes, max_timestamp

@@ -101,7 +101,7 @@ def _expires(certificate: str) -> datetime:
     """Return expiry of the first certificate of a PEM file."""
     from asn1crypto import pem, x509  # only TLS needs it
 
-    parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may stand before it
+    parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may come before it
     encoded = next(data for kind, _, data in parts if kind.endswith("CERTIFICATE"))
     expires: datetime = x509.Certificate.load(encoded).not_valid_after
     return expires
@@ -156,14 +156,14 @@ class ServerCertificates:
     def read_again(self) -> None:
         """Read every file again; if one cannot be used, keep all as they were and log the reason."""
         with self._reading:
-            self._seen = self.watched_files()  # before they are read: a later change is seen the next time
+            self._seen = self.watched_files()  # before they are read: a later change is noticed the next time
             try:
                 contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
                 self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
             except ConfigError as error:
-                logger.error("the certificates stay as they were: %s", error)
+                logger.error("the old certificates stay in use: %s", error)
             except Exception:
-                logger.exception("the certificates stay as they were")
+                logger.exception("the old certificates stay in use")
             else:
                 logger.info("read the certificates again; new connections get them")
 

@@ -1,9 +1,11 @@
 """The folder of a secure deployment: an authority, the brokers' certificate, users, client files.
 
-ca.pem the authority's certificate, for every client ca.key its key, 0600: its holder can pose as any broker;
-keep it away from the brokers broker.pem the brokers' certificate and key, 0600, in one file so that a renewal
-is one rename NAME.password a user's password, 0600 NAME.toml the client file of that user SERVICE.token the
-token that clients show to a service of `millrace up`, 0600
+    ca.pem           the authority's certificate, for every client
+    ca.key           its key, 0600: its holder can pose as any broker; keep it away from the brokers
+    broker.pem       the brokers' certificate and key, 0600, in one file so that a renewal is one rename
+    NAME.password    a user's password, 0600
+    NAME.toml        the client file of that user
+    SERVICE.token    the token that clients show to a service of `millrace up`, 0600
 
 Existing files stay; only `renew` replaces one. It contacts no brokers and no ZooKeeper.
 """

@@ -75,7 +75,7 @@ class AccessList:
         self._read_again()
         if not authorization:
             raise Unauthenticated(
-                "this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN"
+                "this service requires a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN"
             )
         kind, _, shown = authorization.partition(" ")
         claimed, token = None, shown.strip()
@@ -89,7 +89,7 @@ class AccessList:
         # Looked up by its hash, so the time taken reveals nothing about a token.
         name, _ = self._entries.get(hashlib.sha256(token.encode()).hexdigest(), (None, None))
         if name is None or claimed not in (None, name):
-            raise Unauthenticated("no such token: ask an operator for one")
+            raise Unauthenticated("the token is unknown: ask an operator for a token")
         return name
 
     def allows(self, name: str, role: str, what: str = "") -> bool:
@@ -118,7 +118,7 @@ class AccessList:
         try:
             self._entries = self._read()
         except ConfigError as error:
-            logger.error("the access list stays as it was: %s", error)
+            logger.error("the old access list stays in use: %s", error)
         else:
             logger.info("read %s again", self._path)
 

@@ -53,7 +53,9 @@ async def _read(parts: AsyncIterator[bytes], body: bytearray, enough: int, most:
                 if len(body) > enough:
                     return False
     except TimeoutError:
-        raise BodyRefused(408, f"the body did not come within {BODY_TIMEOUT_S:g} s: send it again") from None
+        raise BodyRefused(
+            408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it again"
+        ) from None
     return True
 
 

@@ -81,7 +81,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         if self.certificates is None:
             return super().finish_request(request, client_address)
-        # Here, in the request's own thread: a client that is slow to shake hands holds up no other.
+        # Here, in the request's own thread: a client with a slow handshake delays no other client.
         context = self.certificates.context("none")
         with context.wrap_socket(request, server_side=True) as encrypted:
             super().finish_request(encrypted, client_address)

@@ -46,7 +46,7 @@ def door_options(command: F) -> F:
             default="",
             callback=_named,
             metavar="FILE",
-            help="Answer only clients with a token of this file (`millrace access`); without it all.",
+            help="Answer only clients with a token of this file (`millrace access`); without it all clients.",
         ),
     ):
         command = option(command)

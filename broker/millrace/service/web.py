@@ -80,7 +80,7 @@ class WebServer(uvicorn.Server):
                 if not isinstance(error, MillraceError):  # its message is raised by `serve_until_stopped`
                     logger.exception("the %s has failed", name)
                 self._failure.append(error)
-                self.stop()  # a service that is not whole must not continue to answer
+                self.stop()  # an incomplete service must not continue to answer
                 end_soon(1)
 
         thread = threading.Thread(target=run, name=name)

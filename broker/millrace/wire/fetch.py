@@ -157,7 +157,7 @@ def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LI
             topics.append((topic, [(one[0], one[2], one[4], one[1], -1) for one in wanted]))
         else:
             topics.append((topic, [(one[0], one[1], one[-1], -1, -1) for one in wanted]))
-    # The rest is ignored, but must be there.
+    # The remaining fields are ignored, but must be present.
     if version >= 7:
         forgotten = reader.number(INT32)
         if forgotten > room:
@@ -187,7 +187,7 @@ def _decode_flexible(version: int, body: memoryview, item_limit: int) -> FetchRe
         topics.append((topic, _wanted(reader, reader.count(reader.length()))))
         reader.skip_tagged_fields()
     if body[reader.position :] != _NO_SESSION_OR_RACK:
-        # The rest is ignored, but must be there.
+        # The remaining fields are ignored, but must be present.
         for _ in range(reader.count(reader.length())):
             reader.part(_ID_BYTES) if version >= _BY_ID else reader.text()
             reader.part(4 * max(0, reader.length()))

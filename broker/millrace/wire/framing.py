@@ -170,10 +170,10 @@ class RequestFramer:
 
     def _size_at(self, data: memoryview | bytearray, position: int) -> int:
         size: int = INT32.unpack_from(data, position)[0]
-        # Before buffering: a bad client could otherwise make the broker hold 2 GiB for one request.
+        # Check before buffering: otherwise a bad client could make the broker hold 2 GiB for one request.
         if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
             if size >> 16 == _TLS_HANDSHAKE:
-                raise FrameRefused("it speaks TLS, which this listener does not (protocol PLAINTEXT)")
+                raise FrameRefused("it uses TLS, which this listener does not (protocol PLAINTEXT)")
             allowed = f"allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
             raise FrameRefused(f"a frame of {size} bytes; {allowed}")
         return size

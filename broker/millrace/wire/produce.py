@@ -282,7 +282,7 @@ def encode_successes(
 ) -> bytes | None:
     """Return whole responses to requests for one batch each, if every outcome is a base offset; else None."""
     is_single = len(outcomes) == 1  # nearly always, and it needs fewer steps
-    # Before anything is cached: the topic of a refused request may be any name that its client invents.
+    # Check before anything is cached: the topic of a refused request may be any name that its client invents.
     if not (isinstance(outcomes[0], int) if is_single else set(map(type, outcomes)) == {int}):
         return None
     pack, size, before, after = _success(version, topic, partition, log_start_offset)

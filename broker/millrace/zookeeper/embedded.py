@@ -41,7 +41,7 @@ PORT_SECONDS = 3.0
 PORT_TRIES = 5
 """Ports tried when any free port will do: another process may take a port before the server does."""
 
-# tickTime is the unit sessions expire in. Purging starts only from QuorumPeerMain, which otherwise hands a
+# tickTime is the unit in which sessions expire. Only QuorumPeerMain starts purging; otherwise it passes a
 # configuration without servers on to the standalone server.
 SETTINGS = """\
 tickTime=500
@@ -62,7 +62,7 @@ JAVA_OPTIONS = (
     "-Xms8m",
     "-XX:MinHeapFreeRatio=10",  # keeps the heap as small as the data allows
     "-XX:MaxHeapFreeRatio=30",
-    "-XX:+ExitOnOutOfMemoryError",  # else it stays and no longer answers
+    "-XX:+ExitOnOutOfMemoryError",  # otherwise the process stays and no longer answers
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -106,7 +106,7 @@ class ZooKeeper:
             command = [java, f"-Xmx{heap_mb}m", *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
             command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
             with (data_dir / "zookeeper.err").open("wb") as errors:
-                # The child inherits the lock: the directory stays taken as long as Java lives.
+                # The child inherits the lock: the directory stays locked as long as Java runs.
                 process = start_child(
                     command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,)
                 )
@@ -176,7 +176,7 @@ def find_java() -> str:
     except (OSError, subprocess.TimeoutExpired):
         version = None
     if version is None:
-        raise MillraceError(f"{java} does not tell its version: install Java {MIN_JAVA} or newer")
+        raise MillraceError(f"{java} does not report its version: install Java {MIN_JAVA} or newer")
     if int(version[1]) < MIN_JAVA:
         raise MillraceError(
             f"{java} is Java {version[1]}: install Java {MIN_JAVA} or newer, or set JAVA_HOME to one"

@@ -88,7 +88,7 @@ class Session:
         A repeated write may find the result of its own first try. Raise RequestTimedOut when no answer comes
         in time. Raise MillraceError when this process lacks the right.
         """
-        # From the loss on, not from the call: calls must not queue up while ZooKeeper stays away.
+        # The time counts from the loss, not from the call: calls must not queue up while ZooKeeper is down.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
         while True:
             # Without a connection kazoo would keep the request, and send it long after this call has failed.
@@ -128,7 +128,8 @@ class Session:
         started = {path: operation(path) for path in names if self.client.connected}
 
         def ask(path: str) -> Any:
-            # The first try is under way already; after a lost connection it and all later ones are repeated.
+            # The first try has been sent already. After a lost connection it is repeated, and so are all
+            # later tries.
             if (first := started.pop(path, None)) is None:
                 started.clear()
             return first or operation(path)

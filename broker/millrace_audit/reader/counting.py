@@ -241,8 +241,8 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
         same &= size[left] == size[leaders][code]
         group[left[same]] = numbers[code[same]]
         left = left[~same]
-    # A row whose instance is known by other names is another producer's. These rows go one by one through a
-    # dictionary: one instance under many names must not cost a comparison of each with each.
+    # A row with the same instance and other names belongs to another producer. These rows go one by one
+    # through a dictionary: one instance under many names must not cost a comparison of each pair.
     seen: dict[bytes, int] = {}
     for row in left.tolist():
         head = bytes(rows.buffer.data[start[row] : start[row] + size[row]])

@@ -60,7 +60,7 @@ def covered(
         if met and ends and ends.keys() >= set(partitions):  # a listing may lack some
             return ends
     ends = _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
-    if not met:  # other readers' last counts may be missing, too: this one's would leave a hole
+    if not met:  # other readers' last counts may be missing, too: this reader's counts would leave a hole
         raise MillraceError(
             f"{topic}-0 of {client.bootstrap} does not return a record that was just acknowledged: an open"
             " transaction hides it, or the partition's leader is stale"
@@ -88,7 +88,8 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
             for position in record.positions:
                 if position.offset is not None:
                     key = PartitionKey(position.topic_id, position.partition)
-                    # All before the position is counted, by counts that may have expired from the topic.
+                    # Everything before the position is counted, in counts that may have expired from the
+                    # topic.
                     ends[key] = max(position.offset, ends.get(key, position.offset))
             for log in record.truncated:
                 key = PartitionKey(log.topic_id, log.partition)

@@ -138,8 +138,8 @@ class Partition:
         """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
         Raise CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. Raise
-        Raise CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report
-        those messages.
+        CannotRead when consumers have not reached an acknowledged end for OPEN_S: producers may report those
+        messages.
         """
         if high_watermark < self.end:
             now = time.monotonic()
@@ -148,8 +148,8 @@ class Partition:
             self.shortest = min(high_watermark, self.end if self.shortest is None else self.shortest)
             if now - self.short_since < TRUNCATED_S:
                 raise CannotRead(
-                    f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
-                    " counted are gone from it; after a minute, counting continues at the log's end"
+                    f"its log ends at {high_watermark} and was counted up to {self.end}: it has lost"
+                    " counted messages; after a minute, counting continues at the log's end"
                 )
             self.truncate(high_watermark)
         elif self.shortest is not None:

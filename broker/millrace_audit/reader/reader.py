@@ -218,7 +218,9 @@ class AuditReader(TierReader):
         if claim is None:
             claim = _Claim(now, self._reported_through, {})
         for key, partition in self._partitions.items():
-            if partition.stuck is None:  # one that could not be read then may have held as much as now
+            if (
+                partition.stuck is None
+            ):  # a partition that could not be read then may have held as much as now
                 claim.written.setdefault(key, partition.written)
         self._read(leaders)
         if self._stop.is_set():
@@ -228,8 +230,8 @@ class AuditReader(TierReader):
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
         changed |= any(partition.truncated is not None for partition in self._partitions.values())
         is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
-        # A partition missing from the listing is deleted, or a broker that has just started does not know it
-        # yet. Until it is clear which, no heartbeat is sent.
+        # A partition that the listing lacks was deleted, or a broker that has just started does not know it
+        # yet. Until this is certain, no heartbeat is sent.
         if is_due and not self._unlisted:
             if claim.holds_for(self._partitions):
                 self._beat(claim)
@@ -246,7 +248,7 @@ class AuditReader(TierReader):
 
     def _note_reported(self) -> None:
         if self._config.tier != OFFLINE:
-            # If its broker is away, the newest known end still holds, and other partitions are counted on.
+            # If its broker is down, the newest known end stays valid, and other partitions are still counted.
             with suppress(MillraceError):
                 self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
 
@@ -282,7 +284,7 @@ class AuditReader(TierReader):
     def _forget(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key)
         self._changed[key] = partition.topic
-        if partition.published_end is not None:  # if it is listed again, it is counted on
+        if partition.published_end is not None:  # if it is listed again, counting continues here
             self._covered[key] = partition.published_end
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
@@ -300,7 +302,7 @@ class AuditReader(TierReader):
         for name, partition in named.items():
             try:
                 if partition.published_end is None:
-                    # A partition that is new to a counted tier begins at 0: what is gone by now is lost.
+                    # A partition that is new to a counted tier begins at 0: records deleted by now are lost.
                     is_new_tier = not self._covered and self._all_positions_due == 0
                     log_start = _known(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
@@ -309,7 +311,7 @@ class AuditReader(TierReader):
                 ends = _known(latest, name), _known(written, name)
                 partition.noted(*self._ends_of_copies(partition, *ends))
                 if partition.truncated != before:
-                    line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
+                    line = "%s: %s-%d was truncated from offset %d to %d: the counted messages were lost"
                     logger.error(line, self._config.cluster, *name, partition.truncated, partition.end)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
@@ -387,8 +389,8 @@ class AuditReader(TierReader):
             except MillraceError as error:  # the position known before still holds
                 troubles.add(str(error))
         for trouble in sorted(troubles - self._troubles):
-            logger.warning("how far the mirror has come is not known: %s; trying again", trouble)
-        if troubles:  # a pass without any may not have asked at all
+            logger.warning("the mirror's position is not known: %s; trying again", trouble)
+        if troubles:  # a pass without troubles may have asked no leader
             self._troubles = troubles
 
     def _may_read(self, partition: Partition) -> bool:
@@ -399,7 +401,9 @@ class AuditReader(TierReader):
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
             logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
-            if partition.truncated is not None:  # reported first: else the next count looks like a repeat
+            if (
+                partition.truncated is not None
+            ):  # reported first: otherwise the next count looks like a repeat
                 self._beats += 1
                 truncated = self._take_truncated()
                 beat = Heartbeat(
@@ -442,14 +446,16 @@ class AuditReader(TierReader):
         """Publish the counts of the partitions. Return True if there were any."""
         if not any(partition.has_news for partition in partitions):
             return False
-        # Fetches name topics, not ids. An id never comes back: if it is listed now, all that was read is its.
+        # Fetches name topics, not ids. An id never comes back: if it is listed now, all records that were
+        # read belong to it.
         there = {topic.topic_id.hex for topic in self._topics()}
         for key in self._partitions:
             if key.topic_id not in there:
                 self._unlisted.setdefault(key, time.monotonic())
         read = [p for p in partitions if p.has_news and p.key.topic_id in there]
         now = now_ms()
-        # Encode first: the registry may be away, and what is noted as published is not counted again.
+        # Encode first: the registry may be down, and counts that are noted as published are not counted
+        # again.
         messages = [self._codec.encode(self._count_of(partition, now)) for partition in read]
         for partition in read:
             partition.published()

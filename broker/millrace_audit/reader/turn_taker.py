@@ -121,7 +121,7 @@ class TurnTaker:
     def _forget_old(self) -> None:
         nodes = self._nodes()
         now = max((stat.ctime for _, stat in nodes.values()), default=0)  # by ZooKeeper's clock, not ours
-        # A turn has ended when the next one began: until then it may have signed.
+        # A turn ends when the next turn begins: until then it may have signed records.
         for path, behind in pairwise(sorted(nodes)):
             if nodes[behind][1].ctime < now - KEPT_MS:
                 with suppress(NoNodeError):

@@ -1,7 +1,7 @@
 """An audited message: the bytes of one event, its header in front.
 
-0x00, schema id (4 bytes, big endian), Avro body body := AuditHeader {time: long, server: string, service:
-string, instance: long, sequence: long}, fields
+    0x00, schema id (4 bytes, big endian), Avro body
+    body := AuditHeader {time: long, server: string, service: string, instance: long, sequence: long}, fields
 
 The header is the first field of every event schema, so a reader finds it without the rest of the schema. This
 module reads one message at a time, and uses neither topics nor brokers.

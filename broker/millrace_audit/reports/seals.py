@@ -1,9 +1,10 @@
 """Fingerprints, seals of reports and signatures. Producers, readers and the auditor compute them in the same
 way.
 
-fingerprint XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order seal
-SHA-256 of the key that only the next report of the instance will show signature message key of a count or
-heartbeat := turn (8 bytes, big endian), HMAC-SHA256(secret, value)
+    fingerprint    XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order
+    seal           SHA-256 of the key that only the next report of the instance will show
+    signature      message key of a count or heartbeat := turn (8 bytes, big endian),
+                   HMAC-SHA256(secret, value)
 
 The module handles bytes and numbers, no records and no topics.
 """

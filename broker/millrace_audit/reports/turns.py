@@ -1,7 +1,9 @@
 """Turns of readers in ZooKeeper. A turn says which reader may count a tier, since when and with which secret.
 
-/audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN persistent, sequence: JSON {secret, cluster_id, host, pid, began}
-/audit/holders/CLUSTER/TIER ephemeral: the same without the secret, of the reader that counts now
+    /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
+        persistent, sequence: JSON {secret, cluster_id, host, pid, began}
+    /audit/holders/CLUSTER/TIER
+        ephemeral: the same without the secret, of the reader that counts now
 
 All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters may have
 tiers of the same name. A reader creates its turn before it publishes. The turn tells the auditor which reader
@@ -95,7 +97,7 @@ def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
     """
     path = seat.turns
     with suppress(NoNodeError):
-        session.call(session.client.sync_async, path)  # else a server that lags behind may answer
+        session.call(session.client.sync_async, path)  # otherwise a lagging server may answer
     nodes = session.read_all(f"{path}/{name}" for name in session.children(path))
     turns = (Turn.decode(at.rpartition("/")[2], data) for at, (data, _) in nodes.items())
     return {turn.number: turn for turn in turns if turn is not None}

@@ -1,7 +1,7 @@
 """The access control lists of one cluster: one node in ZooKeeper, and a snapshot of it in memory.
 
-/<cluster>/security/acls persistent {"version": 1, "rules": [[type, pattern, name, principal, host, operation,
-allow], ...]}
+    /<cluster>/security/acls  persistent  {"version": 1, "rules": [[type, pattern, name, principal, host,
+                                           operation, allow], ...]}
 
 Types, patterns and operations are Kafka's numbers. While ZooKeeper does not answer, and while the node is
 missing or unreadable, the last snapshot stays in force. A broker with an authorizer does not start without a

@@ -92,10 +92,11 @@ def _replace(session: Session, path: str, version: int, data: bytes) -> Any:
 
 def is_dead(holder: Record, ours: Record) -> bool:
     if holder["boot"] == ours["boot"]:
-        return True  # our own, of a session that we have lost
+        return True  # this broker's own node, of a session that was lost
     if holder["machine"] != ours["machine"]:
         return False
-    # We listen on our own address, so no other process does; and a live broker's port is never refused.
+    # This broker listens on its own address, so no other process does; and a live broker never refuses
+    # connections.
     bound = _bound(holder)
     return bound == _bound(ours) or listens(*bound) is False
 
@@ -158,7 +159,8 @@ class Presence:
         self._awaited = {
             broker: before
             for broker, before in self._awaited.items()
-            # An unchanged registration may be about to end: only a new one shows that its broker is back.
+            # An unchanged registration may be about to end: only a new registration shows that its broker is
+            # back.
             if waiting and registered.get(broker, before).session == before.session
         }
         self._listed = {**self._awaited, **registered}

@@ -125,7 +125,7 @@ class Cluster:
         """Leave: the broker's registration ends with the session. A second call does nothing."""
         self._closed.set()
         self._wake.set()
-        self.session.close()  # before joining the watcher, which may be asking a ZooKeeper that is gone
+        self.session.close()  # first: the watcher may be waiting for ZooKeeper
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(OPERATION_SECONDS)
 
@@ -162,7 +162,7 @@ class Cluster:
         """List this broker as alive at an address on which it already listens. It stays listed after lost
         sessions.
 
-        `bound` is the address on this machine, if different. MillraceError when a live broker holds the
+        `bound` is the address on this machine, if different. Raise MillraceError when a live broker holds the
         broker's id. The registration of a dead broker is replaced: at once when it ran on this machine, else
         when its session has expired.
         """
@@ -253,7 +253,7 @@ class Cluster:
         """Create and return a new topic, its partitions spread over the live brokers.
 
         Raise InvalidTopic, TopicAlreadyExists, or the errors of `new_topic`. A topic of mirrored partitions
-        starts with none: `allocate_mirrors` adds them.
+        starts without partitions: `allocate_mirrors` adds them.
         """
         check_topic_name(name)
         self._check_identity()
@@ -309,9 +309,9 @@ class Cluster:
     ) -> dict[Origin, int]:
         """Return the target partition of each origin partition: its present one, or a new one, never reused.
 
-        All change in one write; a missing topic is created. OriginRecreated when an origin was allocated
-        before under another topic id, unless `recreated` allows it; PolicyViolation when the topic has
-        ordinary partitions.
+        All changes are one write; a missing topic is created. Raise OriginRecreated when an origin was
+        allocated before under another topic id, unless `recreated` allows it. Raise PolicyViolation when the
+        topic has ordinary partitions.
         """
 
         def add(state: TopicState) -> TopicState:
@@ -475,7 +475,7 @@ class Cluster:
             session = self.session.id
             registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
             topics = self._read_topics(dirty)
-            self._check_identity()  # last: it proves that all of this was read from this cluster
+            self._check_identity()  # last: it proves that everything above was read from this cluster
             if session and session == self.session.id:
                 return session, registered, topics
 

@@ -1,7 +1,7 @@
 """Log directories in ZooKeeper: the generation of each directory, and partitions whose only replica is in one
 directory.
 
-/<cluster>/directories/<directory id> persistent {"generation": 7}
+    /<cluster>/directories/<directory id>   persistent  {"generation": 7}
 
 A node outlives the directory's broker and disk. All calls block on ZooKeeper: for a thread.
 """
@@ -28,7 +28,7 @@ class DirectoryNode:
 
     def read(self) -> int:
         """Return the generation; 0 if ZooKeeper has no node."""
-        self._session.call(self._session.client.sync_async, self._path)  # a server may lag behind
+        self._session.call(self._session.client.sync_async, self._path)  # a server may lag
         node = self._session.get(self._path)
         self._version = None if node is None else node[1].version
         return 0 if node is None else int(json.loads(node[0])["generation"])

@@ -4,12 +4,12 @@ This module decides the content of these nodes, and which changes are made in on
 the registry block: call them from threads. Its callers decide which broker coordinates a group and which
 consumer owns a partition. Of topics it uses names and ids only.
 
-/<cluster>/consumers/<group> persistent {"kind": "streams" | "classic"}
-/<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent see encode_offset
-/<cluster>/consumers/<group>/ids/<consumer> ephemeral {"host", "topics": {topic: streams}}
-/<cluster>/consumers/<group>/owners/<topic>/<partition> ephemeral the stream that reads the partition
-/<cluster>/consumers/<group>/coordinator ephemeral id of the broker that coordinates
-/<cluster>/consumers/<group>/tenure-<session>-<random> ephemeral empty; goes with `coordinator`
+    /<cluster>/consumers/<group>                             persistent  {"kind": "streams" | "classic"}
+    /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see encode_offset
+    /<cluster>/consumers/<group>/ids/<consumer>              ephemeral   {"host", "topics": {topic: streams}}
+    /<cluster>/consumers/<group>/owners/<topic>/<partition>  ephemeral   the stream that reads the partition
+    /<cluster>/consumers/<group>/coordinator                 ephemeral   id of the broker that coordinates
+    /<cluster>/consumers/<group>/tenure-<session>-<random>   ephemeral   empty; goes with `coordinator`
 
 Names are percent-encoded, because groups and consumers may have any name. A write is fenced by checks in the
 same transaction. The checks prove more than the existence of a node, because the same node may belong to
@@ -181,7 +181,9 @@ class ConsumerRegistry:
         return errors.UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
 
     def _coordinated(self, group: str, broker: int) -> errors.NotCoordinator:
-        return errors.NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
+        return errors.NotCoordinator(
+            f"group {group!r} is coordinated by broker {broker}: send the request there"
+        )
 
     # Offsets
 
@@ -272,7 +274,7 @@ class ConsumerRegistry:
         ]
         self.keep_offsets(paths[path] for path in nodes if consumers.get(f"{path}/ids"))
         directories = self._session.read_all(f"{path}/offsets" for path in unused)
-        offsets: dict[str, dict[str, int]] = {}  # group -> node of an offset that is over -> its version
+        offsets: dict[str, dict[str, int]] = {}  # group -> node of an expired offset -> its version
         left = set[str]()
         for path, (data, stat) in self._session.read_all(self._leaves(dict.fromkeys(directories))).items():
             group_path = path.rsplit("/", 3)[0]
@@ -340,7 +342,7 @@ class ConsumerRegistry:
                 return
             self._seen.difference_update(offsets)
             if unused is not None and self._session.children(unused):
-                raise errors.GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
+                raise errors.GroupNotEmpty(f"group {group!r} has a consumer now: stop it first")
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be written")
 
     def _create_parents(self, group: str, paths: Iterable[str]) -> None:
@@ -447,7 +449,7 @@ class ConsumerRegistry:
 
         for part in _in_parts(dict(zip(paths, map(str.encode, streams.values()), strict=True))):
             if self._transact(partial(create, part=part), fence) is None and not self._holds(part):
-                self.disown(group, streams, fence)  # the parts before
+                self.disown(group, streams, fence)  # undo the parts before
                 return False
         return True
 
@@ -465,7 +467,7 @@ class ConsumerRegistry:
             ours = [path for path, (_, stat) in nodes.items() if stat.ephemeralOwner == self._session.id]
             if self._delete_all(ours, fence):
                 return
-        raise errors.BrokerError(f"what group {group!r} owns changes too fast to be given up")
+        raise errors.BrokerError(f"the partitions that group {group!r} owns change too fast to be given up")
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
         """Return the stream that reads each partition."""
@@ -525,7 +527,7 @@ class ConsumerRegistry:
         # The steps before the failed one, and those after it, have errors of their own.
         failed = [index for index, result in enumerate(results) if isinstance(result, _CONFLICTS)]
         if fence is not None and failed and failed[0] < len(checks):
-            raise fence.broken(f"node {checks[failed[0]][0]} in ZooKeeper is no longer ours")
+            raise fence.broken(f"node {checks[failed[0]][0]} in ZooKeeper now belongs to another process")
         if not failed and any(isinstance(result, KazooException) for result in results):
             raise errors.BrokerError(
                 f"ZooKeeper at {self._session.zookeeper} refuses a transaction: {results}"

@@ -84,7 +84,7 @@ def with_mirrors(
         _check_only_name(origin, targets)
         if not recreated and topic.former_origin(origin) is not None:
             raise OriginRecreated(
-                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew, or its"
+                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and recreated, or its"
                 " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
                 " reset"
             )

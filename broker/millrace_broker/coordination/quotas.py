@@ -1,6 +1,6 @@
 """The quotas of one cluster's users: one node in ZooKeeper, and a snapshot of it in memory.
 
-/<cluster>/security/quotas persistent {"version": 1, "quotas": [[user or null, {KEY: NUMBER}], ...]}
+    /<cluster>/security/quotas  persistent  {"version": 1, "quotas": [[user or null, {KEY: NUMBER}], ...]}
 
 null means every user without a quota of its own. While ZooKeeper does not answer, and while the node is
 missing or unreadable, the last snapshot stays in force.

@@ -1,7 +1,8 @@
 """The users of one cluster: the records of their passwords in ZooKeeper, and a snapshot of them in memory.
 
-/<cluster>/security/secret persistent 32 random bytes in hex, drawn once /<cluster>/security/users/<name>
-persistent {MECHANISM: {"salt", "stored_key", "server_key": base64, "iterations"}, ..., "changed_ms"}
+    /<cluster>/security/secret        persistent  32 random bytes in hex, drawn once
+    /<cluster>/security/users/<name>  persistent  {MECHANISM: {"salt", "stored_key", "server_key": base64,
+                                                   "iterations"}, ..., "changed_ms"}
 
 Names are percent-encoded. While ZooKeeper does not answer, the last snapshot stays in force. An unreadable
 entry leaves its user as before.
@@ -142,7 +143,7 @@ class Users:
             self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
-        """Delete a user. Raise LookupError when there is no such user."""
+        """Delete a user. Raise LookupError when the user does not exist."""
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")

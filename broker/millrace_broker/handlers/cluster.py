@@ -36,7 +36,7 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
     if call.request.endpoint_type != _BROKERS:
         return messages.DescribeClusterResponse(
             error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
-            error_message="this is a broker: there are no controllers to ask for",
+            error_message="this is a broker: it does not describe controllers",
             endpoint_type=_BROKERS,
         )
     cluster = call.broker.cluster
@@ -213,4 +213,4 @@ def unregister_broker(call: Call[UnregisterBrokerRequest]) -> UnregisterBrokerRe
     number = call.request.broker_id
     if number in call.broker.cluster.brokers:
         raise InvalidRequest(f"broker {number} is registered as long as it runs: stop it")
-    raise BrokerNotRegistered(f"no broker {number} is registered: one that stops is forgotten by itself")
+    raise BrokerNotRegistered(f"no broker {number} is registered: a broker that stops is removed by itself")

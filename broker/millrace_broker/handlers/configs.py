@@ -94,7 +94,7 @@ def _settings(
         return iter(())
     number = broker.config.broker_id
     if name != str(number):
-        raise InvalidRequest(f"this is broker {number}: ask broker {name} itself")
+        raise InvalidRequest(f"this is broker {number}: send the request to broker {name}")
     return topic_settings.describe_broker(broker.config, broker.cluster.brokers.get(number))
 
 

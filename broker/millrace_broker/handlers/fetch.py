@@ -113,7 +113,8 @@ def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Read
 FETCH = Api(
     key=ApiKey.FETCH,
     versions=range(4, 18),
-    # As v17, except for a tagged field of KRaft's replicas: kafka-replica-verification uses it unasked.
+    # Like v17, except for a tagged field of KRaft's replicas: kafka-replica-verification uses v18 without
+    # asking.
     private_versions=range(18, 19),
     decode=lambda request: fetch.decode_request(
         request.api_version, request.body, max(fetch.MIN_ITEM_LIMIT, request.item_limit)

@@ -31,7 +31,7 @@ _MEMBER_ID_FIRST_SINCE, _SKIP_ASSIGNMENT_SINCE = 4, 9
 _MANY_MEMBERS_SINCE = 3
 _WHY = {
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactions are not supported",
-    ErrorCode.INVALID_REQUEST: "coordinators are there for groups only",
+    ErrorCode.INVALID_REQUEST: "only groups have coordinators",
 }
 
 

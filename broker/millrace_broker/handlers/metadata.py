@@ -125,7 +125,7 @@ class Metadata:
             topics = [self._encoded(topic, live.keys(), request, asked) for topic in shown]
         else:
             topics = []
-            # Once each, so that a small request cannot ask for an answer of any size.
+            # Once each, so that a small request cannot cause an answer of any size.
             for wanted in dict.fromkeys(asked.topics):
                 if wanted.name is not None and rights.topic(wanted.name) in refused:
                     topics.append(_unauthorized(wanted.name))

@@ -49,7 +49,7 @@ class _Answer:
 
         `topics` states the number of partitions of each topic.
         """
-        # The answer must not keep the records: it may wait long after they were written.
+        # The answer must not keep the records in memory: it may wait for long after they were written.
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
         self.acks_all, self.timeout_ms = acks == -1, timeout_ms
@@ -123,7 +123,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     partition = broker.open_to_producers(topic, number)
     if partition is None:
         return None
-    # Checked for every run: a right that was taken away ends with the next run.
+    # Checked for every run: a revoked right ends with the next run.
     if not (access.everything or access.allows(_write(topic))):
         return None
     largest = partition.log.config.max_message_bytes
@@ -201,7 +201,8 @@ PRODUCE = Api(
 def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
     if call.request.transactional_id is not None:
         return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    # Random: brokers that count would give two producers the same id, and drop real messages as duplicates.
+    # Ids are random: if brokers counted, they would give two producers the same id, and drop real messages as
+    # duplicates.
     return InitProducerIdResponse(
         error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
     )

@@ -71,7 +71,7 @@ def describe_quotas(call: Call[DescribeClientQuotasRequest]) -> DescribeClientQu
     request, quotas = call.request, {} if call.quotas is None else call.quotas.limits
     Entry = DescribeClientQuotasResponse.Entry
     if len({one.entity_type for one in request.components}) < len(request.components):
-        raise InvalidRequest("a type of entity is named twice")  # each name would cost a look at every user
+        raise InvalidRequest("a type of entity is named twice")  # each name would cost a scan of all users
     for one in request.components:
         if one.match_type not in (EXACT, DEFAULT, ANY):
             raise InvalidRequest(f"match type {one.match_type} is none of 0, 1 and 2")

@@ -58,7 +58,7 @@ def delete_records(call: Call[DeleteRecordsRequest]) -> DeleteRecordsResponse:
         seen.add((topic, number))
         there = call.broker.partition(topic, number)
         if there.mirrored:
-            raise PolicyViolation(f"{topic} is a mirror: its records go by retention alone")
+            raise PolicyViolation(f"{topic} is a mirror: only retention deletes its records")
         return there.background.delete_records(offset)
 
     def outcome(topic: str, wanted: DeleteRecordsRequest.Partition) -> DeleteRecordsResponse.Partition:
@@ -134,7 +134,7 @@ def describe_producers(call: Call[DescribeProducersRequest]) -> DescribeProducer
             partition_index=number, error_code=code, error_message=reason, active_producers=found or ()
         )
 
-    # Once each, so that a small request cannot ask for an answer of any size.
+    # Once each, so that a small request cannot cause an answer of any size.
     topics: dict[str, dict[int, None]] = {}
     for topic in call.request.topics:
         topics.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

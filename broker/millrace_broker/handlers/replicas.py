@@ -28,7 +28,7 @@ def _needs(_: object) -> list[Need]:
 def _check_listener(services: Services, request: Request) -> None:
     listener = services.broker.config.replica_listener
     if listener and request.client.listener_name != listener:
-        raise ClusterAuthorizationFailed(f"brokers copy by the listener {listener} only")
+        raise ClusterAuthorizationFailed(f"brokers copy through the listener {listener} only")
 
 
 def _fetch(services: Services, request: Request, body: memoryview, _: Refused) -> None:

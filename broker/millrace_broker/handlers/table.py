@@ -183,7 +183,7 @@ class Call(Generic[M]):
         """Send the response. A thread encodes a large response, so that the loop is not delayed."""
         try:
             if self._lists:
-                raise RuntimeError("the handler has not asked which names its client may see")
+                raise RuntimeError("the handler has not checked which names its client may see")
             if items_in(response, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT:
                 self.answer_from(Broker.in_look_up_thread, lambda: response)
                 return
@@ -370,7 +370,7 @@ def _too_early(client: Client, api: Api[Any]) -> str | None:
     if api.needs is not rights.open_to_all:
         return "it has not logged in"
     if client.login is None or not client.login.may_ask():
-        return "it asks too much before it has logged in"
+        return "it sends too many requests before its login"
     return None
 
 

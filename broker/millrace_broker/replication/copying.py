@@ -34,7 +34,7 @@ def checked(copied: Copied, wanted: Wanted) -> Checked:
     assert isinstance(copied.records, memoryview), "a follower has its leader's answer in memory"
     headers, size = whole_entries(copied.records, wanted.position, wanted.last_epoch, wanted.epoch)
     if size == 0:
-        raise CorruptMessage(f"the leader sent no whole batch at position {wanted.position}")
+        raise CorruptMessage(f"the leader sent no complete batch at position {wanted.position}")
     return Checked(copied, headers, copied.records[:size])
 
 

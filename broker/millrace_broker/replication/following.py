@@ -48,8 +48,7 @@ class Following:
         return self._log.flushed if self.is_in_step else -1
 
     def accepted(self, committed: int) -> int:
-        """Note that the leader found no divergence, and note its committed end. Return the committed end of
-        this log.
+        """Note that the leader found no divergence, and its committed end; return this log's committed end.
 
         The end is rounded down to a whole unit: the rest of the last unit may be cut again.
         """
@@ -58,13 +57,14 @@ class Following:
         return max(self._log.committed, min(committed, self._log.whole_end))
 
     def cut_at(self, diverging: EpochEnd, leader_committed: int) -> int | None:
-        """Return the position at which to cut. `diverging` is the end of the common epoch in the leader's
+        """Return the position at which to cut; `diverging` is the end of the common epoch in the leader's
         log.
 
-        Both logs have the same bytes up to there; the next fetch may get an earlier end. None: they share
-        nothing that this log still holds, so it begins again, empty, at the later of the two logs' starts.
-        Never before its own start: what retention dropped was committed, and a replica that counts must not
-        lack it. ReplicaDiverged when the cut would remove something committed.
+        Up to that position both logs have the same bytes, unless the next fetch gets an earlier end. Return
+        None if they have no common bytes that this log still holds: then this log begins again, empty, at the
+        later of the two logs' starts. It never begins before its own start: retention dropped only committed
+        bytes, and a replica that counts must not lack committed bytes. Raise ReplicaDiverged when the cut
+        would remove committed bytes.
         """
         self.is_in_step = False
         log = self._log

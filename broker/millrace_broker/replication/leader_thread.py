@@ -199,7 +199,7 @@ class LeaderThread(threading.Thread):
                 until_next = self._seconds_to_next_behind()
                 has_room, has_news = self._untaken == 0, bool(self._news)
             if has_room and (unanswered == 0 or has_news):
-                # If the leader still delays its answer to the last request, this one ends that wait.
+                # If the leader still delays its answer to the last request, this request ends that wait.
                 connection.send(
                     ApiKey.REPLICA_FETCH, 0, self._request(asked, starts_over), timeout_s=TIMEOUT_S
                 )

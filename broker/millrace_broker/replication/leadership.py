@@ -123,10 +123,11 @@ class Leadership:
     ) -> None:
         """Begin to lead; `won` is the state that the election wrote; the epoch starts where `log` ends.
 
-        `lag_s`: a follower that has not flushed the log's end of that long ago leaves the in-sync replicas.
-        `prefer_after_s`: time for which the first replica must be in sync before it gets the lead. `is_sure`:
-        since this process started, `log` has had everything committed, so it is no older copy. `changed` is
-        called once this leader may serve, and once it is outrun.
+        `lag_s` is the allowed lag: a follower that has not flushed the log's end of that time leaves the
+        in-sync replicas. `prefer_after_s` is the time for which the first replica must be in sync before it
+        becomes the leader. `is_sure` is True if `log` has had everything committed since this process
+        started, so it is no older copy. `changed` is called when this leader may serve, and when it
+        is outrun.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
@@ -152,9 +153,9 @@ class Leadership:
     def is_serving(self) -> bool:
         """True once every in-sync replica has flushed everything that the log held when this epoch began.
 
-        Before, this leader does not know how much of the log is committed. It shows nothing, and its broker
-        takes no writes: a high watermark below its predecessor's would send readers back. A reader that knows
-        a newer epoch is not answered either (`Partition.check_epoch`).
+        Until then this leader does not know how much of the log is committed. It shows nothing, and its
+        broker takes no writes: a high watermark below its predecessor's would move readers back. A reader
+        that knows a newer epoch gets no answer either (`Partition.check_epoch`).
         """
         return self.committed >= self.start
 
@@ -188,12 +189,13 @@ class Leadership:
         return self._commit()
 
     def check(self, position: int, last_epoch: int) -> EpochEnd | None:
-        """Return the point at which a follower's log, which ends at `position` with a batch of `last_epoch`,
-        diverges from this log.
+        """Return the point at which a follower's log diverges from this log, or None if it does not.
 
-        None when it does not: then its bytes are this log's, and it may take what follows. (NO_EPOCH, start
-        of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on at
-        its position: it begins where a leader's retention once ended, which is committed.
+        The follower's log ends at `position` with a batch of `last_epoch`. If it does not diverge, its bytes
+        are this log's bytes, and it may take the bytes that follow. Return (NO_EPOCH, start of this log) when
+        the two logs have no common bytes, or the follower's log ends before this log begins. A log without a
+        batch continues at its position: it begins where a leader's retention once ended, and that position is
+        committed.
         """
         log = self._log
         here = log.epochs.end_of(last_epoch, log.end)
@@ -213,12 +215,11 @@ class Leadership:
         return self._commit()
 
     def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
-        """Note that a follower of this epoch copies, and its log ends at `position` with a batch of
-        `last_epoch`.
+        """Note that a follower of this epoch copies; its log ends at `position` with a batch of `last_epoch`.
 
-        That may be less than the follower had flushed: its log was set aside and begun again, or its disk
-        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then this
-        leader must resign before it serves.
+        The position may be before the end that the follower had flushed: its log was set aside and begun
+        again, or its disk lost a file. The position may be after the end of this log, if this leader's disk
+        is an older copy. Then this leader must resign before it serves.
         """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = min(follower.flushed, position), None
@@ -243,7 +244,7 @@ class Leadership:
         if snapshot.version > self.snapshot.version:
             moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
             for replica in [one for one in self._followers if one[0] in moved_away]:
-                del self._followers[replica]  # should it come back, its log begins again
+                del self._followers[replica]  # if it comes back, its log begins again
             self.snapshot = snapshot
         return self._commit()
 
@@ -347,7 +348,7 @@ class Leadership:
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
-        if self.proposal is not None:  # a replica that may be in sync already counts
+        if self.proposal is not None:  # a replica that may be in sync already must count
             flushed = min(flushed, self._flushed_by(self.proposal.joining))
         before = self.committed
         while self._units and self._units[0] <= flushed:

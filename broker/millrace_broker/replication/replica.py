@@ -3,9 +3,10 @@ of the role.
 
 The roles, and the events that end them:
 
-waiting no broker leads, or the leader is this broker before a restart a leader; its campaign following the
-state names another broker a newer epoch; its campaign campaigning its turn came; it no longer copies from a
-leader the outcome of its write leading its compare-and-set was answered learning of a newer epoch
+    waiting      no broker leads, or the leader is this broker before a restart   a leader; its campaign
+    following    the state names another broker                                   a newer epoch; its campaign
+    campaigning  its turn came: it no longer copies from a leader                 the outcome of its write
+    leading      its compare-and-set was answered                                 learning of a newer epoch
 
 A replica elects itself. It leads only by a compare-and-set that it made and whose answer it received: a state
 that names it as leader may date from before a crash, when followers took bytes that its own disk has lost. It

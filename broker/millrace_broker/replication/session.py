@@ -103,8 +103,7 @@ class ReplicaSession:
         """Return the changed partitions, with at most `max_bytes` of records after the first; empty if none.
 
         A partition in the answer is left out until the follower sends its position again. With `final` the
-        follower has waited long enough: the answer also has changes that are too small for an answer of
-        their own.
+        follower has waited long enough: the answer also has changes that are too small for a separate answer.
         """
         copied: list[Copied] = []
         room = max_bytes
@@ -135,7 +134,9 @@ class ReplicaSession:
         try:
             leading, log = self._led(wanted)
         except BrokerError as error:
-            del self._places[wanted.partition]  # else every name that a follower sends would be remembered
+            del self._places[
+                wanted.partition
+            ]  # otherwise every partition that a follower names would be remembered
             return Copied(wanted.partition, error.code)
         try:
             diverging = leading.check(wanted.position, wanted.last_epoch)

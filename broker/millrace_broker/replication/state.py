@@ -150,8 +150,8 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
     replicas. `minimum` is the minimum of the resulting state.
     """
     if not state.is_replicated and target != state.replicas:
-        # With one replica its directory is not recorded; and it leads on only as one of several, in a new
-        # epoch.
+        # The directory of an only replica is not recorded. It continues to lead only as one of several, in a
+        # new epoch.
         (broker,) = state.replicas
         if broker not in live or state.leader == NO_LEADER:
             return None

@@ -90,7 +90,7 @@ _IMPLIED_BY = {
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
 }
 _GIVEN_BY = {
-    # Millrace's own operations are given by their own name only: ALL keeps Kafka's meaning.
+    # Millrace's own operations are allowed by their own names only: ALL keeps Kafka's meaning.
     operation: {operation, *_IMPLIED_BY.get(operation, ())} | ({Operation.ALL} if operation < _OWN else set())
     for operation in Operation
 }
@@ -131,7 +131,7 @@ def check_rule(rule: Rule) -> None:
             raise InvalidRequest(
                 f"host {rule.host!r} is no IP address and not *: names are not looked up"
             ) from None
-        # Hosts are compared as text: a rule with another spelling would never count, not even one that
+        # Hosts are compared as text: a rule with another spelling would never apply, not even a rule that
         # denies.
         if (known := str(getattr(address, "ipv4_mapped", None) or address)) != rule.host:
             raise InvalidRequest(f"host {rule.host!r} is known here as {known}: write that")

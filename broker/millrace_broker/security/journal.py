@@ -47,7 +47,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def refused(self, requester: Requester, operation: str, resources: Sequence[str]) -> None:
-        first = resources[0][:MAX_CHARACTERS]  # names are as long as a client likes
+        first = resources[0][:MAX_CHARACTERS]  # a client may send names of any length
         now, kind = self._clock(), (requester.principal, requester.api, operation, first)
         with self._lock:
             self.refusals[requester.api] += 1
@@ -87,4 +87,4 @@ def _line(
         line["more_resources"] = len(resources) - named
     if repeated:
         line["not_told_before"] = repeated
-    return json.dumps(line)  # escapes all that is no plain character
+    return json.dumps(line)  # escapes every character that is not plain

@@ -126,12 +126,14 @@ class Login:
         if exchange.until is not None:
             holds.append(exchange.until - time.time())
         self.holds_s = min(holds, default=None)
-        if principal == ANONYMOUS:  # rules for it are for clients of listeners that ask for no proof
+        if (
+            principal == ANONYMOUS
+        ):  # rules for this principal are for clients of listeners without authentication
             raise LoginFailed(f"{principal} is the name of clients without a login: use another name")
         if self._principal not in (None, principal):
-            raise LoginFailed(f"{self._principal} proves to be {principal} now, on the same connection")
+            raise LoginFailed(f"{self._principal} logs in as {principal} on the same connection")
         if self.holds_s is not None and self.holds_s <= 0:
-            raise LoginFailed(f"the proof of {principal} holds no longer")
+            raise LoginFailed(f"the login of {principal} has expired")
         self.user = exchange.user if exchange.listed else None
         self._principal, self._exchange, self._proved_at = principal, None, self._clock()
         return principal

@@ -69,7 +69,7 @@ class KeySet:
 
         def follow() -> None:
             while not self._stopped.is_set():
-                self._wake.clear()  # before the fetch: it may lack a key that is asked for meanwhile
+                self._wake.clear()  # before the fetch: the result may lack a key that is requested meanwhile
                 well = self.refresh()
                 if not self._stopped.wait(MIN_INTERVAL_S) and well:
                     self._wake.wait(REFRESH_S)
@@ -84,7 +84,7 @@ class KeySet:
         """Fetch the set. Return True when that succeeds; otherwise keep the keys and log the reason."""
         try:
             self._keys = parse_keys(self._fetch())
-        except Exception as error:  # logins by known keys go on whatever an issuer answers
+        except Exception as error:  # logins with known keys must work whatever an issuer answers
             logger.error("the keys of %s stay as they were: %s", self._config.jwks, error)
             return False
         logger.info("fetched %d keys from %s", len(self._keys), self._config.jwks)
@@ -95,7 +95,7 @@ class KeySet:
 
         context: ssl.SSLContext = client_context(TlsConfig(ca=self._config.ca))
         data, give_up_at = b"", time.monotonic() + TIMEOUT_S
-        # Without redirects: one could lead to a server that proves nothing.
+        # Without redirects: a redirect could lead to a server without TLS.
         with (
             httpx.Client(verify=context, timeout=TIMEOUT_S, follow_redirects=False) as client,
             client.stream("GET", self._config.jwks) as response,
@@ -128,7 +128,7 @@ def parse_keys(data: bytes) -> Mapping[str, SigningKey]:
         try:
             key = jwt.PyJWK(entry).key
         except _TOKEN_ERRORS:
-            continue  # a kind of key that we do not know
+            continue  # an unknown kind of key
         weak = isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS
         public = not hasattr(key, "private_numbers") and not hasattr(key, "private_bytes")
         if isinstance(key_id, str) and public and not weak:
@@ -154,7 +154,7 @@ class BearerExchange:
         if not isinstance(user, str) or not 0 < len(user) <= MAX_NAME_CHARACTERS or not user.isprintable():
             raise LoginFailed(f"OAUTHBEARER: {self._config.principal_claim} of the token is no user's name")
         if other not in ("", user):
-            raise LoginFailed(f"OAUTHBEARER as {user!r}, which asks to be {other[:100]!r}")
+            raise LoginFailed(f"OAUTHBEARER as {user!r}, which requests the identity of {other[:100]!r}")
         self.user, self.until = user, float(claims["exp"]) + LEEWAY_S
         return b""
 
@@ -208,4 +208,4 @@ def _token(message: bytes) -> tuple[str, str]:
             raise ValueError
         return token.strip(), (match[1] or b"").decode().replace("=2C", ",").replace("=3D", "=")
     except ValueError:  # its text would show the token
-        raise LoginFailed(f"OAUTHBEARER with a message of {len(message)} bytes that is none") from None
+        raise LoginFailed(f"OAUTHBEARER with a message of {len(message)} bytes that is malformed") from None

@@ -37,9 +37,9 @@ class PlainExchange:
                 raise ValueError
             other, user, password = message.decode().split("\0")
         except ValueError:  # its text would show the password
-            raise LoginFailed(f"PLAIN with a message of {len(message)} bytes that is none") from None
+            raise LoginFailed(f"PLAIN with a message of {len(message)} bytes that is malformed") from None
         if other not in ("", user):
-            raise LoginFailed(f"PLAIN as {user[:100]!r}, which asks to be {other[:100]!r}")
+            raise LoginFailed(f"PLAIN as {user[:100]!r}, which requests the identity of {other[:100]!r}")
         mechanism, kept = self._credential(user)
         known = kept is not _NO_CREDENTIAL
         try:
@@ -48,7 +48,7 @@ class PlainExchange:
         except (ScramException, ValueError):
             right = False
         if not right:
-            what = "the password is wrong" if known else "there is no such user"
+            what = "the password is wrong" if known else "the user does not exist"
             raise LoginFailed(f"PLAIN as {user[:100]!r}: {what}")
         if self._credential(user) != (mechanism, kept):
             raise LoginFailed(f"PLAIN as {user[:100]!r}, whose password was changed meanwhile")

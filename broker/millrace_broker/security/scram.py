@@ -98,12 +98,12 @@ class ScramExchange:
                 return str(self._server.get_server_first()).encode()
             self._server.set_client_final(text)
             proof = str(self._server.get_server_final()).encode()
-        except (ScramException, ValueError) as error:  # its text would tell whether the user exists
+        except (ScramException, ValueError) as error:  # its text would reveal whether the user exists
             raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: {error}") from None
         if self._known and self._mechanism not in (self._find(self._named) or {}):
             self._known = False  # deleted since the challenge
         if not self._known:
-            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: there is no such user")
+            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: the user does not exist")
         self.user = self._named
         return proof
 

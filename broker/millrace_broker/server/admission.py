@@ -122,7 +122,7 @@ class Admission:
         if not unfinished or connection.served_at == now:
             self.unfinished.pop(connection, None)
         if unfinished:
-            self.unfinished.setdefault(connection)  # one served in this turn goes behind the others
+            self.unfinished.setdefault(connection)  # a connection served in this turn goes after the others
         if self.over_limit or self.held > self._limits.max_buffered_bytes:
             self._limit(now)
             if self.over_limit and held > self.share and connection is not self._oldest():

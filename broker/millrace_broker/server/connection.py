@@ -197,7 +197,7 @@ class ClientConnection:
             self._out.extend(parts)
         try:
             return self._send_queued()
-        except BlockingIOError:  # the socket takes no more now
+        except BlockingIOError:  # the socket accepts no more now
             return True
 
     def _send_queued(self) -> bool:
@@ -243,7 +243,7 @@ class ClientConnection:
 
     def _send_file(self, part: FileSlice, limit: int) -> int:
         count = min(part.length, limit)
-        # Ask for the next piece now: a cold read would otherwise hold up every connection.
+        # Request the next piece from the disk now: otherwise a cold read would delay every connection.
         with contextlib.suppress(OSError):
             os.posix_fadvise(
                 part.file.fileno(), part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED

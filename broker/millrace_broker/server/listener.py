@@ -84,7 +84,9 @@ class Listener:
             return self.access_of(ANONYMOUS, host)
         name = self.certificates.principal(subject)
         if name is None or name == ANONYMOUS:  # the name of clients without a certificate
-            raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
+            raise TlsFailed(
+                f"no principal rule matches its certificate, {distinguished_name(subject)[:200]!r}"
+            )
         return self.access_of(name, host)
 
     def access_of(self, principal: str, host: str) -> Access:

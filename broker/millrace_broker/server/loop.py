@@ -129,7 +129,7 @@ class Server:
             try:
                 self._turn(ready)
             except Exception:
-                logger.exception("a bug in a turn of the loop; the next turn goes on")
+                logger.exception("a bug in a turn of the loop; the next turn continues")
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.now = time.monotonic()
@@ -145,7 +145,7 @@ class Server:
             if connection is not None:
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
-                    break  # the others are still ready in the next turn
+                    break  # the other connections are still ready in the next turn
             elif fd == self._mailbox.wake_fd:
                 self._mailbox.drain()
             elif (listener := self._listening.get(fd)) is not None:
@@ -236,7 +236,7 @@ class Server:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    continue  # that client is gone already
+                    continue  # that client has disconnected already
                 logger.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
                 self._epoll.unregister(listener.socket.fileno())
                 self._mailbox.after(
@@ -316,7 +316,7 @@ class Server:
             self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
 
     def _close_unknown(self, connections: Sequence[ClientConnection], limit: str) -> None:
-        self._close(connections, f"they had not proved who they are ({limit})")
+        self._close(connections, f"they were not authenticated ({limit})")
         self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
@@ -364,7 +364,7 @@ class Server:
 
     def _close_ended(self) -> None:
         for connection in [client for client, end in self._ending.items() if end <= self.now]:
-            connection.abort("its login has ended, and it has not proved again who it is")
+            connection.abort("its login has expired, and it has not logged in again")
             self.admission.closed_login_ended += 1
 
     def close_deleted(self, users: Container[str]) -> None:
@@ -416,10 +416,12 @@ class Server:
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
-                self._close_over_limit([connection], "it asked too much or left too much unread")
+                self._close_over_limit(
+                    [connection], "it sent too many requests or left too many answers unread"
+                )
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
-        self._close(connections, f"{why} while all together held more than max_buffered_bytes")
+        self._close(connections, f"{why} while all clients together held more than max_buffered_bytes")
         self.admission.closed_over_limit += len(connections)
 
     def _close(self, connections: Sequence[ClientConnection], why: str) -> None:
@@ -476,14 +478,15 @@ class Server:
         else:
             framer.received(count)
         self._serve(connection)
-        if connection.served_at != self.now:  # a whole request counts for more
+        if connection.served_at != self.now:  # a whole request resets the time, too
             connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:
         """Serve the received frames, until answers pile up or the connection's time is over."""
         served, framer = False, connection.framer
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
-            # The user's debt may come from other connections, too: else it could go on by opening new ones.
+            # The user's debt may come from other connections, too: otherwise the user could continue over new
+            # connections.
             self.mute(connection, MAX_MUTE_S)
         try:
             while self._may_serve(connection):
@@ -492,7 +495,7 @@ class Server:
                     break
                 self.statistics.served(request, self.now)
                 if request.client.closed:
-                    break  # keep neither: together they would wait for the garbage collector
+                    break  # keep neither: a reference cycle would wait for the garbage collector
                 connection.requests.append(request)
                 connection.pending += 1
                 connection.unanswered += request.count

@@ -28,10 +28,10 @@ MAX_OWN_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
 _REASONS = {
     "HTTP_REQUEST": "it speaks HTTP",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS, which this listener does (protocol SSL)",
-    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that is new enough (tls.min_version)",
+    "WRONG_VERSION_NUMBER": "it does not use TLS, which this listener requires (protocol SSL)",
+    "UNSUPPORTED_PROTOCOL": "it supports no version of TLS that is new enough (tls.min_version)",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate, which this listener requires",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not know the authority of this broker's certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this broker's certificate",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not accept this broker's certificate",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept this broker's certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this broker's certificate has expired for it",
@@ -158,7 +158,7 @@ class TlsTransport:
 
     def receive_into(self, target: memoryview, /) -> int:
         if not self.unread:
-            # No more than fits: the socket would not report the bytes left over.
+            # Read no more than fits: the socket would not report the remaining bytes.
             count = self._socket.recv_into(self._space, min(len(self._space), len(target)))
             if count == 0:
                 return 0
@@ -199,9 +199,9 @@ class TlsTransport:
         if self._outgoing.pending:
             self._own_bytes = self._outgoing.pending + (self._own_bytes if self._sealed else 0)
             if self._own_bytes > MAX_OWN_BYTES:
-                raise TlsFailed("it does not take what TLS has to say")
+                raise TlsFailed("it does not receive the bytes of TLS itself")
             self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
-            with contextlib.suppress(OSError):  # the next read notices a client that is gone
+            with contextlib.suppress(OSError):  # the next read notices a disconnected client
                 self.flush()
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:
@@ -256,5 +256,5 @@ def _waiting(client: socket.socket) -> bool:
 def _reason(error: ssl.SSLError) -> str:
     """Return the reason for which TLS with a client failed, in words for the operator."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate does not count here: {error.verify_message}"
+        return f"its certificate is not accepted: {error.verify_message}"
     return _REASONS.get(error.reason, f"TLS with it failed: {error.reason or error}")

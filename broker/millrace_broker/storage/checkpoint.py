@@ -71,7 +71,7 @@ class Checkpoint:
                 if (landmarks := segment.landmarks) is not None
             },
             producers=producers,
-            # An empty log keeps the last leader's epoch: retention took its batches.
+            # An empty log keeps the last leader's epoch: retention deleted its batches.
             epochs=tuple(start for start in epochs.starts if start[1] < state.end or is_empty),
             committed=None if committed is None else committed._replace(messages=0),
         )

@@ -94,7 +94,7 @@ def inspect_partition(directory: Path) -> Iterator[Finding]:
             if successor is not None:
                 end = min(end, int(successor.stem))
             yield from _inspect_segment(path, base, end, flushed)
-        except FileNotFoundError:  # a broker runs: retention has just taken it, or it went with its topic
+        except FileNotFoundError:  # a broker runs: retention or the deletion of the topic has just removed it
             if successor is None:
                 return
             end = None
@@ -127,7 +127,7 @@ def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:
     lost = None
     if filler_base is None and not is_control:
         fits = header is not None and header.base_offset == position and header.size == end - position
-        # The offsets of a damaged batch: those of its header if the header fits its place, else every
+        # The offsets of a damaged batch: from its header if the header fits the position, else every
         # position.
         last = max(position, min(header.last_offset, end - 1)) if header is not None and fits else end - 1
         lost = position, last
@@ -146,7 +146,7 @@ def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Insp
         try:
             mirror = MirrorPosition.from_batch(header, batch)
         except (CorruptMessage, ValueError, KeyError):
-            mirror = None  # a right CRC over another record: a plain control batch
+            mirror = None  # the CRC is right, but the record is another: a plain control batch
         kind = "control" if mirror is None else "position"
     return InspectedBatch(path, position, header, kind, mirror)
 

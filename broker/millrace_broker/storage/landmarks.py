@@ -5,8 +5,8 @@ of the landmarks and a walk along the headers after one; a reader that continues
 The segment that is being appended to has its landmarks in memory and in the checkpoint; a closed segment has
 them in a file beside it:
 
-<base>.landmarks := sealed JSON {version, base, size, landmarks: [position, max timestamp before it, next
-offset before it, position, ...]}
+    <base>.landmarks := sealed JSON {version, base, size,
+        landmarks: [position, max timestamp before it, next offset before it, position, ...]}
 
 The log can be read without them: missing or damaged landmarks, or those of another segment, are rebuilt from
 the headers. A landmark is always checked: the batch at its position must state that position, or the landmark

@@ -19,8 +19,9 @@ create empty logs and set the existing logs aside. The owner itself would do the
 wiped.
 
 The directory's id is drawn once, and is stated in the broker's record in ZooKeeper. A broker that lost its
-disk comes back with its number and another directory, so the empty directory is not taken for the lost one.
-The generation distinguishes the directory from an older copy of it (`millrace_broker.partitions.generation`).
+disk comes back with its number and another directory id, so the empty directory is not mistaken for the lost
+one. The generation distinguishes the directory from an older copy of it
+(`millrace_broker.partitions.generation`).
 """
 
 from __future__ import annotations
@@ -216,9 +217,10 @@ class LogDirectory:
         """Return the partition's log, opened or created. A log of an earlier topic of the same name is set
         aside.
 
-        Several threads may open different partitions at once; no other thread may open or delete this one.
-        Recovery takes as long as reading what was written in the seconds before a crash. Raise StorageError
-        when the disk refuses it now, MillraceError when the log lost bytes that were on the disk.
+        Several threads may open different partitions at once; no other thread may open or delete this
+        partition. Recovery takes as long as reading what was written in the seconds before a crash. Raise
+        StorageError when the disk refuses it now. Raise MillraceError when the log lost bytes that were on
+        the disk.
         """
         key = (topic, partition)
         directory = self.path / partition_name(topic, partition, topic_id)

@@ -14,8 +14,8 @@ its leader's, file by file, and may be cut.
 `read` looks at headers, and at a whole batch if it is older than this process. For bytes that are not in the
 page cache it waits for the disk, for at most one walk between two landmarks.
 
-state = log.flush() # in a thread: everything appended before the call is on the disk log.publish(state) # in
-the loop: consumers see these records from here on
+    state = log.flush()     # in a thread: everything appended before the call is on the disk
+    log.publish(state)      # in the loop: consumers see these records from here on
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PartitionLog:
 
         All logs of a broker share `producer_limit`. With `is_replica` the partition has other replicas, so at
         first only bytes that are known to be committed are visible. Raise StorageError when the directory
-        cannot be used now, MillraceError when bytes that were on the disk are missing.
+        cannot be used now. Raise MillraceError when bytes that were on the disk are missing.
         """
         self.directory = directory
         self.config = config
@@ -132,12 +132,12 @@ class PartitionLog:
     def _recover(self) -> Recovered:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Else a power cut may remove it with all that is flushed. The process that made it may have died
-            # before this.
+            # Otherwise a power cut may remove the directory with all flushed bytes. The process that created
+            # it may have died before this step.
             sync_directory(self.directory.parent)
             return recover(self.directory, self._producers, self._clock(), self._sync)
         except BaseException as error:
-            self._producers.clear()  # else they count for ever, and twice after the next try
+            self._producers.clear()  # otherwise they count for ever, and twice after the next try
             if isinstance(error, OSError):
                 raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
             raise
@@ -251,9 +251,9 @@ class PartitionLog:
         """Append validated batches in order, with one write per segment; return their base offsets.
 
         `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
-        read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
-        Raises nothing: an error stands in the place of its batch, StorageError in the place of every batch
-        that could not be written, for whatever reason.
+        read-only buffer is copied. A retry of an idempotent producer is answered with its first base offset.
+        Nothing is raised: the result has an error in the place of its batch, and StorageError for every batch
+        that could not be written for any reason.
         """
         with self._lock:
             if self.refusal is not None:
@@ -297,13 +297,13 @@ class PartitionLog:
         *,
         reset: bool = False,
     ) -> int:
-        """Append origin batches and the position after them as one write, if they continue the recorded
+        """Append origin batches and the position after them as one write that continues the recorded
         position.
 
-        `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
-        batches with right CRCs. Without any, only the position moves, as all messages in between were left
-        out; with `reset` it may move anywhere. Returns the log's end. Raise PositionMismatch,
-        PolicyViolation, InvalidRequest, InvalidRecord or StorageError; then nothing was written.
+        `expected` is the recorded next origin offset, None when nothing is recorded. `batches` are whole data
+        batches with right CRCs. Without batches only the position moves, because all messages in between were
+        left out; with `reset` it may move anywhere. Return the log's end. Raise PositionMismatch,
+        PolicyViolation, InvalidRequest, InvalidRecord or StorageError when nothing was written.
         """
         with self._lock:
             if self.refusal is not None:
@@ -317,7 +317,7 @@ class PartitionLog:
             timestamp = int(self._clock() * 1000)
             if self._active.size == 0:
                 # Every segment of a mirrored partition begins with its position: retention may then delete
-                # all other segments, and a torn first append is not taken for data.
+                # all other segments, and a torn first append is not mistaken for data.
                 nothing = replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
                 staging.place_position(recorded or nothing, timestamp)
             for batch in batches:
@@ -349,7 +349,9 @@ class PartitionLog:
             if self._epoch != self.epochs.last:
                 self.epochs.note(self._epoch, self._appended.end)
             state = staging.written()
-            self._producers.commit(staging.producers)  # first: a flush takes what it finds appended
+            self._producers.commit(
+                staging.producers
+            )  # first: a flush includes everything that it finds appended
             self._appended = state
         except StorageError:
             raise
@@ -396,7 +398,7 @@ class PartitionLog:
         `max_bytes`, and its last batch may be cut off. The slice is None at the log's end.
         """
         files = self._files
-        if position < files.segments[0].base:  # retention has just deleted it
+        if position < files.segments[0].base:  # retention has just deleted the segment
             raise OffsetOutOfRange(f"position {position} is before the log's start {files.segments[0].base}")
         index = files.index_of(position)
         segment = files.segments[index]
@@ -419,9 +421,9 @@ class PartitionLog:
     def append_copied(self, headers: Sequence[BatchHeader], batches: memoryview, segment: int) -> None:
         """Append the whole batches that come next in the leader's log, from one of its files.
 
-        `headers` are those of `batches`, which were checked to follow this log's end. `segment` is where the
-        leader's file begins; this log begins one there, too. Raise StorageError; then nothing was written,
-        or the log takes no more writes.
+        `headers` are those of `batches`, which were checked to follow this log's end. `segment` is the start
+        of the leader's file; this log begins a file there, too. Raise StorageError when the disk refuses:
+        then nothing was written, or the log takes no more writes.
         """
         with self._lock:
             if self.refusal is not None:
@@ -524,9 +526,9 @@ class PartitionLog:
     def flush(self) -> LogState:
         """Flush all appended bytes to the disk. Call it in a thread that may wait. One flush runs at a time.
 
-        Raise StorageError. If the disk refused, the log takes no more writes until it is opened again, and
-        `flush_refusal` has the reason: after a failed fdatasync the state of the disk is unknown. If only
-        descriptors or memory were short, the flush may be retried.
+        Raise StorageError when the flush fails. If the disk refused, the log takes no more writes until it is
+        opened again, and `flush_refusal` has the reason: after a failed fdatasync the state of the disk is
+        unknown. If only descriptors or memory were short, the flush may be retried.
         """
         with self._flush_lock:
             if self.flush_refusal is not None:
@@ -554,7 +556,7 @@ class PartitionLog:
                 logger.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
-            if whole.end <= state.end:  # else a copy is under way, which the next flush takes
+            if whole.end <= state.end:  # otherwise a copy is in progress, which the next flush includes
                 self._flushed_whole = whole
             for segment in segments[:-1]:
                 if segment.end <= state.end:
@@ -587,16 +589,17 @@ class PartitionLog:
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
-        """Return batches from the first batch that ends after `offset` on; None when no such batch is visible
-        yet.
+        """Return batches from the first batch on that ends after `offset`; None when no such batch is
+        visible.
 
         The slice holds at least one batch, even if that exceeds `max_bytes`. Its last batch may be cut off,
-        unless the slice ends at a landmark. The slice never reaches into another segment or past the last
-        visible data batch. For bytes that were on the disk before this log was opened, the first batch's CRC
-        and every batch's position are checked. Nothing else is read: clients check CRCs themselves.
+        unless the slice ends at a landmark. The slice ends within its segment, and at the last visible data
+        batch. For bytes that were on the disk before this log was opened, the first batch's CRC and every
+        batch's position are checked. Nothing else is read: clients check CRCs themselves.
 
-        Raise OffsetOutOfRange, CorruptMessage when the first batch is damaged, LandmarksMissing when
-        `build_landmarks` must run first, or StorageError. Must be called by one thread at a time.
+        Raise OffsetOutOfRange for an offset outside the log, CorruptMessage when the first batch is damaged,
+        LandmarksMissing when `build_landmarks` must run first, and StorageError when the disk fails. Must be
+        called by one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")
@@ -611,8 +614,7 @@ class PartitionLog:
         return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
-        """Return (offset, timestamp) of the first visible record with the largest timestamp; None without
-        records.
+        """Return (offset, timestamp) of the first visible record with the largest timestamp, or None.
 
         Call it in a thread: it reads as much as two look-ups by time, and more segments only if timestamps
         rise and fall.
@@ -630,7 +632,7 @@ class PartitionLog:
 
         On return, the new start survives a power cut and the loss of the checkpoint. Retention later deletes
         files that hold only deleted records. Raise OffsetOutOfRange for an offset after the high watermark,
-        and StorageError.
+        and StorageError when the disk refuses.
         """
         with self._checkpoint_lock:
             with self._lock:
@@ -686,8 +688,8 @@ class PartitionLog:
                 count = files.expired_count(config, now, kept)
             else:
                 count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
-            # The checkpoint first: recovery deletes a file below its start, and takes a log that begins above
-            # its end for a loss. On a full disk the write may fail until something was deleted.
+            # The checkpoint first: recovery deletes a file below its start, and reports a loss if a log
+            # begins above its end. On a full disk the write may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(flushed):
                 self._write_checkpoint(flushed, files.without_first(count))
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]

@@ -15,7 +15,7 @@ flight again, to all partitions, so that they may be stored twice.
 
 While producers are few they are written into the checkpoint, else into a file of their own:
 
-<partition>/producers := sealed JSON {version, end, producers} as of a flush up to position `end`
+    <partition>/producers := sealed JSON {version, end, producers}    as of a flush up to position `end`
 
 The checkpoint is written every few seconds, and thousands of producers would take 750 KB of it and 30 ms. The
 file is written when a segment was rolled since, when 64 MiB were appended since, and at the close. Recovery
@@ -269,7 +269,8 @@ class ProducerStates:
             self.forget(other)
 
     def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
-        # A time far ahead comes from a clock that was set back: it must not keep its place until then.
+        # A time in the future comes from a clock that was set back: the producer must not keep its place
+        # until then.
         if abs(now - seen_at) >= RETRIED_S + SEEN_INTERVAL_S:
             return
         error = TooManyProducers(

@@ -93,7 +93,8 @@ class Reader:
         `end` is the log's end, flushed or not.
         """
         if offset >= visible.high_watermark:
-            # Up to the log's end an offset is valid, only early: a producer may know it already.
+            # Up to the log's end an offset is valid, although not visible yet: a producer may know it
+            # already.
             if offset > end:
                 raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
             return None
@@ -128,13 +129,15 @@ class Reader:
         first = self._first_header(file, position, limit)
         length = max(first.size, min(max_bytes, limit - position))
         if length < limit - position:
-            # A reader that goes on at a landmark needs no walk to get there.
+            # A reader that continues at a landmark needs no walk.
             mark = landmarks.last_before(position + length)
             length = mark - position if mark >= position + first.size else length
         if position < self._recovered_end:
             length = _unbroken(file, position, length, limit)
         self.recent.note(offset, position)
-        if filler_size(first) == 0:  # after one, perhaps large, batch the next read needs no walk either
+        if (
+            filler_size(first) == 0
+        ):  # after one batch, perhaps a large one, the next read needs no walk either
             self.recent.note(first.next_offset, position + first.size)
         return FileSlice(file, position - segment.base, length)
 
@@ -159,7 +162,7 @@ class Reader:
     def build_landmarks(self) -> None:
         """Build the landmarks that look-ups lacked; for a thread: it reads every header of the segments."""
         for segment in list(self._without_landmarks):
-            with contextlib.suppress(FileNotFoundError):  # retention took it
+            with contextlib.suppress(FileNotFoundError):  # retention deleted it
                 segment.build_landmarks()
             self.forget()
             self._without_landmarks.discard(segment)
@@ -280,7 +283,7 @@ def _from_start(
     Landmarks do not show the newest record: finding it takes as long a walk as building landmarks.
     """
     mark = landmarks.before_offset(start, segment.base)
-    if timestamp is not None:  # before that mark no record is as young, deleted or not
+    if timestamp is not None:  # before that landmark every record is older, deleted or not
         mark = max(mark, landmarks.before_timestamp(timestamp, segment.base))
     try:
         for position, header in walk(segment.open_reader(), min(mark, end), end):
@@ -298,7 +301,9 @@ def _first_in(
         for position, header in _from_start(segment, landmarks, end, first_offset, timestamp):
             if header.max_timestamp >= timestamp:
                 offset, time = _first_record(header, _intact(segment, position, header), timestamp)
-                return max(offset, first_offset), time  # the batch may stand for the record at the start
+                return max(
+                    offset, first_offset
+                ), time  # the result may be the batch in place of the record at the start
         return None
     mark = landmarks.before_timestamp(timestamp, segment.base)
     start = skip(file, mark, end, WALKED_HEADERS, timestamp)

@@ -79,7 +79,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         committed = checkpoint.committed or state
         gone = segments[0].base > checkpoint.start
         start_offset = max(segments[0].base, checkpoint.start_offset) if gone else checkpoint.start_offset
-        # The name of an empty last file may not be synced after a crash: the long way syncs it.
+        # The name of an empty last file may not be synced after a crash: full recovery syncs it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
             files = _files(directory, segments, start_offset, state)
@@ -89,7 +89,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     scan.run(segments)
     unfilled = scan.unfilled
     if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
-        # The filler belongs in its batch's file, so no file may begin where the filler must stand.
+        # The filler belongs into its batch's file, so no file may begin at the filler's position.
         segments = [segment for segment in segments if segment.base < scan.kept.end or _discard(segment)]
         kept = _cut(segments, scan.kept)
         scan.complete_filler(kept[-1], unfilled, now)
@@ -104,7 +104,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
 
 
 def _files(directory: Path, segments: list[Segment], start_offset: int, state: LogState) -> Files:
-    # A start after the end of a log that lost more than its checkpoint would hide new records.
+    # If a log lost more than its checkpoint, a start after its end would hide new records.
     deleted = min(read_start(directory), state.high_watermark)
     return Files(tuple(segments), max(start_offset, deleted))
 

@@ -48,7 +48,7 @@ def repair_partition(
                 )
             damage = widened
         batch = _replacement(damage, timestamp)
-        # Noted first: an interrupted repair finds the damage again, but never its own replacement.
+        # Noted first: a repeated repair finds the damage again, but not its own replacement.
         _note_in_checkpoint(directory, damage, batch)
         _overwrite(damage, batch)
         yield damage

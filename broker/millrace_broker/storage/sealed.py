@@ -3,7 +3,7 @@
 A file is written under another name, synced and renamed. A caller that needs the new name to survive a power
 cut syncs the directory.
 
-sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
+    sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def sync_directory(directory: Path) -> None:
 def remove_directory(directory: Path) -> None:
     """Remove a partition's directory. If the directory is a link, remove the link and its target."""
     if directory.is_symlink():
-        shutil.rmtree(directory.resolve(), ignore_errors=True)  # a start cut short may have removed it
+        shutil.rmtree(directory.resolve(), ignore_errors=True)  # an interrupted start may have removed it
         directory.unlink()
     else:
         shutil.rmtree(directory)
@@ -193,7 +193,7 @@ class Segment:
         """Build the landmarks from every header of the segment, keep and return them; for a thread."""
         before = self._builds
         with _BUILDING:
-            if self._builds == before:  # else another thread has built them meanwhile
+            if self._builds == before:  # otherwise another thread has built them meanwhile
                 logger.info("building the landmarks of %s", self.path)
                 end = self.end
                 self._keep_landmarks(build_landmarks(self.open_reader(), end), end)

@@ -19,7 +19,7 @@ class Millrace:
 
     name = "millrace"
     title = "Millrace"
-    flush = "flushed after 10,000 messages or 100 ms, sooner for who waits; nothing is visible before"
+    flush = "flushed after 10,000 messages or 100 ms, sooner when a client waits; nothing is visible before"
 
     def __init__(self, *overrides: str) -> None:
         """`overrides` are settings of the broker as `--set` takes them."""

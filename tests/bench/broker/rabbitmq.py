@@ -28,7 +28,7 @@ class RabbitMq:
         self.flush = (
             "never flushed by the broker, visible at once"
             if streams
-            else "persistent messages, unconfirmed: nothing waits for the disk; visible at once"
+            else "persistent messages, unconfirmed: no client waits for the disk; visible at once"
         )
         self.version = "?"
         self.clients: Sequence[Client] = ()

@@ -27,7 +27,7 @@ TITLES = {
     "both": "One producer and one consumer at once",
 }
 COMPARED = TITLES | {"cold": "A consumer that starts cold"}
-UNEXPLAINED = "Not looked into yet."
+UNEXPLAINED = "The reason is not known yet."
 KAFKA_PROTOCOL = ("kafka", "kafka-flushed", "kafka-tls")
 _AHEAD = 1.05
 """A peer counts as ahead when it is faster by more than the noise between two runs."""
@@ -43,7 +43,7 @@ def page(result: Result) -> str:
     values = {
         "runs": "\n".join(map(_run, result.get("runs", ()))),
         "machine": in_words(result.get("machine", {})),
-        "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "None.",
+        "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "Nothing.",
         "levels": _levels(result),
         "missed": "\n".join(_missed(result)) or "None is missed.",
         "ahead": "\n".join(_ahead(result)) or "No peer is ahead in any cell.",
@@ -115,7 +115,7 @@ def _levels(result: Result) -> str:
         measured = "not measured" if level.measured is None else f"{number(level.measured)} {level.unit}"
         met = {True: "yes", False: "**no**", None: "?"}[level.met]
         rows.append([level.what, f"{sign} {number(level.wanted)} {level.unit}", measured, met])
-    return table(["level", "wanted", "measured", "met?"], rows)
+    return table(["level", "required", "measured", "reached"], rows)
 
 
 def number(value: float) -> str:

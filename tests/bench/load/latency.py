@@ -105,11 +105,11 @@ WAYS = {
 ABOUT = """\
 # How long an event takes
 
-{rate} events a second from one AuditedProducer into dc1 of a `millrace up` topology; a load is started
-every {every_s:.0f} s. An event's time is when it was due, so a stall counts for every event it delays. The
-aggregate cluster's figures end when a consumer has the event; the warehouse's when the load's manifest is
-there, for every row produced after the first load was started. A load is a whole `millrace load`, its JVM's
-start included, on the same cores as everything else.
+One AuditedProducer sends {rate} events a second into dc1 of a `millrace up` topology; a load is
+started every {every_s:.0f} s. An event's time begins when it was due, so a stall counts for every event that
+it delays. The aggregate cluster's figures end when a consumer has the event; the warehouse's figures end when
+the load's manifest exists, for every row produced after the first load was started. A load is a whole
+`millrace load`, its JVM's start included, on the same cores as everything else.
 """
 
 
@@ -157,7 +157,7 @@ def report(found: Mapping[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            table(["level", "wanted", "measured", "reached?"], levels),
+            table(["level", "required", "measured", "reached"], levels),
             table(["way", "events", "p50 s", "p99 s", "max s"], rows),
             "From the start of each load's command to its manifest: "
             + ", ".join(f"{seconds:.1f}" for seconds in found["loads"])

@@ -38,7 +38,7 @@ def half(result: Result) -> str:
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "Nothing.",
         "levels": _levels(result),
         "missed": "\n".join(_missed(result)) or "None is missed.",
-        "ahead": "\n".join(_ahead(result)) or "No other one is ahead in any cell.",
+        "ahead": "\n".join(_ahead(result)) or "No alternative is ahead in any cell.",
         "data": _data(result),
         "once": _loads(result, "once"),
         "warm": _loads(result, "warm"),
@@ -92,7 +92,7 @@ def _levels(result: Result) -> str:
         measured = "not measured" if level.measured is None else f"{number(level.measured)} {level.unit}"
         met = {True: "yes", False: "**no**", None: "?"}[level.met]
         rows.append([level.what, f"{sign} {number(level.wanted)} {level.unit}", measured, met])
-    return table(["level", "wanted", "measured", "reached?"], rows)
+    return table(["level", "required", "measured", "reached"], rows)
 
 
 def _notes() -> dict[str, dict[str, str]]:

@@ -20,14 +20,14 @@ ABOUT = """\
 Three brokers of Millrace and three of Apache Kafka on one machine, which they share with the client. A
 topic has one partition with 1, 2 or 3 replicas, and `min.insync.replicas` is 1, 1 and 2. All requests ask
 for `acks=all`, hold messages of 200 bytes, were encoded beforehand, and go to the leader. Both flush after
-10,000 messages or 100 ms. Beyond that Millrace answers `acks=all` only after a flush on every replica in
-sync, which Apache Kafka does not wait for. Apache Kafka serves one request of a connection at a time, so
-there are several connections. Each cell has the median of three interleaved rounds and, in brackets, the
+10,000 messages or 100 ms. In addition Millrace answers `acks=all` only after a flush on every replica in
+sync; Apache Kafka does not wait for one. Apache Kafka serves one request of a connection at a time, so there
+are several connections. Each cell has the median of three interleaved rounds and, in brackets, the
 lowest and the highest. *CPU* is user and system time: of the leader's process, and of the two other brokers
-together. Apache Kafka's controller is in one of its brokers; Millrace's ZooKeeper does nothing meanwhile
-and is not counted. A *gigabyte* is of messages alone. *A bare relay* is what this machine does with that many
-bytes when nothing is parsed, checked or acknowledged: one process receives and writes them and sends them on
-out of its file, the others write what they receive, all flush every 9 MB.
+together. Apache Kafka's controller is in one of its brokers; Millrace's ZooKeeper is idle meanwhile and is
+not counted. A *gigabyte* counts messages alone. *A bare relay* is what this machine does with as many bytes
+when nothing is parsed, checked or acknowledged: one process receives and writes them and sends them on
+from its file, the other processes write what they receive, and all flush every 9 MB.
 """
 
 
@@ -43,7 +43,7 @@ class Measured:
 def text(measured: Measured) -> str:
     """All tables."""
     found = [level for level in levels(measured) if level.measured is not None]
-    parts = ["## Levels", table(("level", "wanted", "measured", "met?"), map(_level, found))]
+    parts = ["## Levels", table(("level", "required", "measured", "reached"), map(_level, found))]
     if missed := [_missed(level, measured) for level in found if not level.met]:
         parts.append("\n".join(missed))
     for kind in (LARGE, FIFTY):

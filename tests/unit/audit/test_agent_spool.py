@@ -133,7 +133,7 @@ def test_a_request_that_was_given_up_before_its_turn_leaves_nothing(open_spool: 
 
 def test_one_process_at_a_time_has_the_folder(open_spool: Callable[..., Spool], tmp_path: Path) -> None:
     open_spool()
-    with pytest.raises(MillraceError, match=r"another agent has .*: stop it, or give each its own --spool"):
+    with pytest.raises(MillraceError, match=r"another agent uses .*: stop it, or give each its own --spool"):
         Spool(tmp_path / "spool", PLENTY)
 
 

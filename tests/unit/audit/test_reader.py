@@ -455,7 +455,7 @@ def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
         cluster.append(Message(0, None, b"plain"))
         reading.count_once()
     said = [record.message for record in caplog.records if "no position" in record.message]
-    assert said == ["how far the mirror has come is not known: a record that is no position; trying again"]
+    assert said == ["the mirror's position is not known: a record that is no position; trying again"]
 
 
 class AwayMirror:

@@ -280,7 +280,7 @@ def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> No
 
     world.origin.before_answer = recreate
     world.origin.logs = {0: log_of(9), 1: log_of(9)}
-    wait_until("both have stopped", lambda: all("created anew" in world.state(n) for n in (0, 1)))
+    wait_until("both have stopped", lambda: all("recreated" in world.state(n) for n in (0, 1)))
     assert (len(world.target.copied[0]), len(world.target.copied[1])) == (3, 2)
 
 
@@ -433,7 +433,7 @@ def test_a_topic_whose_settings_the_origin_does_not_tell_holds_up_no_other(
     world.origin.secret = ("carts",)
     world.copying.start()
     await_copies(world, p0=3, p1=2)
-    refused = "mirror of dc1 carts waits: origin:1 does not tell the settings of topic 'carts'"
+    refused = "mirror of dc1 carts waits: origin:1 does not return the settings of topic 'carts'"
     assert refused in caplog.text
     assert "carts" not in world.cluster.topics
     world.origin.secret = ()

@@ -63,7 +63,7 @@ def test_a_login_with_an_end_is_proved_again_by_the_same_user_and_not_at_once() 
     clock.now += 2
     assert logged_in(login) == "User:alice"
     clock.now += 2
-    with pytest.raises(LoginFailed, match="User:alice proves to be User:bob now"):
+    with pytest.raises(LoginFailed, match="User:alice logs in as User:bob"):
         logged_in(login, "bob")
 
 
@@ -72,7 +72,7 @@ def test_a_login_holds_no_longer_than_its_proof() -> None:
     logged_in(login)
     assert login.holds_s is not None
     assert 0 < login.holds_s <= 5
-    with pytest.raises(LoginFailed, match="holds no longer"):
+    with pytest.raises(LoginFailed, match="has expired"):
         logged_in(Login({"NAMED": lambda: Named(time.time() - 1)}))
 
 

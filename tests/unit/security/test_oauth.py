@@ -150,7 +150,7 @@ def test_a_message_without_a_token_is_refused(issuer: Issuer, said: bytes) -> No
 
 
 def test_who_wants_to_be_another_than_its_token_says_is_refused(issuer: Issuer) -> None:
-    with pytest.raises(LoginFailed, match="which asks to be 'admin'"):
+    with pytest.raises(LoginFailed, match="which requests the identity of 'admin'"):
         user_of(message(issuer.token()).replace(b"n,,", b"n,a=admin,"), keys_of(issuer))
 
 

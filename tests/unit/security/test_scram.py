@@ -85,7 +85,7 @@ def test_a_user_who_is_deleted_during_the_exchange_is_not_logged_in(monkeypatch:
     server, client = exchange(), ScramClient(["SCRAM-SHA-256"], "dora", "wonderland")
     client.set_server_first(server.answer(client.get_client_first().encode()).decode())
     monkeypatch.delitem(USERS, "dora")
-    with pytest.raises(LoginFailed, match="no such user"):
+    with pytest.raises(LoginFailed, match="the user does not exist"):
         server.answer(client.get_client_final().encode())
     assert server.user is None
 

@@ -209,7 +209,7 @@ def test_a_client_that_has_tls_talk_and_takes_nothing_is_refused_and_one_that_ta
                 pair.take()
 
     have_tls_talk(takes=True)
-    with pytest.raises(TlsFailed, match="does not take"):
+    with pytest.raises(TlsFailed, match="does not receive"):
         have_tls_talk(takes=False)
     assert pair.transport.held <= MAX_OWN_BYTES
 
@@ -284,7 +284,7 @@ def test_a_large_request_and_many_small_ones_are_read_to_the_end(start: Callable
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (struct.pack(">ihhi", 8, 18, 0, 1), "it does not speak TLS, which this listener does"),
+        (struct.pack(">ihhi", 8, 18, 0, 1), "it does not use TLS, which this listener requires"),
         (b"GET / HTTP/1.1\r\n\r\n", "it speaks HTTP"),
         (b"\x16\x03\x01\x00\x05\x99\x00\x00\x01\x00", "TLS with it failed"),
     ],
@@ -310,7 +310,7 @@ def test_tls_to_a_plain_listener_is_closed_and_one_line_says_so(caplog: pytest.L
     ):
         ssl.create_default_context().wrap_socket(stranger, server_hostname="localhost")
     running.stop()
-    assert ["it speaks TLS, which this listener does not" in r.message for r in caplog.records] == [True]
+    assert ["it uses TLS, which this listener does not" in r.message for r in caplog.records] == [True]
 
 
 def test_an_old_version_is_refused(start: Callable[..., Running], caplog: pytest.LogCaptureFixture) -> None:
@@ -427,7 +427,7 @@ def test_a_certificate_that_no_rule_takes_is_refused(
     client = with_certificate(running, authority.issue("mirror", subject=OPS))
     client.send(1)
     assert client.at_end()
-    assert "no principal rule takes its certificate, 'CN=Mirror,OU=ops,C=SE'" in caplog.text
+    assert "no principal rule matches its certificate, 'CN=Mirror,OU=ops,C=SE'" in caplog.text
     assert not running.requests
 
 
@@ -473,7 +473,7 @@ def test_a_certificate_of_another_authority_and_an_expired_one_are_refused(
     assert refused(running, lambda: with_certificate(running, stranger))
     assert refused(running, lambda: with_certificate(running, authority.issue("old", days=-1)))
     wait_until("two lines", lambda: len(caplog.records) == 2)
-    assert "its certificate does not count here: certificate has expired" in caplog.text
+    assert "its certificate is not accepted: certificate has expired" in caplog.text
     assert not running.requests
 
 
@@ -566,7 +566,7 @@ def test_what_cannot_be_a_certificate_is_one_line_that_says_what_to_do(
 
 
 def test_the_transport_says_why_tls_failed(pair: Pair) -> None:
-    with pytest.raises(TlsFailed, match="does not speak TLS"):
+    with pytest.raises(TlsFailed, match="does not use TLS"):
         pair.deliver(b"no TLS at all")
 
 

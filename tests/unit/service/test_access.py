@@ -87,7 +87,7 @@ def test_the_file_is_read_again_and_stays_as_it_was_when_it_cannot_be(
     good = file.read_text()
     file.write_text("[one]\ntoken_sha256 = 5\n")
     assert known.name_of(f"Bearer {first}") == "one"
-    assert "stays as it was" in caplog.text
+    assert "stays in use" in caplog.text
     file.unlink()
     assert known.name_of(f"Bearer {first}") == "one"
     file.write_text(good.partition("[two]")[0])
