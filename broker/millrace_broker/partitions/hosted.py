@@ -71,8 +71,8 @@ class HostedPartition:
     is_replicated: bool = False
     replica: Replica = field(init=False)
     """Set if `is_replicated`."""
-    ended: Future[None] = field(default_factory=Future)
-    """Done once the replica has ended and nothing uses its log any more."""
+    ended: Future[None] = field(init=False)
+    """Set once the replica is removed; done once nothing uses its log any more."""
     leading: ReplicatedPartition | None = None
     """Set while the partition is led here, served or not yet."""
     copying: Copying | None = None
@@ -142,7 +142,7 @@ class HostedPartition:
 
     def remove(self, why: errors.BrokerError) -> Future[None]:
         """Serve the partition no more. The result is done once nothing uses its log any more."""
-        partition, self.partition = self.partition, None
+        partition, self.partition, self.ended = self.partition, None, Future()
         self.state, self.gone = HostedState.CLOSING, why
         self.changes.notify()
         return self.ended if self.is_replicated or partition is None else partition.close(why)

@@ -109,7 +109,8 @@ class Partition:
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
-        self._idle: Future[None] = Future()
+        self._idle: Future[None] | None = None
+        """Set once the partition is closed; done once no flush runs."""
 
     @property
     def name(self) -> str:
@@ -245,11 +246,12 @@ class Partition:
             self._notify(producing, index, [why] * len(batches))
         self.refuse_waiting(why)
         self.wake_parked()
+        self._idle = idle = Future[None]()
         self._note_idle()
-        return self._idle
+        return idle
 
     def _note_idle(self) -> None:
-        if self.gone is not None and not (self._flushing or self._flushing_soon or self._idle.done()):
+        if self._idle is not None and not (self._flushing or self._flushing_soon or self._idle.done()):
             self._idle.set_result(None)
 
     def finalize(self) -> None:
