@@ -93,7 +93,7 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offset
         ({"subscribe": " , "}, "'subscribe' names no topic: give"),
         ({"subscribe": "", "assign": "{}"}, "'assign' is not JSON like"),
         ({"subscribe": "", "assign": '{"T": []}'}, "'assign' is not JSON like"),
-        ({"subscribe": "", "subscribePattern": "(a"}, "no regular expression"),
+        ({"subscribe": "", "subscribePattern": "(a"}, "not a regular expression"),
         ({"subscribe": "a,b", "registry.url": "http://r"}, "give one topic"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"colour": "red"}, "unknown option 'colour'; known: "),

@@ -640,5 +640,5 @@ def test_a_topic_replaced_while_it_is_read_is_not_loaded(tmp_path: Path) -> None
         if step == "planned":
             log.topic_id = uuid.uuid4()
 
-    with pytest.raises(MillraceError, match="anew"):
+    with pytest.raises(MillraceError, match="recreated"):
         load_topic(load_run(log, tmp_path, progress=replaced), TOPIC)

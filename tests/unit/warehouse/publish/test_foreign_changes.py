@@ -119,7 +119,7 @@ def test_columns_of_others_are_named_and_taken_out_by_a_rebuild(
     before = table_of(catalog).schema()
     with table_of(catalog).update_schema() as update:
         update.add_column("theirs", StringType())
-    with pytest.raises(TableChanged, match="changed the columns of the table of PageView: undo that"):
+    with pytest.raises(TableChanged, match="changed the columns of the table of PageView: undo the change"):
         publish()
     publish(rebuild=True)
     assert table_of(catalog).schema().as_struct() == before.as_struct()

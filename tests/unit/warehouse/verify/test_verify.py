@@ -515,7 +515,7 @@ def test_every_topic_of_a_warehouse_is_verified_and_what_is_no_topic_is_noted(w:
         ("_hidden.events", []),
         ("foo", []),
     ]
-    assert "no topic" in reports[-1].notes[0]
+    assert "is not a topic" in reports[-1].notes[0]
     with pytest.raises(MillraceError, match="nothing of Other"):
         verify(VerifyRun(storage=w.storage, catalog=None), "Other")
 
