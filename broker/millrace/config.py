@@ -1,6 +1,6 @@
 """Settings as frozen dataclasses, read from TOML with every unknown key refused by name.
 
-A setting is a field: its type checks it, its default is the product's default, its docstring says unit and
+A setting is a field: its type checks it, its default is the product's default, its docstring states unit and
 trade-off. Clients read the docstring as the setting's documentation (DescribeConfigs), so each docstring must
 be understood alone, and writes -1 for None, as files do. This module reads no environment variables and keeps
 no state.
@@ -188,7 +188,8 @@ class KafkaMirrorConfig:
     cluster: str
     """Name of the Apache Kafka as the aggregate cluster; its registry in ZooKeeper is below it."""
     bootstrap: str
-    """HOST:PORT[,HOST:PORT...] of the Kafka's brokers, reached as the process's client file says."""
+    """HOST:PORT[,HOST:PORT...] of the Kafka's brokers, reached with the settings of the process's client
+    file."""
     zookeeper: str
     """HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper, the same as for the auditor and the readers."""
     zookeeper_identity: str = ""
@@ -227,7 +228,7 @@ class ClientLimits:
     max_idle_ms: int = 10 * 60 * 1000
     """Close a connection that for this long has sent no whole request and received nothing of an answer. A
     connection whose request waits (a parked fetch, acks=all) is not idle. The default is Kafka's: clients
-    know it."""
+    expect it."""
     max_frame_bytes: int = 64 << 20
     """Largest request; a larger one closes its connection before it is buffered. The default is eight of the
     largest batches."""
@@ -584,7 +585,7 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the keys of a TOML file; ConfigError, one line, when it cannot be read."""
+    """Return the keys of a TOML file. Raise ConfigError, one line, when it cannot be read."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -610,7 +611,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Make a settings dataclass from a mapping; ConfigError names `where` and the wrong key."""
+    """Make a settings dataclass from a mapping.
+
+    Raise ConfigError, with `where` and the key, for a wrong key.
+    """
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # any settings dataclass
     for key in values:

@@ -1,8 +1,8 @@
 """The errors that Millrace raises on purpose, and the protocol's codes of the errors that Kafka clients may
 get.
 
-`MillraceError` is for people: its text is one line that says what to do. The command line prints it.
-`BrokerError` is for clients: its class has the protocol's code. Request handlers answer with that code.
+`MillraceError` is for people: its text is one line with the remedy. The command line prints it. `BrokerError`
+is for clients: its class has the protocol's code. Request handlers answer with that code.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ErrorCode(IntEnum):
 
 
 class MillraceError(Exception):
-    """An error on which the user must act; the text is one clear line that says what to do."""
+    """An error on which the user must act; the text is one line with the remedy."""
 
 
 def is_bug(error: BaseException) -> bool:
@@ -176,7 +176,7 @@ class InvalidTopic(BrokerError, code=ErrorCode.INVALID_TOPIC_EXCEPTION):
 
 
 class InvalidRequest(BrokerError, code=ErrorCode.INVALID_REQUEST):
-    """The request is well formed but asks for something that makes no sense here."""
+    """The request is well formed but asks for something impossible."""
 
 
 class PolicyViolation(BrokerError, code=ErrorCode.POLICY_VIOLATION):
@@ -192,7 +192,7 @@ class InvalidReplicationFactor(BrokerError, code=ErrorCode.INVALID_REPLICATION_F
 
 
 class InvalidReplicaAssignment(BrokerError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
-    """The request itself chooses the brokers of a partition, which Millrace does not allow."""
+    """The request names brokers for a partition that it cannot have there."""
 
 
 class PreferredLeaderNotAvailable(BrokerError, code=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):

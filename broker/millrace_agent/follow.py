@@ -120,8 +120,9 @@ class Follower:
 
     @staticmethod
     def _is_left(one: FollowedFile) -> bool:
-        """Return True once the file has not grown for ROTATED_S after it was renamed, by its time of change,
-        too.
+        """Return True once the file has not grown for ROTATED_S after it was renamed.
+
+        Its time of change must show this, too.
         """
         assert one.file is not None
         if one.rotated_at is None:

@@ -111,7 +111,7 @@ class Intake:
     def from_json(self, topic: str, body: bytes) -> list[Event]:
         """Return the events of a request.
 
-        Raise Refused, with the first wrong event, when any event is wrong: none is taken then.
+        Raise Refused, with the first wrong event, when any event is wrong: then no event is accepted.
         """
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])

@@ -40,35 +40,35 @@ class Reporter:
 
     @property
     def closed_through(self) -> int:
-        """Time of the last promise: no event before this time will follow."""
+        """The last promised time: no event before it will follow."""
         return self._closed_through
 
     def announce(self, topic: str, closed_through: int) -> None:
         """Announce a topic, unless it is announced; on return the hello is acknowledged."""
         if topic not in self.spooled.hellos:
-            self.say()
+            self.send()
             if not self.spooled.hellos:
                 self._closed_through = closed_through
             self._spool.announce(self.spooled, topic)
             self._unsent.append(topic)
-        self.say()
+        self.send()
 
     def report(self, closed_through: int) -> None:
         """Report new outcomes and the closed time. Do nothing when both are reported already."""
-        self.say()
+        self.send()
         while self.spooled.hellos and (self.spooled.unreported or closed_through != self._closed_through):
             self._write_report(closed_through)
-            self.say()
+            self.send()
 
     def end(self) -> None:
         """Publish the last report, and take the instance out of the spool."""
-        self.say()
+        self.send()
         while self.spooled.hellos and not self.spooled.ended:
             self._write_report(FOR_EVER)
-            self.say()
+            self.send()
         self._spool.end(self.spooled)
 
-    def say(self) -> None:
+    def send(self) -> None:
         """Publish the hellos and reports in the spool that are not acknowledged."""
         while self._unsent:
             word = self._unsent[0]

@@ -38,7 +38,7 @@ def open_again(
     """Open the log or rotated file that was read up to an offset. Return None when the file does not exist
     any more.
 
-    `is_it` tells the file from a later one of the same inode.
+    `is_it` distinguishes the file from a later file with the same inode.
     """
     for other, seen in _generations(path):
         if (seen.st_dev, seen.st_ino) != (device, inode):

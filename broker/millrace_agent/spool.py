@@ -412,7 +412,7 @@ class Spool:
         instance.hellos[topic] = instance.number
 
     def hand_over(self, chunk: Chunk) -> None:
-        """Note that a chunk's events are about to be handed to the client library."""
+        """Note that a chunk's events are about to be given to the client library."""
         row = {**chunk._asdict(), "ids": _text((number, number) for number in chunk.ids)}
         self._change(lambda connection: connection.execute(sa.insert(CHUNKS), row)).result()
 
@@ -515,7 +515,9 @@ class Spool:
         return list(found.values())
 
     def left_chunks(self) -> list[Chunk]:
-        """Return chunks of earlier processes: their events are in the log, or not, or may still arrive."""
+        """Return the chunks of earlier processes: their events are in the log, or not, or may
+        still arrive.
+        """
         with self._engine.connect() as connection:
             return [
                 Chunk(row.topic, row.instance, row.first_sequence, [n for n, _ in _pairs(row.ids)])

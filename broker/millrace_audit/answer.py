@@ -282,7 +282,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The end up to which a topic is proven, and the instances that may still report on it."""
+    """The time up to which a topic is proven, and the instances that may still report on it."""
 
     topic: str
     watermark: datetime | None

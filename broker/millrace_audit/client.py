@@ -33,8 +33,8 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
 
 
 def changes(url: str, topic: str, since: str | None) -> Changes:
-    """Return hours of a topic whose final verdict changed since the cursor of an earlier answer; all hours if
-    it is None.
+    """Return the hours of a topic whose final verdict changed since the cursor of an earlier answer; all
+    hours if it is None.
 
     A cursor of another database (the auditor's was lost and filled again) counts as None.
     """

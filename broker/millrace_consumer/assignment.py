@@ -12,8 +12,8 @@ def assign(partitions: Iterable[int], streams: Iterable[str]) -> dict[str, list[
     """Return the partitions of each stream: each partition goes to one stream, and shares differ by one at
     most.
 
-    The paper gives Ci the partitions j*N to (j+1)*N-1 with N = |P|/|C|. Where that leaves a rest, the first
-    P| mod |C| streams take one more each, as in LinkedIn's code.
+    The paper gives Ci the partitions j*N to (j+1)*N-1 with N = |P|/|C|. If partitions are left over, the
+    first |P| mod |C| streams take one more each, as in LinkedIn's code.
     """
     p_t = sorted(partitions)  # all partitions of the topic
     c_t = sorted(streams)  # all streams of the group that read the topic

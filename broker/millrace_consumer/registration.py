@@ -80,7 +80,7 @@ class Registration:
         self._trusted_until = 0.0
 
     def close(self) -> None:
-        """Stop the heartbeats and remove the consumer from the registry, if it is there. Blocks."""
+        """Stop the heartbeats and remove the consumer from the registry, if it is registered. Blocks."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join()

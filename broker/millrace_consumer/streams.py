@@ -71,7 +71,7 @@ class OwnedPartition:
     done: int | None = field(init=False)
     """Position after the last done message, at which the next owner continues; None: not known yet."""
     taken: int = field(init=False)
-    """Offset below which all messages were handed out or are not wanted."""
+    """Offset below which all messages were returned to the application or are not wanted."""
     pull_offset: int | None = field(init=False)
     """Offset to pull next; None: the start policy decides."""
     pull_epoch: int = -1
@@ -79,7 +79,7 @@ class OwnedPartition:
     life: int = 0
     """Number of seeks, and the end of ownership. Batches that were pulled in an earlier life are dropped."""
     stopped: bool = False
-    """True when nothing more may be handed out or pulled."""
+    """True when no more messages may be returned or pulled."""
     broken: bool = False
     """True when the next batch is damaged: nothing more is pulled until a seek."""
 
@@ -92,7 +92,7 @@ class OwnedPartition:
 
 
 class _InHand(NamedTuple):
-    """The message handed out last."""
+    """The message that was returned last."""
 
     partition: OwnedPartition
     life: int
@@ -135,7 +135,7 @@ class MessageStream(Iterator[Message]):
             raise StopIteration
 
     def _advance(self) -> Message | None:
-        """Return the next message to hand out; None when there is no message or no proof of ownership."""
+        """Return the next message; None when there is no message or no proof of ownership."""
         while self._reading is not None or self._queue:
             partition, life, *_ = self._reading or self._queue[0]
             alive = partition.life == life
@@ -226,7 +226,7 @@ class MessageStream(Iterator[Message]):
     # The consumer's side
 
     def stop(self, partitions: Collection[OwnedPartition]) -> None:
-        """Hand out no more messages of these partitions, and drop their pulled messages."""
+        """Return no more messages of these partitions, and drop their pulled messages."""
         with self._changed:
             self._stop(partitions)
 
@@ -244,7 +244,7 @@ class MessageStream(Iterator[Message]):
         self._drop(partitions)
 
     def seek(self, partition: OwnedPartition, offset: int) -> None:
-        """Continue at `offset`: the next message handed out is the first at or after it."""
+        """Continue at `offset`: the next message returned is the first at or after it."""
         with self._changed:
             partition.life += 1
             partition.broken = False

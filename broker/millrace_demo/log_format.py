@@ -190,7 +190,7 @@ def _absent(text: str | None) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    r"""The text with `\"` and `\\` unescaped; `\xNN`, a byte that cannot be printed, stays as it is."""
+    r"""Return the text with `\"` and `\\` unescaped; `\xNN`, a byte that is not printable, stays as it is."""
     return _ESCAPED.sub(r"\1", text)
 
 

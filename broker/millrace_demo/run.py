@@ -199,7 +199,7 @@ def _failures(
 
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
-    """Return findings of the auditor, one line for each kind, tier and instance."""
+    """Return the auditor's findings, one line for each kind, tier and instance."""
     by_instance: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:

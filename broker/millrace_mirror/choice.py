@@ -1,8 +1,8 @@
 """The choice of an origin's topics to mirror, and of the way to mirror each.
 
 A name in the configuration means that topic. A pattern (* ? [...]) means every topic with a matching name
-that the origin's own producers fill: not topics that the origin mirrors itself, so that no message goes round
-in circles or comes twice, and not topics that belong to one cluster only. Pure.
+that the origin's own producers fill: not topics that the origin mirrors itself, so that no message is
+mirrored for ever or arrives twice, and not topics that belong to one cluster only. Pure.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def names_only(config: OriginConfig) -> list[str] | None:
 
 
 def choose(config: OriginConfig, topic: str) -> tuple[Choice | None, bool]:
-    """Return the way in which a topic is mirrored (None: it is not), and True if the configuration has its
-    own name.
+    """Return the way in which a topic is mirrored (None: not at all), and True if the configuration has the
+    topic's name.
     """
     for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
         if topic in entries:

@@ -180,10 +180,10 @@ def status(config: Path, as_json: bool) -> None:
 def reset(config: Path, origin: str, topic: str, partition: int | None, at: int | None, yes: bool) -> None:
     """Let stopped partitions continue with the messages that their origin has now.
 
-    A partition whose offsets have expired continues at the first offset left. If the origin's log is shorter
-    than its copy, copying continues at the end of that log. If the log began again on an empty disk, give
-    --partition N --at 0: otherwise the messages produced since then are left out. A partition of a topic that
-    was deleted and recreated gets a new target partition; the old target partition keeps its messages.
+    A partition whose offsets have expired continues at the first remaining offset. If the origin's log is
+    shorter than its copy, copying continues at the end of that log. If the log began again on an empty disk,
+    give --partition N --at 0: otherwise the messages produced since then are left out. A partition of a topic
+    that was deleted and recreated gets a new target partition; the old target partition keeps its messages.
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """

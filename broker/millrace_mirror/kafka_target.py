@@ -83,7 +83,7 @@ class KafkaTarget:
         """Return the recorded position of a copy. Raise UnknownTopicOrPartition when the copy is not
         registered.
 
-        MillraceError while Kafka cannot be written to.
+        Raise MillraceError while Kafka cannot be written to.
         """
         copy = self._copy(topic, number)
         with self._lock:

@@ -77,7 +77,10 @@ class KafkaMirrorNumbers(Collector):
 
 
 def mirror_metrics(mirrors: MirrorStates, copied_through: Callable[[str, int], int]) -> Iterator[Metric]:
-    """Yield metrics of one process; `copied_through` returns the next origin offset of a target partition."""
+    """Yield the metrics of one process.
+
+    `copied_through` returns the next origin offset of a target partition.
+    """
     lags, states = [], []
     for (topic, number), mirror in mirrors.all().items():
         labels = (mirror.origin.cluster, topic, str(number))

@@ -31,8 +31,8 @@ class State(StrEnum):
     WAITING = "waiting"
     """A cluster is unreachable or data is damaged. The mirror retries, and continues by itself."""
     STOPPED = "stopped"
-    """The origin does not fit the position. The mirror continues after `mirror reset`, or once both fit
-    again."""
+    """The origin's log does not continue at the position. The mirror continues after `mirror reset`, or once
+    the log does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class OriginWatch(Rounds):
     def _learn_settings(
         self, topics: Mapping[str, TopicMetadata], wanted: list[str]
     ) -> dict[str, BrokerError]:
-        """Find out, once for each topic, if it is compacted and if it is itself a copy.
+        """Find out, once for each topic, whether it is compacted and whether it is itself a copy.
 
         Return the topics whose settings the origin refuses to return, with the error. Their settings will be
         requested again.

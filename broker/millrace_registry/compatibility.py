@@ -60,9 +60,9 @@ def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Lev
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
-    """Return reasons why `reader` cannot read all data of `writer`, one line each; empty: it can.
+    """Return the reasons why `reader` cannot read all data of `writer`, one line each; empty if it can.
 
-    InvalidSchema when the comparison takes too much work.
+    Raise InvalidSchema when the comparison takes too much work.
     """
     try:
         return sorted(_Comparison(reader, writer).reasons(reader.tree, writer.tree, ""))
@@ -207,7 +207,7 @@ class _Comparison:
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
     """Return the one tree of a named type, even if the type is written out several times.
 
-    Other types unchanged.
+    Return any other type unchanged.
     """
     if isinstance(tree, str):
         return definitions.get(tree, tree)
@@ -242,7 +242,7 @@ def _logical_type(tree: Json) -> str | None:
 
 
 def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
-    """All reasons, up to about _MAX_REASONS; every result is computed."""
+    """Return all reasons, up to about _MAX_REASONS; every result is computed."""
     reasons: _Reasons = {}
     for result in results:
         if len(reasons) < _MAX_REASONS:

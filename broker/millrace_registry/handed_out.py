@@ -1,4 +1,4 @@
-"""Largest ids that a registry has handed out, kept in ZooKeeper, which outlives the registry's database.
+"""Largest ids that a registry has assigned, kept in ZooKeeper, which outlives the registry's database.
 
     /audit/registry   persistent   {"drawn": 13, "stored": 12}
 

@@ -295,7 +295,7 @@ class Transaction:
         deleted: bool | None = False,
         page: slice = ALL,
     ) -> list[str]:
-        """Return names of the subjects with matching versions, sorted."""
+        """Return the names of the subjects with matching versions, sorted."""
         columns = {_versions.c.schema_id: schema_id, _versions.c.deleted: deleted}
         query = _matching(sa.select(_versions.c.subject), columns, prefix).group_by(_versions.c.subject)
         return list(self._execute(_cut(query.order_by(self._by_subject), page)).scalars())
@@ -388,8 +388,8 @@ class Transaction:
     def referenced_by(
         self, subject: str, version: int | None = None, *, deleted: bool | None = False, page: slice = ALL
     ) -> list[int]:
-        """Return ids of schemas that refer to this version, or to any version of the subject, and that have
-        matching versions.
+        """Return the ids of the schemas that refer to this version, or to any version of the subject, and
+        that have matching versions.
         """
         columns = {
             _references.c.subject: subject,
@@ -494,7 +494,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, handed_out: HandedOut | None = None) -> Store:
-        """Open the database and create missing tables; Raise MillraceError, in one line, when it cannot be
+        """Open the database and create missing tables. Raise MillraceError, in one line, when it cannot be
         used.
 
         With `handed_out`, ids that an older copy of the database lacks are not reused.

@@ -298,7 +298,10 @@ class Puller(Rounds):
         subject: str,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Prepare the thread; `security` says how to reach brokers, without it the process's client file."""
+        """Prepare the thread; `security` has the connection settings.
+
+        Without it the process's client file applies.
+        """
         super().__init__(name, log, subject)
         self._client_id, self._security = client_id, security
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None

@@ -38,8 +38,8 @@ def batches_from(
 ) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
     """Yield (header, batch, True if it holds committed records) of each batch that ends after `offset`.
 
-    A fetch inside a batch returns the whole batch. Raise CorruptMessage when one is damaged and, with the
-    partition's name. Raise MillraceError when the answer is an error.
+    A fetch inside a batch returns the whole batch. Raise CorruptMessage when a batch is damaged. Raise
+    MillraceError, with the partition's name, when the answer is an error.
     """
     if name is not None and fetched.error:
         raise MillraceError(f"{name} cannot be read at {offset}: {error_name(fetched.error)}")

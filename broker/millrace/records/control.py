@@ -56,7 +56,10 @@ def _wide_varint(value: int, width: int) -> bytes:
 
 
 def filler_size(header: BatchHeader) -> int:
-    """Return bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
+    """Return the size of the filler that must follow the batch in a log of byte-position offsets.
+
+    0 for most batches.
+    """
     overlap = header.last_offset_delta + 1 - header.size
     # 2 instead of 1, so that the filler's last offset delta is never 0.
     return max(MIN_CONTROL_BYTES, overlap + 2) if overlap > 0 else 0

@@ -118,7 +118,7 @@ class BatchHeader(NamedTuple):
 
 
 def batch_crc(batch: Buffer) -> int:
-    """Return CRC-32C of the bytes of a whole batch that its `crc` field covers."""
+    """Return the CRC-32C of the bytes of a whole batch that its `crc` field covers."""
     return int(crc32c(memoryview(batch)[CRC_START:]))
 
 

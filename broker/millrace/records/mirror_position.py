@@ -95,7 +95,7 @@ class MirrorPosition:
 
 
 def records_end(header: BatchHeader, batch: Buffer) -> int | None:
-    """Return offset after the last record before a position batch, in its own log.
+    """Return the offset after the last record before a position batch, in its own log.
 
     None for every other batch.
     """

@@ -1,8 +1,8 @@
 """Bounds of each record of a batch: walked record by record, or guessed for all records and then checked.
 
-A record's length stands before it, so its start is known only after the record before it: a walk, in Python,
-takes 0.2 us per record. But nearly all records are alike: no headers, and a value that begins with a zero
-byte and the id of one schema. One search finds all of these values, and the lengths before them give the
+A record's length is written before it, so its start is known only after the record before it: a walk, in
+Python, takes 0.2 us per record. But nearly all records are alike: no headers, and a value that begins with a
+zero byte and the id of one schema. One search finds all of these values, and the lengths before them give the
 bounds. A guess counts only if every record's own length leads from its start to its end and the records fill
 their batches. Then it equals the result of the walk; otherwise the walk is made.
 """

@@ -72,7 +72,7 @@ def scan_in_python(
 
 @lru_cache
 def _layout(common: int, width: int, *, is_compact: bool) -> struct.Struct:
-    """Return layout of a request including its batch's header, without the base offset, which the broker
+    """Return the layout of a request with its batch's header, without the base offset, which the broker
     writes.
     """
     size = f"{width}s" if is_compact else "i"

@@ -27,7 +27,7 @@ _VERIFY = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.C
 
 
 def read_secret(path: str, what: str) -> str:
-    """Return the first line of a file that `check_secret` accepts; ConfigError says what is wrong with it."""
+    """Return the first line of a file. Raise ConfigError unless `check_secret` accepts the file."""
     check_secret(path, what)
     try:
         return Path(path).read_text().partition("\n")[0]
@@ -51,7 +51,10 @@ def check_secret(path: str, what: str) -> None:
 
 
 def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContext:
-    """Return the TLS context of a listener; ConfigError names the wrong file in one line."""
+    """Return the TLS context of a listener.
+
+    Raise ConfigError, with the file's name, when a file cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.min_version]
     # Each connection makes its own handshake, exactly once: no renegotiation, no resumption.
@@ -98,7 +101,7 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _expires(certificate: str) -> datetime:
-    """Return expiry of the first certificate of a PEM file."""
+    """Return the expiry of the first certificate of a PEM file."""
     from asn1crypto import pem, x509  # only TLS needs it
 
     parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may come before it
@@ -124,7 +127,7 @@ class ServerCertificates:
     def __init__(self, config: TlsConfig, client_certificates: Sequence[str]) -> None:
         """Read the files.
 
-        Raise ConfigError when they cannot be used. `client_certificates`: of every listener.
+        Raise ConfigError when they cannot be used. `client_certificates` has the setting of every listener.
         """
         self._config, self._rules = config, parse_rules(config.principal_rules)
         self._contexts = {mode: server_context(config, mode) for mode in client_certificates}

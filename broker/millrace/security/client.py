@@ -35,14 +35,17 @@ _FILES = (
 def of_process() -> ClientSecurity:
     """Return the connection settings of this process, from the file that MILLRACE_CLIENT names.
 
-    Plain without it.
+    Without it connections are plain.
     """
     path = os.environ.get(VARIABLE)
     return load_client(path) if path else ClientSecurity()
 
 
 def load_client(path: str) -> ClientSecurity:
-    """Read a client file; the files it names are relative to its folder. ConfigError says what is wrong."""
+    """Read a client file; the files it names are relative to its folder.
+
+    Raise ConfigError when it is wrong.
+    """
     file = Path(path).absolute()
     security = load(ClientSecurity, file)
     named = {name: getattr(security, name) for name in _FILES}

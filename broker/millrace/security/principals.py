@@ -66,7 +66,7 @@ class PrincipalRule:
 
 
 def parse_rules(texts: Sequence[str]) -> list[PrincipalRule]:
-    """Parse the rules; ConfigError names the rule that cannot be read."""
+    """Parse the rules. Raise ConfigError, with the rule, when a rule cannot be read."""
     return [_parse(text) for text in texts]
 
 

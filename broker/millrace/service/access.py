@@ -62,7 +62,7 @@ class AccessList:
     """The clients of one service, with their tokens and roles. Callable from any thread."""
 
     def __init__(self, path: str) -> None:
-        """Read the file; ConfigError says what is wrong with it."""
+        """Read the file. Raise ConfigError when it cannot be used."""
         self._path = Path(path)
         self._seen = self._mark()
         self._entries = self._read()

@@ -113,7 +113,8 @@ class MonitoringServer:
         access: AccessList | None = None,
         certificates: ServerCertificates | None = None,
     ) -> None:
-        """Listen on `listen`; MillraceError names the `option` that gave the address.
+        """Listen on `listen`. Raise MillraceError, with the name of the `option` that gave the address, if
+        that fails.
 
         `health` returns whether the process is healthy, and details. With `certificates` every connection
         uses TLS; they must have a context for clients without a certificate.

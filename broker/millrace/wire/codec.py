@@ -51,7 +51,7 @@ def decode_request(
 ) -> M:
     """Return the request in `body`, as `decode` reads it.
 
-    TooManyItems, which holds the request, when its lists have more than `item_limit` items. Raise
+    Raise TooManyItems, which holds the request, when its lists have more than `item_limit` items. Raise
     RequestTooLarge when they have REFUSED_ITEMS more than that, or the request has more than MAX_ITEM_BYTES
     for each item.
     """
@@ -83,7 +83,7 @@ def encode(message: object, api_key: int, version: int) -> bytes:
 def encode_error(
     response: type, api_key: int, version: int, code: ErrorCode, reason: str = "", asked: object = None
 ) -> bytes | None:
-    """Return a response with only `code` and, if it has a field for that, `reason`.
+    """Return a response with only `code` and, if the response has a field for it, `reason`.
 
     With the request `asked`, a response that lists the request's items has the code in each. Otherwise the
     lists are empty, and the code is in the response's own error field. Return None if there is no such field:

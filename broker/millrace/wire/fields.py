@@ -72,7 +72,7 @@ def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
 
 
 def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
-    """Declare a message that may be null; a byte before it says so."""
+    """Declare a message that may be null; the byte before it tells whether it is."""
     return Field("message", default, of, null_since=0, **versions)
 
 

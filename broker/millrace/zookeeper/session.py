@@ -111,11 +111,11 @@ class Session:
     def read_all(
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
-        """Return data and stat of each node that is there, asked for all at once."""
+        """Return data and stat of each existing node, with all requests at once."""
         return self._call_all(partial(self.client.get_async, watch=watch), paths)
 
     def stats(self, paths: Iterable[str]) -> dict[str, Any]:
-        """Return the stat of each node that is there now; a lagging server catches up first."""
+        """Return the stat of each existing node; a lagging server catches up first."""
 
         def ask(path: str) -> Any:
             return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
@@ -141,23 +141,23 @@ class Session:
         return answers
 
     def get(self, path: str) -> tuple[bytes, Any] | None:
-        """Return data and stat of a node; None when it is not there."""
+        """Return data and stat of a node; None when it does not exist."""
         return self.read_all([path]).get(path)
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
-        """Return the names of a node's children, sorted; none, and no watch, when the node is not there."""
+        """Return the names of a node's children, sorted; none, and no watch, when the node does not exist."""
         try:
             return sorted(self.call(self.client.get_children_async, path, watch))
         except NoNodeError:
             return []
 
     def children_of(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """Return the sorted names of the children of each node that is there, asked for all at once."""
+        """Return the sorted names of the children of each existing node, with all requests at once."""
         found = self._call_all(self.client.get_children_async, paths)
         return {path: sorted(names) for path, names in found.items()}
 
     def touch_all(self, paths: Iterable[str]) -> None:
-        """Write empty data to each node that is there, so that ZooKeeper updates the node's time."""
+        """Write empty data to each existing node, so that ZooKeeper updates the node's time."""
         self._call_all(partial(self.client.set_async, value=b""), paths)
 
     def tree(self, path: str) -> Iterator[str]:

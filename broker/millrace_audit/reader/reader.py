@@ -507,7 +507,7 @@ class AuditReader(TierReader):
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
     def _take_truncated(self) -> list[Truncated]:
-        """Return logs that were truncated since the last heartbeat."""
+        """Return the logs that were truncated since the last heartbeat."""
         truncated = []
         for partition in self._partitions.values():
             if partition.truncated is not None:

@@ -170,7 +170,8 @@ def edition_records(
     ends: Sequence[LoadEnd] = (),
     rows: EditionRows = EditionRows(),
 ) -> list[LoadCount]:
-    """Return records of a load's edition as changes from the edition before, in parts that fit into messages.
+    """Return the records of a load's edition as changes from the edition before, in parts that fit into
+    messages.
 
     The same counts always make the same parts, so a repeated report continues after the last part that the
     auditor has. `ends` are the offsets up to which the topic is loaded with this load.
@@ -204,7 +205,7 @@ def table_records(
     unkeyed: Mapping[int, int],
     numbers: Iterator[int],
 ) -> list[TableCount]:
-    """Return records of the counts of a published table's windows, each with the next number."""
+    """Return the records of the counts of a published table's windows, each with the next number."""
     pieces = _pieces(counts, SequenceCounts())
     return [
         TableCount(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _BOUND = 1 << 63
 Range = tuple[int, int]
-"""First and last, both included."""
+"""The first and the last number of a range, both included."""
 
 
 @dataclass(init=False, slots=True)
@@ -79,7 +79,7 @@ class SequenceRanges:
 
     @property
     def last(self) -> int:
-        """The largest number; IndexError when the set is empty."""
+        """The largest number. Raise IndexError when the set is empty."""
         return self._lasts[-1]
 
     def pairs(self) -> list[list[int]]:

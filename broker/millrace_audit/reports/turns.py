@@ -1,4 +1,4 @@
-"""Turns of readers in ZooKeeper. A turn says which reader may count a tier, since when and with which secret.
+"""Turns of readers in ZooKeeper. A turn states which reader counts a tier, since when, and with which secret.
 
     /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
         persistent, sequence: JSON {secret, cluster_id, host, pid, began}

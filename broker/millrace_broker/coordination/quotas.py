@@ -19,7 +19,10 @@ Quotas = Mapping[str | None, Limits]
 
 
 class QuotaStore(WatchedList[Quotas]):
-    """The registry of quotas; `limits` is for any thread; methods that wait for ZooKeeper say so."""
+    """The registry of quotas; `limits` is for any thread.
+
+    Docstrings state which methods wait for ZooKeeper.
+    """
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper. Raise MillraceError when the quotas cannot be read."""

@@ -41,7 +41,10 @@ def check_user_name(name: str) -> None:
 
 
 class Users:
-    """The registry of users. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
+    """The registry of users. `credentials` is for any thread.
+
+    Docstrings state which methods wait for ZooKeeper.
+    """
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper.

@@ -98,8 +98,8 @@ class WatchedList(Generic[T]):
     def write(self, change: Callable[[T], list[Any] | None], remedy: str) -> None:
         """Write the entries that `change` returns, or nothing for None; `change` may be called again.
 
-        Waits for ZooKeeper; on return `value` is the new value. PolicyViolation, which names the remedy, when
-        the entries become too many.
+        Waits for ZooKeeper; on return `value` is the new value. Raise PolicyViolation, with the remedy, when
+        there are too many entries.
         """
         while True:
             data, stat = self._node()

@@ -430,7 +430,8 @@ def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
 
 
 def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
-    """Do `work` for one item of a request; Return NONE and the result, or the code and reason of the error.
+    """Do `work` for one item of a request. Return ErrorCode.NONE and the result, or the code and the reason
+    of the error.
 
     `what` names the work in the log.
     """
@@ -455,10 +456,7 @@ def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
 
 @cache
 def _error_fields(message: Any) -> tuple[bool, Sequence[tuple[str, type]]]:
-    """Return True if a class of messages has an error field.
-
-    And its lists whose items have such a field at any depth.
-    """
+    """Return True if a message class has an error field, and its lists whose items have one at any depth."""
     items = [(name, field.item) for name, field in fields_of(message).items() if isinstance(field.item, type)]
     lists = [(name, item) for name, item in items if any(_error_fields(cast(Hashable, item)))]
     return "error_code" in fields_of(message), lists

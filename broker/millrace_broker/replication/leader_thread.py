@@ -67,8 +67,8 @@ class LeaderThread(threading.Thread):
         deliver: Callable[[LeaderThread, Sequence[Received]], None],
         limit: Allowance,
     ) -> None:
-        """Prepare the thread; `address` returns the leader's present address; `deliver` hands over answers,
-        and the loop then calls `taken`.
+        """Prepare the thread; `address` returns the leader's present address; `deliver` passes answers to the
+        loop, which then calls `taken`.
 
         `limit` is for the copying of lagging partitions, from all leaders.
         """

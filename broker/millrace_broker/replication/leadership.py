@@ -137,7 +137,7 @@ class Leadership:
         """Position below which everything is committed; -1 until everything below `start` is known to be
         committed."""
         self.proposal: Proposal | None = None
-        """The proposal that was handed out, while its outcome is unknown."""
+        """The proposal that `propose` returned, while its outcome is unknown."""
         self.is_outrun = False
         """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
         self._is_sure, self._last_epoch = is_sure, log.epochs.last

@@ -64,8 +64,8 @@ def elect(
 
 
 def report(state: PartitionState, broker: int, report: Report) -> PartitionState | None:
-    """Return the state of a restored ZooKeeper with the report of one replica's log; None if the report is
-    there already.
+    """Return the state of a restored ZooKeeper with the report of one replica's log; None if the state has
+    the report already.
 
     The partition has no leader until all replicas have reported. The next epoch is above that of any log,
     even the log of a broker that is no replica in the older copy.
@@ -210,7 +210,7 @@ def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
 
 
 def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:
-    """Return the state in which `broker` may elect itself although it may lack committed messages; None where
+    """Return the state in which `broker` may elect itself although it may lack committed messages; None if
     that is not needed.
 
     It is not needed while a live replica may lead without a loss, and does not help unless `broker` is a live

@@ -5,7 +5,7 @@ It handles bytes and offsets. Topics, leaders, sockets and Kafka's APIs are hand
 Three snapshots describe the log, each a part of the snapshot before: as appended, as flushed and as visible.
 Readers see the visible snapshot; the end of its records is the high watermark of Kafka's clients. Appends and
 changes of the segment list hold the lock; reads take the snapshots and hold no lock. The types of `sides.py`
-say which thread may call which method.
+state which thread may call which method.
 
 In a log with one replica all flushed bytes become visible. In a log with several replicas, only the committed
 bytes become visible, and the replication decides which bytes are committed. A follower's log is copied from

@@ -1,8 +1,9 @@
 """Limited places for producer ids, shared among principals, and the choice of the id that yields its place to
 a new id.
 
-places = Places(1000) if (oldest := places.in_the_way("User:web")) is not None: ... # forget it, or refuse the
-new id places.put(producer_id, "User:web", seen_at)
+    places = Places(1000)
+    if (oldest := places.in_the_way("User:web")) is not None: ...   # forget it, or refuse the new id
+    places.put(producer_id, "User:web", seen_at)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Repair: replace damage below the checkpoint by control batches, so that readers get past it.
 
-the messages are lost; a repair only records the loss and keeps every other offset where it is. It works on a
+The messages are lost; a repair only records the loss and keeps every other offset where it is. It works on a
 partition that no broker has open.
 
 A control batch takes 72 bytes, a data batch of one empty message 68. So small a place cannot be filled,

@@ -192,7 +192,8 @@ def check_append(
     """Refuse an append that does not continue the recorded position; a reset may move it anywhere.
 
     Raise PolicyViolation for a partition that is no mirror of this origin. Raise PositionMismatch for an
-    append that does not start at the end of the last append. Raise InvalidRequest if it makes no sense.
+    append that does not start at the end of the last append. Raise InvalidRequest if the append contradicts
+    itself.
     """
     recorded = state.mirror
     if position.origin != origin:

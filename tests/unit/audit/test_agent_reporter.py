@@ -1,4 +1,4 @@
-"""What an agent's instance says: everything once, in reports that the auditor takes."""
+"""An agent's reporter publishes every hello and outcome once, in reports that the auditor accepts."""
 
 from __future__ import annotations
 
