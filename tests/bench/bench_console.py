@@ -29,7 +29,7 @@ from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -120,8 +120,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = AuditStore(f"sqlite:///{folder}/audit.db")
         fill(store, [f"Topic{number:02}" for number in range(given.topics)], given.days)
-        rules = AuditRules(origins=("dc1", "dc2"), clock_ms=lambda: END)
-        app = build_app(store, rules, Worker(AuditNumbers(store, rules)))
+        options = AuditOptions(origins=("dc1", "dc2"), clock_ms=lambda: END)
+        app = build_app(store, options, Worker(AuditNumbers(store, options)))
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
         thread = threading.Thread(target=server.run, args=([listener],))

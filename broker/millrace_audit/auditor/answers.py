@@ -35,7 +35,7 @@ from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.load_counts import newest_load
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import (
     ChangedRow,
     DatabaseRow,
@@ -51,7 +51,7 @@ from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
-def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
+def completeness(session: Session, options: AuditOptions, topic: str, start: int, end: int) -> Completeness:
     """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
@@ -63,7 +63,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         unheard = Circumstances(waiting=[(Verdict.UNKNOWN, held_by)])
         windows = [judge(window, Evidence(), {}, unheard) for window in starts]
     else:
-        (view,) = views(session, rules, Progress(session), [topic])
+        (view,) = views(session, options, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
@@ -86,8 +86,8 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         foreign=foreign,
         newest_load=_newest(session, topic),
         hours=_hours(session, topic, start, end),
-        enough=Verdict.CARRIED if rules.carried_is_enough(topic) else Verdict.COMPLETE,
-        owner=rules.owner_of(topic),
+        enough=Verdict.CARRIED if options.carried_is_enough(topic) else Verdict.COMPLETE,
+        owner=options.owner_of(topic),
         windows=windows,
     )
 
@@ -156,10 +156,10 @@ def _judged(row: Any, now: int) -> Window:
     )
 
 
-def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
+def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -> list[Bad]:
     """Windows that are over and not complete, of one topic or of all, the worst first."""
-    now = rules.clock_ms()
-    over = WindowRow.window < now - rules.grace_ms - WINDOW_MS
+    now = options.clock_ms()
+    over = WindowRow.window < now - options.grace_ms - WINDOW_MS
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
     rows = (
         select(WindowRow.topic, *_COLUMNS.selected_columns)
@@ -172,9 +172,9 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
     return [Bad(row.topic, _judged(row, now)) for row in session.execute(rows)]
 
 
-def topics(session: Session, rules: AuditRules) -> list[Topic]:
+def topics(session: Session, options: AuditOptions) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
-    return [known_of(session, view) for view in views(session, rules, Progress(session), listed(session))]
+    return [known_of(session, view) for view in views(session, options, Progress(session), listed(session))]
 
 
 def known_of(session: Session, view: TopicView) -> Topic:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Topic, Verdict, overall
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import TopicRow, WindowRow, slices
 from millrace_audit.auditor.topic_view import TopicView, listed, views
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
@@ -50,14 +50,14 @@ def newest_end(session: Session, now: int) -> int:
 
 
 def hours_of_all(
-    session: Session, rules: AuditRules, progress: Progress, start: int, end: int
+    session: Session, options: AuditOptions, progress: Progress, start: int, end: int
 ) -> list[TopicHours]:
     """Every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
     topics = listed(session)
     judged = _judged_hours(session, topics, start, end)
     return [
         TopicHours(answers.known_of(session, view), _hours(judged[view.topic], view, start, end))
-        for view in views(session, rules, progress, topics)
+        for view in views(session, options, progress, topics)
     ]
 
 

@@ -23,7 +23,7 @@ from millrace_audit.auditor.circumstances import FINAL, Circumstances
 from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
 from millrace_audit.auditor.gaps import note_unheard
 from millrace_audit.auditor.load_facts import erased_in, rejected_in
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore, ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.topic_view import TopicView, listed, to_instance, views
 from millrace_audit.auditor.verdict import judge
@@ -46,9 +46,9 @@ Settled = Callable[[Window, Circumstances, str], object]
 class Settling:
     """Judges open windows in turns: each one the newest, then those that the turn before has left."""
 
-    def __init__(self, store: AuditStore, rules: AuditRules, settled: Settled = lambda *_: None) -> None:
+    def __init__(self, store: AuditStore, options: AuditOptions, settled: Settled = lambda *_: None) -> None:
         """`settled` is called with each window that is final for the first time."""
-        self._store, self._rules, self._settled = store, rules, settled
+        self._store, self._options, self._settled = store, options, settled
         self._next = ""
         """The topic that the next turn begins with."""
         self._below: dict[str, int] = {}
@@ -83,13 +83,13 @@ class Settling:
             progress = Progress(session)
             _note_hellos(session, progress)
             note_unheard(session, progress)
-            for view in views(session, self._rules, progress, [*queue]):
+            for view in views(session, self._options, progress, [*queue]):
                 until = min(until, time.monotonic() + TRANSACTION_S)  # what they all need is read by now
                 if view.announced:
                     topic = session.get_one(TopicRow, view.topic)
                     topic.final_through = max(topic.final_through, view.final_through)
                 _doubt_table(session, view)
-                judging = _Judge(session, self._rules, progress.heartbeats, view)
+                judging = _Judge(session, self._options, progress.heartbeats, view)
                 below, older = queue.pop(view.topic), self._below.pop(view.topic, None)
                 changed, rest = _settle(session, judging, view, below, self._settled)
                 judged += changed
@@ -165,9 +165,9 @@ class _Judge:
     """Judges windows of a topic, and reads of every producer once who it is."""
 
     def __init__(
-        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], view: TopicView
+        self, session: Session, options: AuditOptions, heartbeats: Mapping[str, int], view: TopicView
     ) -> None:
-        self._session, self._rules, self._heartbeats = session, rules, heartbeats
+        self._session, self._options, self._heartbeats = session, options, heartbeats
         self._topic, self._loads = view.topic, view.loads
         self._instances: dict[int, Instance] = {}
 
@@ -181,7 +181,7 @@ class _Judge:
             for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
                 heartbeat = self._heartbeats.get(row.origin, NOTHING)
                 self._instances[row.producer] = to_instance(
-                    row, heartbeat, self._rules, is_of_topic=topic is not None
+                    row, heartbeat, self._options, is_of_topic=topic is not None
                 )
         if evidence.is_too_much:
             around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))

@@ -19,7 +19,7 @@ from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.circumstances import Circumstances, silent_about
 from millrace_audit.auditor.gaps import Gap, gaps_of
 from millrace_audit.auditor.load_facts import LoadFacts, load_facts
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
@@ -55,7 +55,7 @@ class TopicView:
 
     def __init__(
         self,
-        rules: AuditRules,
+        options: AuditOptions,
         progress: Progress,
         topic: str,
         *,
@@ -64,30 +64,30 @@ class TopicView:
         gaps: Sequence[Gap],
         loads: LoadFacts,
     ) -> None:
-        self.topic, self._rules, self._progress = topic, rules, progress
-        self.owner = rules.owner_of(topic)
+        self.topic, self._options, self._progress = topic, options, progress
+        self.owner = options.owner_of(topic)
         self.announced, self.instances, self.gaps, self.loads = announced, instances, gaps, loads
-        tiers = (*rules.origins, OFFLINE)
+        tiers = (*options.origins, OFFLINE)
         self._is_counted = any(progress.began(tier, topic) is not None for tier in tiers)
-        self.now = rules.clock_ms()
+        self.now = options.clock_ms()
         self.heartbeats = {
             tier: min(time, self.now) for tier, time in progress.heartbeats.items() if time != NOTHING
         }
         self._heard = {
             o: min(self.heartbeats.get(o, NOTHING), progress.heard_times.get(o, NOTHING))
-            for o in rules.origins
+            for o in options.origins
         }
         self._awaited = _Silent([one for one in instances if one.accepted is None])
         self._accepted = _Silent([one for one in instances if one.accepted is not None])
         self._worst = [*accumulate(map(self._patience, self._awaited.instances), lambda *two: overall(two))]
-        heard = [time - rules.grace_ms for time in self._heard.values()]
+        heard = [time - options.grace_ms for time in self._heard.values()]
         self.final_through = max(min((*heard, *self._awaited.closed[:1]), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
     def around(self, window: int, positions: Mapping[str, Mapping[str, int]] | None) -> Circumstances:
         """Of one window; `positions` as its row has them, None when it has no events."""
         end = window + WINDOW_MS
-        over = end + self._rules.grace_ms
+        over = end + self._options.grace_ms
         around = Circumstances(waiting=self._unheard_of(over))
         named, others = self._awaited.at(end)
         around.waiting += [(self._patience(one), self._silence_of(one, end)) for one in named]
@@ -133,7 +133,7 @@ class TopicView:
                     around.lacks[gap.tier] = gap.reason
 
     def _uncounted_topic(self) -> str:
-        origins = ", ".join(self._rules.origins)
+        origins = ", ".join(self._options.origins)
         return (
             f"no audit reader of {origins} counts topic {self.topic}: is the topic there, and among the"
             " --topics of `millrace audit-reader`?"
@@ -150,13 +150,13 @@ class TopicView:
     def holding(self) -> str | None:
         """Why nothing is final behind `final_through`."""
         end = min(self.final_through, FOR_EVER - WINDOW_MS) + WINDOW_MS
-        reasons = [text for _, text in self._unheard_of(end + self._rules.grace_ms)]
+        reasons = [text for _, text in self._unheard_of(end + self._options.grace_ms)]
         reasons += [text for text in (silent_about(one, end) for one in self._awaited.at(end)[0]) if text]
         return reasons[0] if reasons else None
 
     def _unheard_of(self, over: int) -> list[tuple[Verdict, str]]:
         """Origins that are not counted that far, or whose producers' word by then is not applied yet."""
-        unheard = [self._behind(o) for o in self._rules.origins if self.heartbeats.get(o, NOTHING) < over]
+        unheard = [self._behind(o) for o in self._options.origins if self.heartbeats.get(o, NOTHING) < over]
         for origin, time in self._heard.items():
             heartbeat = self.heartbeats.get(origin, NOTHING)
             if not time < over <= heartbeat:
@@ -188,7 +188,7 @@ class TopicView:
         """What the windows are that a silent instance has not closed."""
         since = self.heartbeats.get(instance.cluster, NOTHING) - instance.heard_at
         # Who names a time that is still to come would be awaited until then.
-        is_slow = -self._rules.grace_ms <= since <= self._rules.hello_patience_ms
+        is_slow = -self._options.grace_ms <= since <= self._options.hello_patience_ms
         return Verdict.PENDING if is_slow and not instance.missing_reports else Verdict.UNKNOWN
 
     def _silence_of(self, instance: Instance, end: int) -> str:
@@ -245,13 +245,13 @@ class TopicView:
 
     def _uncounted(self, origin: str, over: int) -> list[tuple[Verdict, str]]:
         """Why an origin is not past what is known of a window, but for what holds every window."""
-        if origin not in self._rules.origins and origin != OFFLINE:
-            named = ", ".join(self._rules.origins)
+        if origin not in self._options.origins and origin != OFFLINE:
+            named = ", ".join(self._options.origins)
             text = f"events come from {origin}, which is none of {named}: mend the auditor's --origins"
             return [(Verdict.UNKNOWN, text)]
         verdict, text = self._behind(origin)
         if self.heartbeats.get(origin, NOTHING) < over:
-            return [] if origin in self._rules.origins else [(verdict, text)]
+            return [] if origin in self._options.origins else [(verdict, text)]
         return [(verdict, f"{text}; what was said last is not counted yet")]
 
     def _on_its_way(self, origin: str, beat: Beat) -> tuple[Verdict, str]:
@@ -288,7 +288,7 @@ class TopicView:
 
 
 def views(
-    session: Session, rules: AuditRules, progress: Progress, topics: Sequence[str]
+    session: Session, options: AuditOptions, progress: Progress, topics: Sequence[str]
 ) -> Iterator[TopicView]:
     """What holds for each of the topics; read for many of them at once."""
     link = store.ProducerTopicRow
@@ -299,7 +299,7 @@ def views(
         open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
         for topic, row in session.execute(open_ones):
             heartbeat = progress.heartbeats.get(row.origin, NOTHING)
-            instances[topic].append(to_instance(row, heartbeat, rules))
+            instances[topic].append(to_instance(row, heartbeat, options))
         own = select(link.topic).distinct().select_from(named)
         announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
         gaps = gaps_of(session, progress, some)
@@ -307,7 +307,7 @@ def views(
         loads = load_facts(session, some, {row[0]: row[1] for row in session.execute(rows_told)})
         for topic in some:
             yield TopicView(
-                rules,
+                options,
                 progress,
                 topic,
                 announced=topic in announced,
@@ -331,7 +331,9 @@ def listed(session: Session) -> Sequence[str]:
     ).all()
 
 
-def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules, *, is_of_topic: bool = True) -> Instance:
+def to_instance(
+    row: ProducerRow, heartbeat: int, options: AuditOptions, *, is_of_topic: bool = True
+) -> Instance:
     """What is known of a producer; to a topic that it has not announced it has announced nothing."""
     nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
     return Instance(
@@ -346,6 +348,6 @@ def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules, *, is_of_to
         first_report=row.first_report,
         idle=nothing_heard
         and row.awaited_from != NOTHING
-        and heartbeat - row.awaited_from >= rules.hello_patience_ms,
+        and heartbeat - row.awaited_from >= options.hello_patience_ms,
         accepted=row.accepted,
     )

@@ -65,7 +65,7 @@ def test_a_turn_judges_a_portion_of_each_topic_in_a_transaction_the_newest_first
     story.report(0, instance=GREEDY, closed=NOTHING, windows=windows(0, 8))
     story.report(0, closed=NOTHING, windows=windows(0, 5, OTHER))
     story.apply_only()
-    turns = Settling(story.store, story.rules)
+    turns = Settling(story.store, story.options)
     assert turns.turn(0) == 6
     assert (judged(story, TOPIC), judged(story, OTHER)) == ([0, 1, 2], [0, 1, 2])
     assert turns._below, "windows are left"
@@ -96,7 +96,7 @@ def test_an_operators_decision_goes_between_two_portions(
     story.report(0, instance=GREEDY, closed=NOTHING, windows=windows(0, 7))
     story.apply_only()
     monkeypatch.setattr(story.store, "writing", counted)
-    Settling(story.store, story.rules).turn(math.inf)
+    Settling(story.store, story.options).turn(math.inf)
     assert transactions == [2, 4, 6, 7], "the lock is free after each of them"
 
 
@@ -109,7 +109,7 @@ def test_a_turn_that_had_no_time_for_a_topic_begins_the_next_one_with_it(
         story.hello(instance, topic=topic)
         story.report(0, instance=instance, closed=NOTHING, windows=windows(0, 4, topic))
     story.apply_only()
-    turns = Settling(story.store, story.rules)
+    turns = Settling(story.store, story.options)
     turns.turn(0)
     assert (judged(story, TOPIC), judged(story, OTHER)) == ([], [0, 1])
     turns.turn(0)
@@ -136,8 +136,8 @@ def test_a_window_that_was_complete_and_waits_to_be_judged_again_is_not_complete
     assert [story.verdict(W), story.verdict(W + WINDOW_MS)] == ["complete", "complete"]
     story.state(1, exists=True, trouble="a file is gone")
     story.apply_only()
-    story.rules = replace(story.rules, clock_ms=lambda: NOW + 15 * 60_000)
-    turns = Settling(story.store, story.rules)
+    story.options = replace(story.options, clock_ms=lambda: NOW + 15 * 60_000)
+    turns = Settling(story.store, story.options)
     turns.turn(0)
     assert [story.verdict(W), story.verdict(W + WINDOW_MS)] == ["pending", "unknown"]
     turns.turn(math.inf)

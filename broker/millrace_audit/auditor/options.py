@@ -1,4 +1,4 @@
-"""What the operator says about the installation: the options of `millrace auditor` that verdicts rest on."""
+"""The options of `millrace auditor` that verdicts rest on: what the operator says about the installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace_audit.reports.messages import now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRules:
+class AuditOptions:
     """What the operator says about the installation."""
 
     origins: Sequence[str]
