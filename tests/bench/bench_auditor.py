@@ -22,9 +22,9 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
@@ -190,11 +190,11 @@ def main() -> None:
             rates = f"{len(values) / cpu:,.0f} records and {entries / cpu:,.0f} entries a second of CPU"
             print(f"{place.topic}: {len(values):,} records, {entries:,} entries: {rates}; {wall:.1f} s")
         began = time.process_time()
-        judged = Settling(store, options).turn(math.inf)
+        judged = Judging(store, options).turn(math.inf)
         cpu = time.process_time() - began
         print(f"judged {judged:,} windows of {given.instances} instances in {cpu:.2f} s of CPU")
         began = time.process_time()
-        Settling(store, options).turn(math.inf)
+        Judging(store, options).turn(math.inf)
         print(f"judged again: {time.process_time() - began:.3f} s")
         before = sum(file.stat().st_size for file in Path(folder).iterdir())
         later = replace(options, clock_ms=lambda: options.clock_ms() + 30 * 3_600_000)

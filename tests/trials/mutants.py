@@ -1,7 +1,8 @@
 """Faults put into a copy of this checkout, one at a time: does the test that shows a row of the paper notice?
 
 `make mutants` applies every mutation of tests/trials/mutants.toml, runs the one test named there and prints
-what survived. A row of docs/paper.md claims what its test shows; here the test has to show it.
+what survived. A row of docs/paper.md claims what its test shows; here the test has to show it. Each rule of
+the audit's verdict is taken out as well.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTANTS = REPOSITORY / "tests" / "trials" / "mutants.toml"
+RULES = "broker/millrace_audit/auditor/rules.py"
 PAGE = REPOSITORY / "docs" / "paper.md"
 COPIED = ("broker", "plugins", "dags", "schemas", "deploy", "docs", "tests", "*.toml", "*.md", "Makefile")
 WORKERS = 2
@@ -51,6 +53,23 @@ class Mutant:
 def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
     """Every mutation, in the order of the file; TypeError for one with a field too many or too few."""
     return [Mutant(**fields) for fields in tomllib.loads(path.read_text())["mutant"]]
+
+
+def rule_mutants() -> list[Mutant]:
+    """A mutation for each rule of the audit's verdict: the table without the rule."""
+    names = re.findall(r'^    Rule\("([\w-]+)",', (REPOSITORY / RULES).read_text(), re.MULTILINE)
+    test = "tests/unit/audit/test_rules.py::test_each_rule_finds_its_example"
+    return [
+        Mutant(
+            row=0,
+            what=f"the audit has no rule {name}",
+            file=RULES,
+            old=f'    Rule("{name}",',
+            new=f'    *(lambda *_: ())("{name}",',
+            test=f"{test}[{name}]",
+        )
+        for name in names
+    ]
 
 
 def rows_of_the_page() -> dict[int, str]:
@@ -166,7 +185,8 @@ def main() -> int:
         "--only", type=int, nargs="+", metavar="ROW", help="rows of docs/paper.md; 0: of none"
     )
     options = parser.parse_args()
-    mutants = [each for each in read_mutants() if not options.only or each.row in options.only]
+    every = [*read_mutants(), *rule_mutants()]
+    mutants = [each for each in every if not options.only or each.row in options.only]
     if not mutants:
         parser.error(f"no mutant is about row {options.only}")
     began = time.monotonic()

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.support import REPOSITORY
-from tests.trials.mutants import Mutant, apply, read_mutants, rows_of_the_page
+from tests.trials.mutants import Mutant, apply, read_mutants, rows_of_the_page, rule_mutants
 
-MUTANTS = read_mutants()
+MUTANTS = [*read_mutants(), *rule_mutants()]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

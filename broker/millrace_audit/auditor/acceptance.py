@@ -15,7 +15,7 @@ from millrace_audit.auditor.batch import Changes, Producers
 from millrace_audit.auditor.load_counts import LoadCounts, judge_again
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import HistoryRow, ProducerRow
-from millrace_audit.auditor.topic_view import to_instance
+from millrace_audit.auditor.topic_facts import to_instance
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 

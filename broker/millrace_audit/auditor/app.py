@@ -46,10 +46,10 @@ from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
@@ -229,7 +229,7 @@ def build_app(
             acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
             accepted = accept(session, options, acceptance)
         if accepted:
-            Settling(store, options).turn(JUDGING_S)
+            Judging(store, options).turn(JUDGING_S)
         return [instance.instance for instance in accepted]
 
     @app.post("/v1/instances/{instance}/accept")
@@ -257,7 +257,7 @@ def build_app(
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             messages = accept_rejected(session, options, topic, said.load, reason, who)
-        Settling(store, options).turn(JUDGING_S)
+        Judging(store, options).turn(JUDGING_S)
         return {"load": said.load, "messages": messages, "accepted": reason}
 
     @app.post("/v1/topics/{topic}/replace-loads")
@@ -266,7 +266,7 @@ def build_app(
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             loads = replace_loads(session, options, topic, reason, who)
-        Settling(store, options).turn(JUDGING_S)
+        Judging(store, options).turn(JUDGING_S)
         return {"loads": loads, "accepted": reason}
 
     app.add_middleware(WholeBodies, most=MAX_BODY_BYTES)

@@ -29,11 +29,11 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
 from millrace_audit.auditor import ledger
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
@@ -185,7 +185,7 @@ class Auditor:
         """True while another process writes to the database."""
         self._is_stale = True  # something was applied that is not settled
         self.numbers = AuditNumbers(store, options)
-        self._settling = Settling(store, options, self.numbers.settled)
+        self._judging = Judging(store, options, self.numbers.note_final)
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
         self.applied_at: int | None = None
@@ -253,8 +253,8 @@ class Auditor:
         now = time.monotonic()
         self._is_stale |= news
         if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
-            self._settling.turn(_TURN_S)
-            self._is_stale = self._settling.is_behind
+            self._judging.turn(_TURN_S)
+            self._is_stale = self._judging.is_behind
             took = time.monotonic() - now
             self._settle_due = now + min(5 * took, _SETTLE_S)  # less than half of a core at the most
         if now >= self._tidy_due:

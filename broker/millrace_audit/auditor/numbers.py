@@ -17,12 +17,12 @@ from millrace.service.exposition import EscapingRegistry
 from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
-from millrace_audit.auditor.topic_view import is_listed
+from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
 if TYPE_CHECKING:
-    from millrace_audit.auditor.circumstances import Circumstances
+    from millrace_audit.auditor.facts import WindowFacts
     from millrace_audit.auditor.options import AuditOptions
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
@@ -31,7 +31,7 @@ REPLAYED_S = 24 * 3600.0
 
 
 class AuditNumbers(Collector):
-    """Collects when it is asked; `settled` is told of every window that becomes final."""
+    """Collects when it is asked; `note_final` takes every window that becomes final."""
 
     def __init__(self, store: AuditStore, options: AuditOptions) -> None:
         self._store, self._options = store, options
@@ -50,11 +50,11 @@ class AuditNumbers(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def settled(self, window: Window, around: Circumstances, topic: str) -> None:
+    def note_final(self, window: Window, facts: WindowFacts) -> None:
         """Note how long each tier took for a window that is final for the first time."""
         end = window.end.timestamp()
-        home = max((beat.time for tier, beat in around.reached.items() if tier != OFFLINE), default=None)
-        offline = around.reached[OFFLINE].time if OFFLINE in around.reached else None
+        home = max((time for tier, time in facts.read_at.items() if tier != OFFLINE), default=None)
+        offline, topic = facts.read_at.get(OFFLINE), facts.topic
         is_replayed = home is not None and home / 1000 - end >= REPLAYED_S
         for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._options.clock_ms())):
             if time is not None:

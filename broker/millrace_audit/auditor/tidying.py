@@ -13,7 +13,7 @@ from millrace_audit.auditor.answers import heartbeats
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.topic_view import is_listed
+from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.acceptance import Acceptance, accept
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -397,7 +397,7 @@ class Story:
         return other
 
     def settle(self) -> int:
-        return Settling(self.store, self.options).turn(math.inf)
+        return Judging(self.store, self.options).turn(math.inf)
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:

@@ -14,8 +14,8 @@ import pytest
 from millrace.topics_file import TopicPolicy
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat, RejectedMessages
@@ -59,7 +59,7 @@ class Service:
     client: Client
 
     def settle(self) -> None:
-        Settling(self.story.store, self.story.options, self.worker.numbers.settled).turn(math.inf)
+        Judging(self.story.store, self.story.options, self.worker.numbers.note_final).turn(math.inf)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_an_instance_that_was_nobody_is_disowned_with_all_it_said(service: Servi
     (window,) = service.client.get(ask, params=SPAN).json()["windows"]
     assert (window["verdict"], window["acknowledged"]) == ("complete", 10)
     assert (
-        "instance 666 (evil on web-666 in dc1) reported does not count: not one of ours"
+        "reports of instance 666 (evil on web-666 in dc1) do not count: not one of ours"
         in window["reasons"][0]
     )
     (changed, entry) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()

@@ -17,9 +17,9 @@ from millrace.topics_file import TopicPolicy
 from millrace_audit.answer import Verdict, iso, overall, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.beats import Beat, Progress
-from millrace_audit.auditor.circumstances import Circumstances
+from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.console import MARKS
+from millrace_audit.auditor.facts import WindowFacts
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
@@ -211,10 +211,8 @@ def test_the_age_of_replayed_events_is_not_shown_as_a_delay(console: Console) ->
     end = W + WINDOW_MS
     console.clock = end + 3_000
     for late_ms in (1_000, 4_000 * 24 * HOUR_MS):
-        around = Circumstances(
-            reached={"dc1": Beat(1, end + late_ms, None), OFFLINE: Beat(1, end + 2_000, None)}
-        )
-        console.numbers.settled(window, around, TOPIC)
+        read_at = {"dc1": end + late_ms, OFFLINE: end + 2_000}
+        console.numbers.note_final(window, WindowFacts(topic=TOPIC, start=W, read_at=read_at))
     assert console.numbers.delays(TOPIC) == [("home", 1.0, 1), (OFFLINE, 2.0, 1), (WAREHOUSE, 3.0, 1)]
     assert "home 1 s (1 window); offline 2 s" in console.get(topic=TOPIC, at=AT).text
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from millrace_audit.answer import iso
-from millrace_audit.auditor import answers, ledger, topic_view
+from millrace_audit.auditor import answers, ledger, topic_facts
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.beats import Beat, Beats
 from millrace_audit.auditor.reported import MOST_RANGES
@@ -179,7 +179,7 @@ def test_nothing_is_over_before_what_was_said_by_then_is_applied(quick: Story) -
     quick.beat("dc2", NOW + 6000)
     quick.apply()
     assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["pending", "pending"]
-    assert quick.window()["reasons"] == ["what producers of dc1 have said by then is still read"]
+    assert quick.window()["reasons"] == ["reports from dc1 are still read"]
     assert quick.answer()["watermark"] is None
     quick.hello(2)
     quick.report(0, (0, 4), instance=2, closed=NOTHING)
@@ -192,7 +192,7 @@ def test_nothing_is_over_before_what_was_said_by_then_is_applied(quick: Story) -
 def test_a_topic_nobody_has_spoken_of_is_unknown_never_complete(story: Story) -> None:
     answer = story.answer()
     assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
-    assert "no producer and no reader has spoken of topic" in answer["windows"][0]["reasons"][0]
+    assert "no producer and no reader has named topic" in answer["windows"][0]["reasons"][0]
 
 
 # Whom it trusts: every record here is one that whoever may produce to an audit topic can write.
@@ -320,7 +320,7 @@ def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete
 def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_view, "MOST_UNCOUNTED", 5)
+    monkeypatch.setattr(topic_facts, "MOST_UNCOUNTED", 5)
     for n in range(20):
         quick.hello(1000 + n, topic=f"A{n:02}")
         quick.report(0, (0, 9), instance=1000 + n, topic=f"A{n:02}")
@@ -460,7 +460,7 @@ def test_a_hello_with_another_seal_neither_joins_a_topic_nor_closes_anything(sto
     story.beats()
     story.apply()
     assert story.answer(topic="Other")["windows"][0]["reasons"] == [
-        "no producer and no reader has spoken of topic Other"
+        "no producer and no reader has named topic Other: `millrace topics list`"
     ]
     assert "has closed nothing" in story.window()["reasons"][0]
 
@@ -532,7 +532,7 @@ def test_an_idle_instance_of_which_an_event_was_counted_is_awaited(story: Story)
     story.beats(LATER)
     window = story.apply().window()
     assert window["verdict"] == "unknown"
-    assert "has closed nothing and may send more; nothing was heard of it since" in window["reasons"][0]
+    assert "has closed nothing; its last report came at" in window["reasons"][0]
     assert "reported nothing here, and 5 events are counted that it never reported" in window["reasons"][1]
 
 
@@ -638,7 +638,7 @@ def test_events_of_an_instance_that_never_said_hello_are_carried(story: Story) -
     story.beats(NOW + 6000)
     window = story.apply().window()
     assert window["verdict"] == "pending", "its hello may be on its way"
-    assert "what its producers say is still read" in window["reasons"][-1]
+    assert "dc1 has events that no producer reported; its reports are still read" in window["reasons"]
     story.beats(NOW + 12_000)
     window = story.apply().window()
     assert (window["verdict"], window["acknowledged"], window["carried"]) == ("carried", 10, 5)
@@ -760,7 +760,7 @@ def test_a_reader_that_stands_makes_unknown_what_waits_for_it_and_says_so(story:
     story.beats(W + WINDOW_MS)
     window = story.apply().window()
     assert window["verdict"] == "unknown"
-    assert "the reader of dc1 stands at 2015-05-17T10:10:00Z" in window["reasons"][0]
+    assert "the reader of dc1 is stale: it counted through 2015-05-17T10:10:00Z" in window["reasons"][0]
 
 
 def test_a_missing_report_keeps_the_topic_unknown_and_accepting_goes_on(story: Story) -> None:
@@ -939,7 +939,7 @@ def test_positions_say_what_lost_audit_records_were_about_and_not_times_that_rec
     story.apply()
     verdicts = [story.verdict(W + n * WINDOW_MS) for n in (-3, 0, 5, 12)]
     assert verdicts == ["complete", "unknown", "unknown", "complete"]
-    assert f"who sent what from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
+    assert f"in dc1 from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
 
 
 def test_late_events_that_nobody_reported_are_unknown_while_reports_of_that_time_are_lost(
@@ -1051,8 +1051,8 @@ def test_a_topic_that_a_reader_does_not_count_is_unknown_until_it_does(quick: St
     quick.report(0, (0, 9), instance=2, topic="Other")
     quick.beats(LATER - WINDOW_MS)
     assert quick.apply().verdict(topic="Other") == "unknown"
-    cause = "the reader of dc1 has not counted topic Other so far: is it there, and among its --topics?"
-    assert cause in quick.window(topic="Other")["reasons"]
+    cause = "the reader of dc1 has not counted topic Other"
+    assert any(cause in reason for reason in quick.window(topic="Other")["reasons"])
     counts = found((0, 4), instance=2), found((5, 9), instance=2)
     quick.count("dc1", counts[0], topic="Other", partition=5)  # the first of what there is
     quick.apply()
@@ -1675,8 +1675,9 @@ def test_a_window_names_some_silent_instances_and_counts_the_others(quick: Story
     quick.report(0, instance=200, closed=W + 1, time=W)
     quick.beats(NOW + 6000)
     reasons = quick.apply().window()["reasons"]
-    assert reasons[0] == "instance 129 (shop on web-129 in dc1) has closed nothing and may send more"
-    assert (len(reasons), reasons[-1]) == (11, "21 more instances may have something to say")
+    assert reasons[0].startswith("1 more instances are silent or miss a report")
+    assert reasons[1] == "instance 129 (shop on web-129 in dc1) has closed nothing and may send more"
+    assert (len(reasons), reasons[-1]) == (12, "20 more instances may send more")
     assert quick.verdict() == "unknown", "of one of the others nothing was heard for long"
     quick.accept(service="shop")
     quick.settle()
@@ -1730,7 +1731,7 @@ def test_an_expired_window_is_unknown_and_an_incomplete_one_stays(quick: Story) 
     with quick.store.writing() as session:
         tidy(session, quick.options)
     assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["unknown", "incomplete"]
-    assert "it is older than --keep-days" in quick.window()["reasons"][0]
+    assert "the window is older than --keep-days" in quick.window()["reasons"][0]
 
 
 def test_a_window_of_a_far_time_that_expires_blinds_nobody(quick: Story) -> None:
