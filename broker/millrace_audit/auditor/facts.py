@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from millrace_audit.answer import DOWNSTREAM, Instance
@@ -197,6 +197,10 @@ class Rejected:
     is_span: bool = False
     """Their windows are not known: they are of this one or of others around it."""
 
+    @property
+    def is_accepted(self) -> bool:
+        return self.accepted is not None
+
 
 @dataclass(frozen=True, slots=True)
 class LostLoad:
@@ -207,6 +211,18 @@ class LostLoad:
     """Its rows in the hour; None when its hours are not known."""
     newest: int
     """Newest load in the warehouse."""
+
+    @property
+    def is_hour_known(self) -> bool:
+        return self.rows is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TableTrouble:
+    """Cause for which a published table cannot be counted."""
+
+    since: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +267,8 @@ class WindowFacts:
     lost_loads: Sequence[LostLoad] = ()
     has_other_editions: bool = False
     """The warehouse has other editions of the hour's loads than were counted."""
-    table_trouble: str = ""
-    """Cause for which the hour's published table cannot be counted now."""
-    table_gone_since: int = NOTHING
+    table_troubles: Sequence[TableTrouble] = ()
+    """At most one, of a published hour."""
     are_unkeyed_rows_known: bool = True
     """Loads have reported all the window's rows without a header."""
     rejected: Sequence[Rejected] = ()
@@ -297,5 +312,5 @@ class WindowFacts:
 
     def digest(self) -> str:
         """Hash of the facts: while it and the evidence stay as they are, so does the verdict."""
-        values = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        values = [(name, value) for name in self.__slots__ if (value := getattr(self, name))]
         return hashlib.blake2b(repr(values).encode(), digest_size=16).hexdigest()

@@ -266,7 +266,7 @@ def _note_changed(session: Session, topic: str, hours: Set[int]) -> None:
 def _doubt_table(session: Session, facts: TopicFacts) -> None:
     """Have a topic's windows judged again once its published table has been gone for too long."""
     state = facts.loads.state
-    if state is not None and not state.is_table_doubted and facts.loads.is_table_gone(facts.now):
+    if state is not None and not state.is_table_doubted and facts.loads.table_troubles(facts.now):
         state.is_table_doubted = True
         settled = update(WindowRow).where(WindowRow.topic == facts.topic, WindowRow.settled)
         session.execute(settled.values(settled=False, dirty=True))

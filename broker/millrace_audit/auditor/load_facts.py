@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.facts import LostLoad, Rejected
+from millrace_audit.auditor.facts import LostLoad, Rejected, TableTrouble
 from millrace_audit.auditor.store import (
     AcceptanceRow,
     LoadHourRow,
@@ -44,8 +44,11 @@ class LoadFacts:
     unkeyed_from: int = NOTHING
     """Windows before this time are in loads that reported no rows without a header."""
 
-    def is_table_gone(self, now: int) -> bool:
-        return self.state is not None and now - self.state.table_gone_since >= TABLE_PATIENCE_MS
+    def table_troubles(self, now: int) -> list[TableTrouble]:
+        if self.state is None or now - self.state.table_gone_since < TABLE_PATIENCE_MS:
+            return []
+        why = self.state.table_trouble or "it is not in the catalog"
+        return [TableTrouble(self.state.table_gone_since, why)]
 
     def spans_over(self, window: int) -> list[Rejected]:
         return [self._rejected(span) for span in self.spans if span.window <= window <= span.last]

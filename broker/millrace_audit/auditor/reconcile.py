@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import combinations
 
 from millrace_audit.answer import Finding, Instance
 from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
@@ -274,6 +275,35 @@ def _of_unkeyed_rows(facts: WindowFacts, incomparable: set[str]) -> Iterator[Dif
 
 def _unkeyed(kind: str, tier: str, count: int) -> Finding:
     return Finding(kind, tier, "", UNKEYED, 0, [], count)
+
+
+def at_two_homes(facts: WindowFacts) -> Iterator[tuple[Source, Source, SequenceRanges]]:
+    """Sources of one name at two homes, with the sequences that both homes hold and not both have reported.
+
+    What both have reported is of two producers with one number. The rest was carried from home to home.
+    """
+    unknown = {*facts.unheard, *(gap.origin for gap in facts.gaps if not gap.tier)}
+    by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
+    for source in facts.sources:
+        one, home = source.instance, source.home
+        is_open = one.announced and (may_report(one, facts.end) or one.first_report > 0)
+        if home in source.observed and home not in unknown and facts.has_read(home, home) and not is_open:
+            by_names[_names(one)].append(source)
+    for same in by_names.values():
+        for first, second in combinations(same, 2):
+            both = _present_at_home(first) & _present_at_home(second)
+            if both := both - (reported_of(first) & reported_of(second)):
+                yield first, second, both
+
+
+def _present_at_home(source: Source) -> SequenceRanges:
+    return _tally(source.observed[source.home]).present
+
+
+def reported_of(source: Source) -> SequenceRanges:
+    """Sequences that the producer reported, acknowledged or failed."""
+    reported = source.reported
+    return SequenceRanges(pairs(reported.acknowledged)) | SequenceRanges(pairs(reported.failed))
 
 
 def acknowledged_of(reported: Said) -> SequenceRanges:

@@ -8,13 +8,12 @@ rule looks at another one. To add a rule, write a condition and a row; `test_rul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from millrace_audit.answer import Finding, Instance, Verdict, iso, overall
 from millrace_audit.auditor import reconcile
-from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, pairs
 from millrace_audit.auditor.facts import (
     DebtState,
     Gap,
@@ -28,7 +27,7 @@ from millrace_audit.auditor.facts import (
 )
 from millrace_audit.auditor.reconcile import Difference
 from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
-from millrace_audit.reports.ranges import SequenceRanges, in_words
+from millrace_audit.reports.ranges import in_words
 
 INCOMPLETE, UNKNOWN, PENDING, CARRIED = Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.PENDING, Verdict.CARRIED
 NOTE = Verdict.COMPLETE
@@ -53,6 +52,7 @@ class Case:
 
 Hit = dict[str, Any]
 """Values for the texts of a rule; `finding` for a rule about a difference."""
+Find = Callable[[Case], Iterable[Hit]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Rule:
     verdict: Verdict
     when: str
     """The condition in words."""
-    find: Callable[[Case], Iterable[Hit]]
+    find: Find
     reason: str
     command: str = ""
     """Next command; empty where waiting is all there is to do."""
@@ -124,18 +124,79 @@ def _cause(rule: Rule, hit: Hit, facts: WindowFacts) -> Cause:
     return Cause(rule.name, rule.verdict, reason, command, key, hit.get("finding"))
 
 
-# Conditions. Each is a generator over the facts that its rule is about.
+# Conditions. Each finds hits in the facts that its rule is about.
 
 
-def _special(special: Special) -> Callable[[Case], Iterator[Hit]]:
+def _if(fact: Callable[[WindowFacts], object]) -> Find:
+    """One hit if a fact is true, or a number that is not 0."""
+    return lambda case: [{"number": value}] if (value := fact(case.facts)) else []
+
+
+def _each(facts: str, **wanted: object) -> Find:
+    """A hit for each fact of a kind with the wanted values."""
+
     def find(case: Case) -> Iterator[Hit]:
-        if case.facts.special == special:
-            yield {}
+        for fact in getattr(case.facts, facts):
+            if all(getattr(fact, name) == value for name, value in wanted.items()):
+                yield _values(fact)
 
     return find
 
 
-def _different(kind: str, *tiers: str, is_home: bool = False) -> Callable[[Case], Iterator[Hit]]:
+_TIMES = {"since", "until", "watermark", "applied_through"}
+
+
+def _values(fact: Any) -> Hit:
+    """The values of a fact, with times as text."""
+    values = {each.name: getattr(fact, each.name) for each in fields(fact)}
+    return {name: iso(value) if name in _TIMES else value for name, value in values.items()}
+
+
+def _readers(state: ReaderState) -> Find:
+    def find(case: Case) -> Iterator[Hit]:
+        for hit in _each("readers", state=state)(case):
+            yield {**hit, "place": "tier offline" if hit["tier"] == OFFLINE else f"cluster {hit['tier']}"}
+
+    return find
+
+
+def _legs(state: LegState) -> Find:
+    def find(case: Case) -> Iterator[Hit]:
+        for leg in case.facts.legs:
+            if leg.state == state:
+                before = OFFLINE if leg.tier == WAREHOUSE else leg.origin
+                since = iso(case.facts.read_at.get(before, NOTHING))
+                origins = ", ".join(case.facts.origins)
+                gaps = [gap for gap in case.facts.gaps if gap.tier == leg.tier and gap.is_ongoing]
+                why = gap_text(gaps[0], case.facts.topic) if gaps else "its log cannot be read on"
+                yield {"origin": leg.origin, "since": since, "origins": origins, "why": why}
+
+    return find
+
+
+def _debts(state: DebtState) -> Find:
+    return lambda case: (_of_producer(debt.instance) for debt in case.facts.debts if debt.state == state)
+
+
+def _more_debts(*states: DebtState) -> Find:
+    return _if(lambda facts: sum(facts.more_debts.get(state, 0) for state in states))
+
+
+def _of_producer(one: Instance) -> Hit:
+    closed = "nothing" if one.closed_through == NOTHING else f"only {iso(one.closed_through)}"
+    debt = f"{one.name} has closed {closed}"
+    if one.missing_reports:
+        debt = f"report {in_words(one.missing_reports)} of {one.name} is missing"
+    return {
+        "name": one.name,
+        "instance": one.instance,
+        "debt": debt,
+        "heard": iso(one.heard_at),
+        "accepted": one.accepted,
+    }
+
+
+def _different(kind: str, *tiers: str, is_home: bool = False) -> Find:
     """Unexplained differences of a kind: at the home, at some tiers behind it, or at any tier."""
 
     def find(case: Case) -> Iterator[Hit]:
@@ -147,23 +208,26 @@ def _different(kind: str, *tiers: str, is_home: bool = False) -> Callable[[Case]
     return find
 
 
-def _of_difference(difference: Difference) -> Hit:
-    finding = difference.finding
-    who = f"instance {finding.instance} ({finding.service} on {finding.server})"
-    return {
-        "finding": finding,
-        "count": finding.count,
-        "kind": finding.kind,
-        "tier": finding.tier,
-        "before": reconcile.before(finding.tier, difference.home),
-        "who": f"{who}, sequences {in_words(finding.sequences)}" if finding.sequences else finding.service,
-    }
-
-
 def _unproven(case: Case) -> Iterator[Hit]:
     for each in case.differences:
         if each.gap is not None:
             yield {**_of_difference(each), "finding": None, "gap": gap_text(each.gap, case.facts.topic)}
+
+
+def _of_difference(difference: Difference) -> Hit:
+    finding = difference.finding
+    who, sequences = finding.service, in_words(finding.sequences)
+    if sequences:
+        who = f"instance {finding.instance} ({who} on {finding.server}), sequences {sequences}"
+    before = reconcile.before(finding.tier, difference.home)
+    return {**_values(finding), "finding": finding, "before": before, "who": who}
+
+
+def _two_homes(case: Case) -> Iterator[Hit]:
+    for first, second, both in reconcile.at_two_homes(case.facts):
+        one, (home, other) = first.instance, sorted((first.home, second.home))
+        who = f"instance {one.instance} ({one.service} on {one.server}), sequences {in_words(both)}"
+        yield {"count": len(both), "home": home, "other": other, "who": who}
 
 
 def _given_up(case: Case) -> Iterator[Hit]:
@@ -171,149 +235,13 @@ def _given_up(case: Case) -> Iterator[Hit]:
         yield {"count": count}
 
 
-def _rejected(*, is_accepted: bool) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for each in case.facts.rejected:
-            if (each.accepted is not None) == is_accepted:
-                yield {
-                    "load": each.load,
-                    "count": each.messages,
-                    "why": each.reason,
-                    "accepted": each.accepted,
-                }
-
-    return find
-
-
-def _lost_loads(*, is_hour_known: bool) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for lost in case.facts.lost_loads:
-            if (lost.rows is not None) == is_hour_known:
-                yield {"load": lost.load, "rows": lost.rows, "newest": lost.newest}
-
-    return find
-
-
-def _verified(*, is_of_topic: bool) -> Callable[[Case], Iterator[Hit]]:
-    return lambda case: ({"text": p.text} for p in case.facts.problems if p.is_of_topic == is_of_topic)
-
-
-def _gaps(kind: GapKind) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for gap in case.facts.gaps:
-            if gap.kind == kind and not gap.is_late:
-                yield {"gap": gap_text(gap, case.facts.topic), "place": gap.tier or gap.origin}
-
-    return find
-
-
-_GAP_TEXTS = {
-    GapKind.REPORTS_LOST: "audit records were lost before the auditor read them: reports of the producers in"
-    " {origin} from {since} to {until}",
-    GapKind.TOO_MANY_PRODUCERS: "too many instances of topic {topic} are open in {origin}: reports of further"
-    " instances are not read since {since}",
-    GapKind.MESSAGES_NOT_COUNTED: "offsets {start} to {end} of partition {partition} were never counted in"
-    " full at tier {tier}: messages or counts had expired, or the log was truncated, by {until}",
-    GapKind.COUNTS_LOST: "audit records were lost before the auditor read them: counts of tier {tier} from"
-    " {since} to {until}",
-    GapKind.UNREADABLE: "the log of {topic}-{partition} in {tier} cannot be read at offset {start}: {cause}",
-}
-
-
-def gap_text(gap: Gap, topic: str) -> str:
-    return _GAP_TEXTS[gap.kind].format(
-        topic=topic,
-        origin=gap.origin,
-        tier=gap.tier,
-        since=iso(gap.since),
-        until=iso(gap.until),
-        partition=gap.partition,
-        start=gap.start,
-        end=gap.end,
-        cause=gap.cause,
-    )
-
-
-def _late_reports_lost(case: Case) -> Iterator[Hit]:
+def _reports_lost_late(case: Case) -> Iterator[Hit]:
     """Unreported events at an origin whose reports of that time are lost."""
     partly_reported = (s for s in case.facts.sources if s.observed and s.instance.first_report > 0)
     homes = {source.home for source in (*case.unreported, *partly_reported)}
     for gap in case.facts.gaps:
         if gap.is_late and not gap.tier and gap.origin in homes:
-            yield {"gap": gap_text(gap, case.facts.topic), "place": gap.origin}
-
-
-def _blocked(case: Case) -> Iterator[Hit]:
-    gaps = [g for g in case.facts.gaps if g.kind == GapKind.UNREADABLE and g.tier == OFFLINE]
-    for leg in case.facts.legs:
-        if leg.state == LegState.BLOCKED and gaps:
-            yield {"gap": gap_text(gaps[0], case.facts.topic)}
-
-
-def _readers(state: ReaderState) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for reader in case.facts.readers:
-            if reader.state == state:
-                place = "tier offline" if reader.tier == OFFLINE else f"cluster {reader.tier}"
-                yield {"tier": reader.tier, "through": iso(reader.watermark), "place": place}
-
-    return find
-
-
-def _streams(state: StreamState) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for stream in case.facts.streams:
-            if stream.state == state:
-                yield {"origin": stream.origin, "through": iso(stream.applied_through)}
-
-    return find
-
-
-def _debts(state: DebtState) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for debt in case.facts.debts:
-            if debt.state == state:
-                yield _of_instance(debt.instance)
-
-    return find
-
-
-def _of_instance(one: Instance) -> Hit:
-    closed = "nothing" if one.closed_through == NOTHING else f"only {iso(one.closed_through)}"
-    reports = in_words(one.missing_reports)
-    return {
-        "name": one.name,
-        "instance": one.instance,
-        "debt": f"report {reports} of {one.name} is missing"
-        if reports
-        else f"{one.name} has closed {closed}",
-        "heard": iso(one.heard_at),
-        "why": one.accepted,
-    }
-
-
-def _more_debts(*states: DebtState) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        if count := sum(case.facts.more_debts.get(state, 0) for state in states):
-            yield {"count": count}
-
-    return find
-
-
-def _more_accepted(case: Case) -> Iterator[Hit]:
-    if count := case.facts.more_accepted:
-        yield {"count": count}
-
-
-def _legs(state: LegState) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        for leg in case.facts.legs:
-            if leg.state == state:
-                before = OFFLINE if leg.tier == WAREHOUSE else leg.origin
-                since = iso(case.facts.read_at.get(before, NOTHING))
-                yield {"origin": leg.origin, "since": since, "origins": ", ".join(case.facts.origins)}
-
-    return find
+            yield {"gap": gap_text(gap, case.facts.topic), "origin": gap.origin}
 
 
 def _reports_not_applied(case: Case) -> Iterator[Hit]:
@@ -333,52 +261,34 @@ def _unreported_of_silent(case: Case) -> Iterator[Hit]:
     for source in case.facts.sources:
         one = source.instance
         if one.announced and reconcile.may_report(one, case.facts.end):
-            flat = (source.reported.acknowledged, source.reported.failed)
-            reported = reconcile.union(SequenceRanges(pairs(each)) for each in flat)
+            reported = reconcile.reported_of(source)
             if rest := reconcile.present_anywhere(source) - reported:
                 last = f"through sequence {reported.last}" if reported else "nothing"
                 judged = "; they are judged like failed ones" if one.accepted is not None else ""
                 yield {"name": one.name, "last": last, "count": len(rest), "judged": judged}
 
 
-def _table_trouble(case: Case) -> Iterator[Hit]:
-    if why := case.facts.table_trouble:
-        yield {"since": iso(case.facts.table_gone_since), "why": why}
-
-
-def _too_many_ranges(case: Case) -> Iterator[Hit]:
-    if case.facts.has_too_many_ranges:
-        yield {"most": MOST_RANGES_KEPT}
-
-
-def _shared_number(case: Case) -> Iterator[Hit]:
-    for source in case.facts.sources:
-        if reconcile.is_shared_number(source):
-            yield {"instance": source.instance.instance}
-
-
-def _if(fact: Callable[[WindowFacts], object]) -> Callable[[Case], Iterator[Hit]]:
-    def find(case: Case) -> Iterator[Hit]:
-        if fact(case.facts):
-            yield {}
-
-    return find
+def _sources(which: Callable[[Source], bool]) -> Find:
+    return lambda case: (_of_producer(source.instance) for source in case.facts.sources if which(source))
 
 
 ACCEPT = 'millrace audit --accept {instance} --reason "…"'
-READER = "millrace audit-reader --{place}"
+ACCEPT_SERVICE = 'millrace audit --accept-service NAME --reason "…"'
+REPLACE = 'millrace audit {topic} --replace-loads --reason "…"'
+STRANGERS = "curl AUDITOR/v1/strangers"
 
 SPECIAL_RULES = (
     Rule("topic-unknown", UNKNOWN, "No producer and no reader has ever named the topic.",
-         _special(Special.UNKNOWN_TOPIC),
+         _if(lambda facts: facts.special == Special.UNKNOWN_TOPIC),
          "no producer and no reader has named topic {topic}", "millrace topics list", "{topic}"),
     Rule("window-deleted", UNKNOWN, "The window is older than `--keep-days` and was deleted.",
-         _special(Special.DELETED),
+         _if(lambda facts: facts.special == Special.DELETED),
          "the window is older than --keep-days, and what was known of it is deleted"),
-    Rule("being-judged", PENDING, "New facts about the window have arrived.", _special(Special.BEING_JUDGED),
+    Rule("being-judged", PENDING, "New facts about the window have arrived.",
+         _if(lambda facts: facts.special == Special.BEING_JUDGED),
          "new facts about the window are being judged"),
     Rule("in-the-future", PENDING, "The window is later than the auditor's clock.",
-         _special(Special.IN_THE_FUTURE),
+         _if(lambda facts: facts.special == Special.IN_THE_FUTURE),
          "the window is still to come: check the clock of its producer"),
 )  # fmt: skip
 """Rules for a window of which no other fact matters."""
@@ -411,68 +321,80 @@ RULES = (
          "MillraceEventsMissing"),
     Rule("unexpected", INCOMPLETE, "A tier holds events that were neither reported nor in the tier before.",
          _different("unexpected", OFFLINE, WAREHOUSE, TABLE, is_home=True),
-         "{count} unexpected at {tier} ({who})", "curl AUDITOR/v1/strangers", "{tier}", "MillraceStrangers"),
+         "{count} unexpected at {tier} ({who})", STRANGERS, "{tier}", "MillraceStrangers"),
     Rule("altered", INCOMPLETE, "A tier holds the right events with other content.",
          _different("altered", OFFLINE, is_home=True),
          "{count} altered at {tier} ({who})", "millrace log dump DIR", "{tier}", "MillraceEventsMissing"),
+    Rule("two-homes", INCOMPLETE, "Events are at two homes, and not both homes' producers reported them.",
+         _two_homes,
+         "{count} events are at {home} and at {other} ({who}): something copied them from one to the other",
+         "millrace mirror status CONFIG", "{home}+{other}", "MillraceEventsMissing"),
     Rule("rejected-by-load", INCOMPLETE,
          "A load set messages of the window aside, and no operator gave them up.",
-         _rejected(is_accepted=False),
-         "load {load} rejected {count} messages ({why}): give them up with --accept-rejected {load}, or"
+         _each("rejected", is_accepted=False),
+         "load {load} rejected {messages} messages ({reason}): give them up with --accept-rejected {load}, or"
          " reload them once they can be decoded", 'millrace reload {topic} --loads {load} --reason "…"',
          "{topic}/{load}", "MillraceRecordsRejected"),
     Rule("load-lost", INCOMPLETE, "A load of the hour was counted and is gone from the warehouse.",
-         _lost_loads(is_hour_known=True),
+         _each("lost_loads", is_hour_known=True),
          "load {load} was counted with {rows} rows and is gone: the warehouse's newest load is {newest};"
-         " restore a newer copy, or load again and replace",
-         'millrace audit {topic} --replace-loads --reason "…"', "{topic}", "MillraceEventsMissing"),
+         " restore a newer copy, or load again and replace", REPLACE, "{topic}", "MillraceEventsMissing"),
     Rule("verify-problem", INCOMPLETE, "`millrace verify` found a problem of the hour.",
-         _verified(is_of_topic=False),
+         _each("problems", is_of_topic=False),
          "`millrace verify` found: {text}", "", "{topic}/{hour}", "MillraceEventsMissing"),
     # unknown: something that must be known cannot be known now
     Rule("reader-never-started", UNKNOWN, "A reader that the window waits for has never sent a heartbeat.",
          _readers(ReaderState.NEVER_SEEN),
-         "{tier} has sent no heartbeat", READER, "{tier}", "MillraceTierBehind"),
+         "{tier} has sent no heartbeat", "millrace audit-reader --{place}", "{tier}", "MillraceTierBehind"),
     Rule("reader-stale", UNKNOWN, "A reader that the window waits for has counted nothing for a minute.",
          _readers(ReaderState.STALE),
-         "the reader of {tier} is stale: it counted through {through}", READER, "{tier}",
-         "MillraceTierBehind"),
+         "the reader of {tier} is stale: it counted through {watermark}", "millrace audit-reader --{place}",
+         "{tier}", "MillraceTierBehind"),
     Rule("reports-stuck", UNKNOWN, "Reports from an origin are more than a minute behind its reader.",
-         _streams(StreamState.STUCK),
-         "reports are read through {through} only; check that topic `audit` is mirrored from {origin}",
+         _each("streams", state=StreamState.STUCK),
+         "reports from {origin} are read through {applied_through} only; check the mirror of `audit`",
          "millrace mirror status CONFIG", "{origin}", "MillraceMirrorBehind"),
     Rule("report-missing", UNKNOWN, "A report of a producer is missing.", _debts(DebtState.REPORT_MISSING),
          "{debt}", ACCEPT, "producer {instance}", "MillraceWatermarkOld"),
     Rule("producer-silent", UNKNOWN,
          "A producer has not closed the window, and has been silent for its patience.",
          _debts(DebtState.SILENT),
-         "{debt}; its last report came at {heard}", ACCEPT, "producer {instance}",
-         "MillraceWatermarkOld"),
+         "{debt}; its last report came at {heard}", ACCEPT, "producer {instance}", "MillraceWatermarkOld"),
     Rule("more-producers-silent", UNKNOWN, "Further producers are silent or miss a report.",
          _more_debts(DebtState.SILENT, DebtState.REPORT_MISSING),
-         "{count} more instances are silent or miss a report",
-         'millrace audit --accept-service NAME --reason "…"', "{topic}", "MillraceWatermarkOld"),
+         "{number} more instances are silent or miss a report", ACCEPT_SERVICE, "{topic}",
+         "MillraceWatermarkOld"),
     Rule("reports-lost", UNKNOWN, "Reports from an origin were lost before the auditor read them.",
-         _gaps(GapKind.REPORTS_LOST),
-         "{gap}", "", "{place}"),
+         _each("gaps", kind=GapKind.REPORTS_LOST, is_late=False),
+         "audit records were lost before the auditor read them: reports of the producers in {origin} from"
+         " {since} to {until}", "", "{origin}"),
     Rule("reports-lost-late", UNKNOWN, "Unreported events lie where reports from their origin were lost.",
-         _late_reports_lost,
-         "{gap}", "", "{place}"),
+         _reports_lost_late,
+         "{gap}", "", "{origin}"),
     Rule("too-many-producers", UNKNOWN, "More instances of the topic are open than may be.",
-         _gaps(GapKind.TOO_MANY_PRODUCERS),
-         "{gap}", 'millrace audit --accept-service NAME --reason "…"', "{place}"),
+         _each("gaps", kind=GapKind.TOO_MANY_PRODUCERS, is_late=False),
+         "too many instances of topic {topic} are open in {origin}: reports of further instances are not read"
+         " since {since}", ACCEPT_SERVICE, "{origin}"),
     Rule("not-counted-in-full", UNKNOWN,
          "Messages expired, or a log was truncated, before they were counted.",
-         _gaps(GapKind.MESSAGES_NOT_COUNTED),
-         "{gap}", "", "{place}"),
+         _each("gaps", kind=GapKind.MESSAGES_NOT_COUNTED, is_late=False),
+         "offsets {start} to {end} of partition {partition} were never counted in full at tier {tier}:"
+         " messages or counts had expired, or the log was truncated, by {until}", "", "{tier}"),
     Rule("counts-lost", UNKNOWN, "Counts of a tier were lost before the auditor read them.",
-         _gaps(GapKind.COUNTS_LOST),
-         "{gap}", "", "{place}"),
-    Rule("partition-unreadable", UNKNOWN, "A partition cannot be read on.", _gaps(GapKind.UNREADABLE),
-         "{gap}", "millrace log verify DIR", "{place}", "MillracePartitionUnreadable"),
+         _each("gaps", kind=GapKind.COUNTS_LOST, is_late=False),
+         "audit records were lost before the auditor read them: counts of {tier} from {since} to {until}", "",
+         "{tier}"),
+    Rule("partition-unreadable", UNKNOWN, "A partition cannot be read on.",
+         _each("gaps", kind=GapKind.UNREADABLE, is_late=False),
+         "the log of {topic}-{partition} in {tier} cannot be read at offset {start}: {cause}",
+         "millrace log verify DIR", "{tier}", "MillracePartitionUnreadable"),
     Rule("offline-blocked", UNKNOWN, "Events wait for a partition of the copy that cannot be read on.",
-         _blocked,
-         "{gap}", "millrace log verify DIR", "offline", "MillracePartitionUnreadable"),
+         _legs(LegState.BLOCKED),
+         "{why}", "millrace log verify DIR", "offline", "MillracePartitionUnreadable"),
+    Rule("upstream-blocked", UNKNOWN, "A later tier is not compared with a home that cannot be read on.",
+         _legs(LegState.UPSTREAM_BLOCKED),
+         "later tiers are not compared with {origin}, which cannot be read on", "millrace log verify DIR",
+         "{origin}", "MillracePartitionUnreadable"),
     Rule("difference-unproven", UNKNOWN, "Events seem wrong, and a gap that began later may explain it.",
          _unproven,
          "{count} seem {kind} at {tier} ({who}), but {gap}", "", "{tier}"),
@@ -487,24 +409,25 @@ RULES = (
          _legs(LegState.ORIGIN_NOT_CONFIGURED),
          "events come from {origin}, which is none of {origins}", "millrace auditor --origins …", "{origin}"),
     Rule("load-lost-somewhere", UNKNOWN, "A load was counted and is gone, and its hours are not known.",
-         _lost_loads(is_hour_known=False),
+         _each("lost_loads", is_hour_known=False),
          "load {load} was counted, in hours that are not known, and is gone: the warehouse's newest load is"
-         " {newest}; restore a newer copy, or load again and replace",
-         'millrace audit {topic} --replace-loads --reason "…"', "{topic}", "MillraceEventsMissing"),
+         " {newest}; restore a newer copy, or load again and replace", REPLACE, "{topic}",
+         "MillraceEventsMissing"),
     Rule("other-editions", UNKNOWN, "The warehouse has other editions of the hour's loads than were counted.",
          _if(lambda facts: facts.has_other_editions),
          "the warehouse has other editions of the hour's loads than were counted: restore a newer copy, or"
          " reload", 'millrace reload {topic} --hour {hour} --reason "…"', "{topic}"),
     Rule("table-not-counted", UNKNOWN,
-         "The hour is published, and its table has not been readable for 15 minutes.", _table_trouble,
+         "The hour is published, and its table has not been readable for 15 minutes.",
+         _each("table_troubles"),
          "the published table cannot be counted since {since} ({why})",
          "millrace verify WAREHOUSE --topic {topic}", "{topic}", "MillraceTableOld"),
     Rule("verify-problem-of-topic", UNKNOWN, "`millrace verify` found a problem of the whole topic.",
-         _verified(is_of_topic=True),
+         _each("problems", is_of_topic=True),
          "`millrace verify` found: {text}", "", "{topic}"),
     Rule("too-many-ranges", UNKNOWN, "More than 200,000 ranges of sequences were reported or counted.",
-         _too_many_ranges,
-         "more than {most} ranges of sequences were reported or counted in it: find the producer that sends"
+         _if(lambda facts: facts.has_too_many_ranges),
+         "more than 200,000 ranges of sequences were reported or counted in it: find the producer that sends"
          " out of order, or in others' names", "", "{topic}"),
     # pending: nothing is wrong, something is on its way
     Rule("not-mirrored", PENDING, "The aggregate cluster holds nothing of the topic from an origin.",
@@ -528,9 +451,9 @@ RULES = (
          "{debt} and may send more"),
     Rule("more-producers-open", PENDING, "Further producers have not closed the window.",
          _more_debts(DebtState.OPEN),
-         "{count} more instances may send more"),
+         "{number} more instances may send more"),
     Rule("reports-applying", PENDING, "Reports from an origin are being read.",
-         _streams(StreamState.APPLYING),
+         _each("streams", state=StreamState.APPLYING),
          "reports from {origin} are still read"),
     Rule("window-open", PENDING, "A reader that the window waits for goes on counting.",
          _readers(ReaderState.CURRENT),
@@ -542,24 +465,32 @@ RULES = (
     Rule("unreported", CARRIED, "Events that no producer reported are the same at every tier.",
          _if(unreported_messages),
          "some events were reported by no producer"),
-    Rule("rejected-accepted", CARRIED, "An operator gave rejected messages up.", _rejected(is_accepted=True),
-         "load {load} rejected {count} messages ({why}); accepted: {accepted}", "", "{topic}/{load}"),
+    Rule("rejected-accepted", CARRIED, "An operator gave rejected messages up.",
+         _each("rejected", is_accepted=True),
+         "load {load} rejected {messages} messages ({reason}); accepted: {accepted}", "", "{topic}/{load}"),
     # notes: beside the verdict
     Rule("accepted", NOTE, "An operator accepted a producer in debt.",
-         lambda case: map(_of_instance, case.facts.accepted),
-         "{debt}; accepted: {why}"),
-    Rule("more-accepted", NOTE, "An operator accepted further producers in debt.", _more_accepted,
-         "{count} more silent instances are accepted"),
+         lambda case: map(_of_producer, case.facts.accepted),
+         "{debt}; accepted: {accepted}"),
+    Rule("more-accepted", NOTE, "An operator accepted further producers in debt.",
+         _if(lambda facts: facts.more_accepted),
+         "{number} more silent instances are accepted"),
     Rule("unreported-of-silent", NOTE, "A producer in debt has events that it never reported.",
          _unreported_of_silent,
          "{name} reported {last} here, and {count} events are counted that it never reported{judged}"),
     Rule("disowned", NOTE, "An operator disowned a producer.",
-         lambda case: [_of_instance(s.instance) for s in case.facts.sources if s.instance.disowned],
-         "reports of {name} do not count: {why}"),
-    Rule("shared-number", NOTE, "Two producers seem to share an instance number.", _shared_number,
+         _sources(lambda source: source.instance.disowned),
+         "reports of {name} do not count: {accepted}"),
+    Rule("shared-number", NOTE, "Two producers seem to share an instance number.",
+         _sources(reconcile.is_shared_number),
          "two producers share instance number {instance}: their messages differ"),
     Rule("given-up", NOTE, "Rows are missing of messages that a load rejected and an operator gave up.",
          _given_up,
          "{count} events with a header are not in the warehouse: they were rejected, and given up"),
 )  # fmt: skip
 """In the order in which reasons are shown, the worst verdict first."""
+
+
+def gap_text(gap: Gap, topic: str) -> str:
+    """The reason of the rule about a gap."""
+    return judge(WindowFacts(topic=topic, start=0, gaps=[replace(gap, is_late=False)])).causes[0].reason

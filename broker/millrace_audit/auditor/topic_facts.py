@@ -143,7 +143,6 @@ class TopicFacts:
         readers = {reader.tier: reader for reader in facts.readers}
         readers |= {tier: self._reader(tier) for tier in way.awaited if tier not in readers}
         is_published = TABLE in (positions or {}).get("counted", {})
-        state = loads.state if is_published and loads.is_table_gone(self.now) else None
         return replace(
             facts,
             is_announced=self.is_announced,
@@ -161,8 +160,7 @@ class TopicFacts:
             ],
             lost_loads=[*loads.lost.get(hour, ()), *loads.lost_somewhere],
             has_other_editions=hour in loads.others,
-            table_trouble="" if state is None else state.table_trouble or "it is not in the catalog",
-            table_gone_since=NOTHING if state is None else state.table_gone_since,
+            table_troubles=loads.table_troubles(self.now) if is_published else (),
             are_unkeyed_rows_known=start >= loads.unkeyed_from,
             rejected=loads.spans_over(start),
         )

@@ -490,6 +490,18 @@ def test_the_same_number_in_two_clusters_is_two_instances(story: Story) -> None:
     assert story.window()["acknowledged"] == 14
 
 
+def test_events_that_something_copied_into_a_second_cluster_are_at_two_homes(story: Story) -> None:
+    story.whole()
+    assert story.apply().verdict() == "complete"
+    story.carry(found((5, 9)), "dc2")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "pending", "a producer of dc2 may have reported them"
+    story.beats(NOW + 12_000)
+    window = story.apply().window()
+    assert window["verdict"] == "incomplete"
+    assert window["reasons"][0].startswith("5 events are at dc1 and at dc2 (instance 1 (shop on web-1),")
+
+
 def test_hundreds_of_hellos_of_nobody_are_accepted_in_one_go(story: Story) -> None:
     story.whole()
     for instance in range(100, 300):
@@ -1078,7 +1090,7 @@ def test_a_clock_that_ran_ahead_once_makes_nothing_final_before_it_is_heard(quic
     for tier in ("dc1", "dc2", "offline"):
         quick.beat(tier, later, through=None if tier == "offline" else quick.said_end() + 5 * STEP)
     assert quick.apply().verdict(NOW + 5 * WINDOW_MS) == "unknown"
-    assert "is topic `audit` mirrored from dc1" in quick.window(NOW + 5 * WINDOW_MS)["reasons"][0]
+    assert "check the mirror of `audit`" in quick.window(NOW + 5 * WINDOW_MS)["reasons"][0]
 
 
 def test_a_producer_whose_clock_is_far_ahead_is_not_awaited_until_then(quick: Story) -> None:

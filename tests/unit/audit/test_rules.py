@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import click
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from millrace.cli import cli
 from millrace_audit.answer import Instance, Verdict, overall
 from millrace_audit.auditor.evidence import Held, Said, flatten
 from millrace_audit.auditor.facts import (
@@ -29,10 +32,11 @@ from millrace_audit.auditor.facts import (
     Source,
     Special,
     StreamState,
+    TableTrouble,
     VerifyProblem,
     WindowFacts,
 )
-from millrace_audit.auditor.rules import RULES, SPECIAL_RULES, judge
+from millrace_audit.auditor.rules import RULES, SPECIAL_RULES, STRANGERS, judge
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import Range, merged
 from tests.support import REPOSITORY
@@ -100,6 +104,7 @@ def at_leg(state: LegState, origin: str = "dc2", tier: str = "dc2") -> WindowFac
 
 
 UNANNOUNCED = source(*range(5), instance=replace(SHOP, announced=False))
+COPIED = Source(replace(SHOP, cluster="dc2", announced=False), observed={"dc2": held("dc2", 3, 4)})
 TWICE = Held([0, 4, 0, 4], 7)
 BAD_COPY = replace(LATE, kind=GapKind.UNREADABLE, hides_missing=False, cause="a bit is flipped")
 EXAMPLES = {
@@ -115,6 +120,7 @@ EXAMPLES = {
     "duplicate-behind": lacking(WAREHOUSE, *range(5), 4),
     "unexpected": lacking(OFFLINE, *range(6)),
     "altered": facts(sources=[source(*range(5), at={"dc1": held("dc1", *range(5), content="other")})]),
+    "two-homes": facts(sources=[source(*range(5)), COPIED], legs=[*LEGS, Leg("dc2", "dc2", LegState.READ)]),
     "rejected-by-load": facts(rejected=[Rejected(3, 7, 0, "not Avro", None)]),
     "load-lost": facts(lost_loads=[LostLoad(3, 40, 2)]),
     "verify-problem": facts(problems=[VerifyProblem("a file is cut", is_of_topic=False)]),
@@ -133,13 +139,14 @@ EXAMPLES = {
     "counts-lost": early(GapKind.COUNTS_LOST, tier=OFFLINE),
     "partition-unreadable": early(GapKind.UNREADABLE, tier="dc1", start=5, cause="a bit is flipped"),
     "offline-blocked": facts(legs=[*LEGS, Leg("dc2", OFFLINE, LegState.BLOCKED)], gaps=[BAD_COPY]),
+    "upstream-blocked": at_leg(LegState.UPSTREAM_BLOCKED, tier=OFFLINE),
     "difference-unproven": lacking(OFFLINE, 0, 1, gaps=[LATE]),
     "topic-not-counted": facts(is_counted=False),
     "topic-not-counted-here": at_leg(LegState.TOPIC_NOT_COUNTED),
     "origin-not-configured": at_leg(LegState.ORIGIN_NOT_CONFIGURED),
     "load-lost-somewhere": facts(lost_loads=[LostLoad(3, None, 2)]),
     "other-editions": facts(has_other_editions=True),
-    "table-not-counted": facts(table_trouble="it is not in the catalog"),
+    "table-not-counted": facts(table_troubles=[TableTrouble(W, "it is not in the catalog")]),
     "verify-problem-of-topic": facts(problems=[VerifyProblem("a manifest was edited", is_of_topic=True)]),
     "too-many-ranges": facts(has_too_many_ranges=True),
     "not-mirrored": at_leg(LegState.NOT_MIRRORED, tier=OFFLINE),
@@ -183,6 +190,20 @@ def test_every_rule_has_an_example_and_a_name_of_its_own() -> None:
 def test_rules_are_ordered_by_their_verdicts_the_worst_first() -> None:
     verdicts = [[*Verdict].index(rule.verdict) for rule in RULES]
     assert verdicts == sorted(verdicts)
+
+
+@pytest.mark.parametrize("command", sorted({rule.command for rule in RULES} - {"", STRANGERS}))
+def test_every_command_and_its_options_exist(command: str) -> None:
+    program, *words = shlex.split(command)
+    assert program == "millrace"
+    context = click.Context(cli)
+    found: click.Command = cli
+    while isinstance(found, click.Group):
+        step = found.get_command(context, words.pop(0))
+        assert step is not None, command
+        found = step
+    options = {option for each in found.params for option in each.opts}
+    assert {word for word in words if word.startswith("--") and "{" not in word} <= options
 
 
 def test_every_runbook_is_a_heading() -> None:
@@ -289,7 +310,7 @@ any_facts = st.builds(
     problems=st.lists(st.builds(VerifyProblem, st.just("bad"), flags), max_size=1),
     lost_loads=st.lists(st.builds(LostLoad, numbers, st.one_of(st.none(), numbers), numbers), max_size=1),
     has_other_editions=flags,
-    table_trouble=st.sampled_from(["", "it is gone"]),
+    table_troubles=st.lists(st.just(TableTrouble(W, "it is gone")), max_size=1),
     are_unkeyed_rows_known=flags,
     rejected=st.lists(rejected, max_size=2),
     has_too_many_ranges=flags,
@@ -319,6 +340,14 @@ def test_a_further_gap_never_makes_a_window_complete_or_carried(some: WindowFact
     before, after = judge(some).verdict, judge(replace(some, gaps=[*some.gaps, more])).verdict
     if before not in (Verdict.COMPLETE, Verdict.CARRIED):
         assert after not in (Verdict.COMPLETE, Verdict.CARRIED)
+
+
+@given(any_facts, st.sampled_from([*LegState]))
+def test_a_window_with_a_leg_that_is_not_read_is_never_complete(some: WindowFacts, state: LegState) -> None:
+    assume(state not in (LegState.READ, LegState.NOT_REACHED) and some.special is None)
+    waiting = [Reader("dc3", ReaderState.CURRENT)] if state == LegState.OPEN else []
+    facts = replace(some, legs=[*some.legs, Leg("dc3", OFFLINE, state)], readers=waiting)
+    assert judge(facts).verdict not in (Verdict.COMPLETE, Verdict.CARRIED)
 
 
 @given(any_facts, st.randoms(use_true_random=False))
