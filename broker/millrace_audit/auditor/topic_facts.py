@@ -171,24 +171,20 @@ class TopicFacts:
     def _reader(self, tier: str) -> Reader:
         if tier not in self._watermarks:
             return Reader(tier, ReaderState.NEVER_SEEN)
-        is_stale = self.now - self._watermark(tier) > STALE_MS
-        return (
-            Reader(tier, ReaderState.STALE, self._watermark(tier))
-            if is_stale
-            else Reader(tier, ReaderState.CURRENT)
-        )
+        watermark = self._watermarks[tier]
+        if self.now - watermark > STALE_MS:
+            return Reader(tier, ReaderState.STALE, watermark)
+        return Reader(tier, ReaderState.CURRENT)
 
     def _streams(self, closes_at: int) -> Iterator[ReportStream]:
         for origin, applied in self._applied.items():
             if not applied < closes_at <= self._watermark(origin):
                 continue
             since = applied if applied != NOTHING else self._progress.beats[origin][0].time
-            is_stuck = self._watermark(origin) - since > STALE_MS
-            yield (
-                ReportStream(origin, StreamState.STUCK, since)
-                if is_stuck
-                else ReportStream(origin, StreamState.APPLYING)
-            )
+            if self._watermark(origin) - since > STALE_MS:
+                yield ReportStream(origin, StreamState.STUCK, since)
+            else:
+                yield ReportStream(origin, StreamState.APPLYING)
 
     def _debt(self, instance: Instance) -> Debt:
         if instance.missing_reports:
