@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from millrace_audit.answer import DOWNSTREAM, Instance
-from millrace_audit.auditor.evidence import Held, Said
+from millrace_audit.auditor.evidence import Observed, Reported
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, TABLE, WAREHOUSE
 
@@ -135,8 +135,8 @@ class Source:
     """Producer instance at one origin: its reports, and what each tier holds of its events."""
 
     instance: Instance
-    reported: Said = field(default_factory=Said)
-    observed: dict[str, Held] = field(default_factory=dict)
+    reported: Reported = field(default_factory=Reported)
+    observed: dict[str, Observed] = field(default_factory=dict)
 
     @property
     def home(self) -> str:
@@ -261,7 +261,7 @@ class WindowFacts:
     legs: Sequence[Leg] = ()
     read_at: Mapping[str, int] = field(default_factory=dict)
     """Tier -> time of the checkpoint by which it had read the window."""
-    unheard: Sequence[str] = ()
+    pending_reports: Sequence[str] = ()
     """Origins where reports from before that checkpoint are not applied: producers may be new in them."""
     problems: Sequence[VerifyProblem] = ()
     lost_loads: Sequence[LostLoad] = ()

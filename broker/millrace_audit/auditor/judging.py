@@ -176,14 +176,14 @@ class _TopicJudge:
         here = (WindowRow.topic == facts.topic, WindowRow.window == facts.start)
         evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
         self._read_instances(evidence)
-        loads, is_unkeyed = self._facts.loads, bool(evidence.foreign or evidence.unkeyed)
+        loads, is_unkeyed = self._facts.loads, bool(evidence.unkeyed or evidence.unkeyed_rows)
         return replace(
             facts,
             rejected=[*facts.rejected, *loads.rejected_in(self._session, facts.start)],
             has_too_many_ranges=evidence.is_too_much,
             sources=reconcile.sources_of(evidence, self._instances, with_table=facts.is_table_compared),
-            unkeyed=evidence.foreign,
-            unkeyed_rows=evidence.unkeyed,
+            unkeyed=evidence.unkeyed,
+            unkeyed_rows=evidence.unkeyed_rows,
             erased=loads.erased_in(self._session, facts.start) if is_unkeyed else 0,
         )
 

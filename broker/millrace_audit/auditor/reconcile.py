@@ -22,7 +22,7 @@ from functools import reduce
 from itertools import combinations
 
 from millrace_audit.answer import Finding, Instance
-from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
+from millrace_audit.auditor.evidence import Evidence, Observed, Reported, pairs
 from millrace_audit.auditor.facts import Gap, Source, WindowFacts
 from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
@@ -59,19 +59,19 @@ def may_report(instance: Instance, end: int) -> bool:
 def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_table: bool) -> list[Source]:
     """The sources of a window; `producers` by the numbers in the evidence."""
     if not with_table:
-        evidence.held.pop(TABLE, None)  # it is older than the loads, which is no loss
+        evidence.observed.pop(TABLE, None)  # it is older than the loads, which is no loss
     sources: dict[int, Source] = {}
     by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
     for number in sorted(evidence.producers(), key=lambda n: _order(producers[n])):
         instance = producers[number]
         if not instance.cluster:
             continue  # a load's: rows know no cluster
-        reported = evidence.said.get(number, Said()) if instance.announced else Said()
-        observed = {tier: held[number] for tier, held in evidence.held.items() if number in held}
+        reported = evidence.reported.get(number, Reported()) if instance.announced else Reported()
+        observed = {tier: held[number] for tier, held in evidence.observed.items() if number in held}
         source = sources[number] = Source(instance, reported, observed)
         by_names[_names(instance)].append(source)
     for tier in (WAREHOUSE, TABLE):
-        for number, rows in evidence.held.get(tier, {}).items():
+        for number, rows in evidence.observed.get(tier, {}).items():
             same = by_names.get(_names(producers[number]))
             if same is None:  # loaded, and never counted at a cluster
                 sources.setdefault(number, Source(producers[number])).observed[tier] = rows
@@ -97,9 +97,9 @@ def _assign_rows(same: Sequence[Source], tier: str) -> None:
         return
     left = _tally(rows)
     for source in same:
-        brought = SequenceTally(pairs(source.observed.get(before(tier, ""), Held()).ranges))
+        brought = SequenceTally(pairs(source.observed.get(before(tier, ""), Observed()).ranges))
         mine, left = brought.without(brought.without(left)), left.without(brought)
-        source.observed[tier] = Held([number for pair in mine.ranges() for number in pair])
+        source.observed[tier] = Observed([number for pair in mine.ranges() for number in pair])
     same[0].observed[tier].ranges += [number for pair in left.ranges() for number in pair]
 
 
@@ -282,7 +282,7 @@ def at_two_homes(facts: WindowFacts) -> Iterator[tuple[Source, Source, SequenceR
 
     What both have reported is of two producers with one number. The rest was carried from home to home.
     """
-    unknown = {*facts.unheard, *(gap.origin for gap in facts.gaps if not gap.tier)}
+    unknown = {*facts.pending_reports, *(gap.origin for gap in facts.gaps if not gap.tier)}
     by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
     for source in facts.sources:
         one, home = source.instance, source.home
@@ -306,7 +306,7 @@ def reported_of(source: Source) -> SequenceRanges:
     return SequenceRanges(pairs(reported.acknowledged)) | SequenceRanges(pairs(reported.failed))
 
 
-def acknowledged_of(reported: Said) -> SequenceRanges:
+def acknowledged_of(reported: Reported) -> SequenceRanges:
     """Acknowledged sequences without those that were reported as failed afterwards."""
     acknowledged = SequenceRanges(pairs(reported.acknowledged))
     return acknowledged - SequenceRanges(pairs(reported.failed)) if reported.failed else acknowledged
@@ -321,7 +321,7 @@ def union(ranges: Iterable[SequenceRanges]) -> SequenceRanges:
     return reduce(operator.or_, ranges, SequenceRanges())
 
 
-def _tally(held: Held | None) -> SequenceTally:
+def _tally(held: Observed | None) -> SequenceTally:
     return SequenceTally(pairs(held.ranges), held.fingerprint) if held else SequenceTally()
 
 

@@ -245,7 +245,7 @@ def _reports_lost_late(case: Case) -> Iterator[Hit]:
 
 
 def _reports_not_applied(case: Case) -> Iterator[Hit]:
-    for origin in sorted({source.home for source in case.unreported} & {*case.facts.unheard}):
+    for origin in sorted({source.home for source in case.unreported} & {*case.facts.pending_reports}):
         yield {"origin": origin}
 
 

@@ -77,7 +77,7 @@ class _Way:
     """Tiers whose readers the window waits for."""
     checkpoints: dict[str, Beat] = field(default_factory=dict)
     """Tier -> the checkpoint by which it had read the window."""
-    unheard: list[str] = field(default_factory=list)
+    pending_reports: list[str] = field(default_factory=list)
 
 
 class TopicFacts:
@@ -152,7 +152,7 @@ class TopicFacts:
             gaps=[*early, *late],
             legs=way.legs,
             read_at={tier: checkpoint.time for tier, checkpoint in way.checkpoints.items()},
-            unheard=way.unheard,
+            pending_reports=way.pending_reports,
             problems=[
                 VerifyProblem(problem.text, problem.hour is None)
                 for problem in self._progress.verified[self.topic]
@@ -209,7 +209,7 @@ class TopicFacts:
                 continue
             way.checkpoints[origin] = checkpoint
             if not self._progress.has_heard(origin, checkpoint):
-                way.unheard.append(origin)
+                way.pending_reports.append(origin)
             ends[origin] = self._progress.marked(origin, self.topic, checkpoint)
             if origin != OFFLINE:
                 copied = counted.get(OFFLINE, NOTHING)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from millrace.cli import cli
 from millrace_audit.answer import Instance, Verdict, overall
-from millrace_audit.auditor.evidence import Held, Said, flatten
+from millrace_audit.auditor.evidence import Observed, Reported, flatten
 from millrace_audit.auditor.facts import (
     Debt,
     DebtState,
@@ -63,17 +63,17 @@ def as_flat(numbers: Iterable[int]) -> list[int]:
     return flatten(merged(pairs_of(numbers)))
 
 
-def held(tier: str, *numbers: int, content: str = "") -> Held:
+def held(tier: str, *numbers: int, content: str = "") -> Observed:
     """What a tier holds: each number as often as it is given."""
     mark = 0 if tier in (WAREHOUSE, TABLE) else prints(11, pairs_of(numbers), content)
     repeats = [n for n in {*numbers} for _ in range(numbers.count(n) - 1)]
-    return Held([*as_flat({*numbers}), *flatten(pairs_of(repeats))], mark)
+    return Observed([*as_flat({*numbers}), *flatten(pairs_of(repeats))], mark)
 
 
-def source(*acknowledged: int, instance: Instance = SHOP, at: Mapping[str, Held] | None = None) -> Source:
+def source(*acknowledged: int, instance: Instance = SHOP, at: Mapping[str, Observed] | None = None) -> Source:
     """A source with the same events at every tier, but for the tiers that are given."""
     numbers = {*acknowledged}
-    reported = Said(as_flat(numbers), prints(11, pairs_of(numbers))) if instance.announced else Said()
+    reported = Reported(as_flat(numbers), prints(11, pairs_of(numbers))) if instance.announced else Reported()
     return Source(instance, reported, {tier: held(tier, *acknowledged) for tier in TIERS} | {**(at or {})})
 
 
@@ -105,7 +105,7 @@ def at_leg(state: LegState, origin: str = "dc2", tier: str = "dc2") -> WindowFac
 
 UNANNOUNCED = source(*range(5), instance=replace(SHOP, announced=False))
 COPIED = Source(replace(SHOP, cluster="dc2", announced=False), observed={"dc2": held("dc2", 3, 4)})
-TWICE = Held([0, 4, 0, 4], 7)
+TWICE = Observed([0, 4, 0, 4], 7)
 BAD_COPY = replace(LATE, kind=GapKind.UNREADABLE, hides_missing=False, cause="a bit is flipped")
 EXAMPLES = {
     "topic-unknown": facts(special=Special.UNKNOWN_TOPIC),
@@ -152,7 +152,7 @@ EXAMPLES = {
     "not-mirrored": at_leg(LegState.NOT_MIRRORED, tier=OFFLINE),
     "in-flight": at_leg(LegState.IN_FLIGHT, tier=OFFLINE),
     "not-loaded": facts(legs=[*LEGS[:2], Leg("", WAREHOUSE, LegState.NOT_LOADED)], read_at={OFFLINE: W}),
-    "unreported-yet": facts(sources=[UNANNOUNCED], unheard=["dc1"]),
+    "unreported-yet": facts(sources=[UNANNOUNCED], pending_reports=["dc1"]),
     "newest-not-counted": at_leg(LegState.NOT_COUNTED),
     "producer-open": facts(debts=[Debt(replace(SHOP, closed_through=W), DebtState.OPEN)]),
     "more-producers-open": facts(more_debts={DebtState.OPEN: 1}),
@@ -263,7 +263,7 @@ instances = st.builds(
 
 
 reports = st.builds(
-    lambda good, bad: Said(
+    lambda good, bad: Reported(
         as_flat(good), prints(11, pairs_of(good)), as_flat(bad), prints(11, pairs_of(bad))
     ),
     st.sets(st.integers(0, 4)),
@@ -272,7 +272,7 @@ reports = st.builds(
 sources = st.builds(
     lambda instance, reported, at: Source(
         instance,
-        reported if instance.announced else Said(),
+        reported if instance.announced else Reported(),
         {tier: held(tier, *numbers) for tier, numbers in at.items()},
     ),
     instances,
@@ -306,7 +306,7 @@ any_facts = st.builds(
     more_accepted=numbers,
     gaps=st.lists(gaps, max_size=3),
     legs=legs,
-    unheard=st.lists(origins, max_size=1),
+    pending_reports=st.lists(origins, max_size=1),
     problems=st.lists(st.builds(VerifyProblem, st.just("bad"), flags), max_size=1),
     lost_loads=st.lists(st.builds(LostLoad, numbers, st.one_of(st.none(), numbers), numbers), max_size=1),
     has_other_editions=flags,
