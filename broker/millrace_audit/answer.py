@@ -61,18 +61,6 @@ def _text(time: datetime) -> str:
     return time.isoformat(timespec="milliseconds" if time.microsecond else "seconds").replace("+00:00", "Z")
 
 
-_REMEDIES = {
-    "missing": "look at {tier}'s mirror and disks: `millrace mirror status`, `millrace log verify`",
-    "duplicate": "the producer sent it twice, or {tier} took it twice: `millrace log dump` shows both",
-    "unexpected": "another producer used its name, or its report is lost: see /v1/strangers of the auditor",
-    "altered": "compare the record with `millrace log dump` in the clusters before and at {tier}",
-}
-_REMEDIES_OF_TIER = {
-    WAREHOUSE: "`millrace verify` compares the warehouse's files; `millrace reload` reads its offsets again",
-    TABLE: "`millrace verify` says what was changed; `millrace publish --rebuild` makes the table again",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Sequences of one producer instance that are wrong at a tier, which is the first tier where they are
@@ -91,11 +79,8 @@ class Finding:
     sequences: Sequence[Sequence[int]]
     """[first, last] ranges."""
     count: int
-
-    @property
-    def remedy(self) -> str:
-        """A sentence for the operator, with the next command."""
-        return _REMEDIES_OF_TIER.get(self.tier) or _REMEDIES[self.kind].format(tier=self.tier)
+    command: str = ""
+    """Next command for the operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ def _findings(windows: Sequence[Window]) -> Iterable[str]:
             who = f"server {finding.server}, service {finding.service}, instance {finding.instance}"
             what = f"{who}, sequences {in_words(finding.sequences)}" if finding.server else finding.service
             where = f"{finding.count} {finding.kind} at tier {finding.tier}"
-            yield f"{_minute(window.start)}: {where}: {what}; {finding.remedy}"
+            command = f"; `{finding.command}`" if finding.command else ""
+            yield f"{_minute(window.start)}: {where}: {what}{command}"
 
 
 def _reasons(windows: Sequence[Window]) -> Iterable[str]:

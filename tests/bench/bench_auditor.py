@@ -22,9 +22,9 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
-from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import Settling
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
@@ -163,7 +163,7 @@ def main() -> None:
     given = parser.parse_args()
     topics = [f"Topic{n}" for n in range(given.topics)]
     end = START + given.reports * given.step_s * 1000
-    rules = AuditRules(origins=("dc1",), clock_ms=lambda: end + 3 * WINDOW_MS)
+    options = AuditOptions(origins=("dc1",), clock_ms=lambda: end + 3 * WINDOW_MS)
     size = given.instances, given.reports, topics, given.step_s * 1000
     offline = list(counted("offline", *size))
     codec = AuditCodec(Ids())
@@ -185,19 +185,19 @@ def main() -> None:
                     for n, value in enumerate(values[index : index + batch])
                 ]
                 with store.writing() as session:
-                    ledger.apply(session, place, heard, rules.clock_ms())
+                    ledger.apply(session, place, heard, options.clock_ms())
             cpu, wall = time.process_time() - began, time.monotonic() - wall
             rates = f"{len(values) / cpu:,.0f} records and {entries / cpu:,.0f} entries a second of CPU"
             print(f"{place.topic}: {len(values):,} records, {entries:,} entries: {rates}; {wall:.1f} s")
         began = time.process_time()
-        judged = Settling(store, rules).turn(math.inf)
+        judged = Judging(store, options).turn(math.inf)
         cpu = time.process_time() - began
         print(f"judged {judged:,} windows of {given.instances} instances in {cpu:.2f} s of CPU")
         began = time.process_time()
-        Settling(store, rules).turn(math.inf)
+        Judging(store, options).turn(math.inf)
         print(f"judged again: {time.process_time() - began:.3f} s")
         before = sum(file.stat().st_size for file in Path(folder).iterdir())
-        later = replace(rules, clock_ms=lambda: rules.clock_ms() + 30 * 3_600_000)
+        later = replace(options, clock_ms=lambda: options.clock_ms() + 30 * 3_600_000)
         with store.writing() as session:
             tidy(session, later)
         with store.reading() as session:
@@ -213,7 +213,7 @@ def main() -> None:
         print(f"{before / 1e6:.1f} MB while it changes, {after / 1e6:.1f} MB folded: {sizes}")
         began = time.monotonic()
         with store.reading() as session:
-            answer = answers.completeness(session, rules, topics[0], START, START + 1000 * WINDOW_MS)
+            answer = answers.completeness(session, options, topics[0], START, START + 1000 * WINDOW_MS)
         took = time.monotonic() - began
         print(f"an answer of 1,000 windows: {took:.2f} s, the first one is {answer.windows[0].verdict}")
         store.close()

@@ -26,10 +26,11 @@ from sqlalchemy import insert
 
 from millrace_audit.answer import to_json
 from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.circumstances import Circumstances
-from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.facts import WindowFacts
+from millrace_audit.auditor.judging import window_of
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.rules import judge
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -39,7 +40,6 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WindowRow,
 )
-from millrace_audit.auditor.verdict import judge
 from millrace_audit.reports.counts import WINDOW_MS
 from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine
@@ -67,7 +67,8 @@ def fill(store: AuditStore, topics: list[str], days: int) -> None:
     """Mostly complete; one window in a hundred has one of the other verdicts."""
     dice = random.Random(7)
     verdicts = ["incomplete", "unknown", "pending", "carried"]
-    judged = to_json(judge(END, Evidence(), {}, Circumstances()))
+    facts = WindowFacts(topic="", start=END)
+    judged = to_json(window_of(facts, judge(facts)))
     with store.writing() as session:
         for tier in ("dc1", "dc2", "offline"):
             session.add(TierRow(tier=tier, heartbeat=END, heard_through=1))
@@ -120,8 +121,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = AuditStore(f"sqlite:///{folder}/audit.db")
         fill(store, [f"Topic{number:02}" for number in range(given.topics)], given.days)
-        rules = AuditRules(origins=("dc1", "dc2"), clock_ms=lambda: END)
-        app = build_app(store, rules, Worker(AuditNumbers(store, rules)))
+        options = AuditOptions(origins=("dc1", "dc2"), clock_ms=lambda: END)
+        app = build_app(store, options, Worker(AuditNumbers(store, options)))
         listener = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -327,7 +327,7 @@ def test_an_audit_of_an_unknown_topic_is_never_complete(site: TestSite, start: S
     )
     asked = run_millrace("audit", "Missing", *SPAN.split(), "--auditor", f"http://{auditor.ready()}")
     assert (asked.returncode, asked.stderr) == (1, "")
-    assert "no producer and no reader has spoken of topic Missing" in asked.stdout
+    assert "no producer and no reader has named topic Missing" in asked.stdout
     assert asked.stdout.splitlines()[-1].startswith("Missing: unknown")
 
 

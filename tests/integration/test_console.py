@@ -19,7 +19,7 @@ from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE
-from tests.unit.audit.story import NOW, RULES, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, Story, W, found
 from tests.unit.audit.test_app import Worker
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def tell(story: Story) -> None:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     store = AuditStore(f"sqlite:///{tmp_path_factory.mktemp('console')}/audit.db")
-    story = Story(store, RULES)
+    story = Story(store, OPTIONS)
     tell(story)
     yield story
     store.close()
@@ -81,7 +81,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 @pytest.fixture(scope="module")
 def url(story: Story) -> Iterator[str]:
-    app = build_app(story.store, story.rules, Worker(AuditNumbers(story.store, story.rules)))
+    app = build_app(story.store, story.options, Worker(AuditNumbers(story.store, story.options)))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run, args=([listener],))

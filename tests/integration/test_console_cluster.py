@@ -10,7 +10,7 @@ from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from tests.brokers import Start, TestCluster
 from tests.support import wait_until
-from tests.unit.audit.story import RULES
+from tests.unit.audit.story import OPTIONS
 from tests.unit.audit.test_app import Client, Worker
 
 
@@ -24,7 +24,7 @@ def test_partitions_that_lack_a_leader_or_replicas_are_listed(
         (lost,) = [number for number, leader in client.topic("alone").partitions.items() if leader == 2]
     store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
     look = ClusterLook(cluster.bootstrap)
-    browser = Client(build_app(store, RULES, Worker(AuditNumbers(store, RULES)), look))
+    browser = Client(build_app(store, OPTIONS, Worker(AuditNumbers(store, OPTIONS)), look))
     assert "the brokers are being asked" in browser.get("/console").text
     whole = "Every partition has a leader and all of its replicas in sync."
     wait_until("all is there", lambda: whole in browser.get("/console").text)

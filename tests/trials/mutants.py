@@ -1,12 +1,14 @@
 """Faults put into a copy of this checkout, one at a time: does the test that shows a row of the paper notice?
 
 `make mutants` applies every mutation of tests/trials/mutants.toml, runs the one test named there and prints
-what survived. A row of docs/paper.md claims what its test shows; here the test has to show it.
+what survived. A row of docs/paper.md claims what its test shows; here the test has to show it. Each rule of
+the audit's verdict is taken out as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import queue
 import re
@@ -25,6 +27,7 @@ from tests.trials.mutation import Mutation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTANTS = REPOSITORY / "tests" / "trials" / "mutants.toml"
+RULES = "broker/millrace_audit/auditor/rules.py"
 PAGE = REPOSITORY / "docs" / "paper.md"
 COPIED = ("broker", "plugins", "dags", "schemas", "deploy", "docs", "tests", "*.toml", "*.md", "Makefile")
 WORKERS = 2
@@ -49,6 +52,27 @@ class Mutant(Mutation):
 def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
     """Every mutation, in the order of the file; TypeError for one with a field too many or too few."""
     return [Mutant(**fields) for fields in tomllib.loads(path.read_text())["mutant"]]
+
+
+def rule_mutants() -> list[Mutant]:
+    """A mutation for each rule of the audit's verdict: the rule finds nothing."""
+    text = (REPOSITORY / RULES).read_text()
+    rows = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    mutants = []
+    for row in rows:
+        if isinstance(row.func, ast.Name) and row.func.id == "Rule":
+            name = ast.literal_eval(row.args[0])
+            mutants.append(
+                Mutant(
+                    row=0,
+                    what=f"the audit has no rule {name}",
+                    file=RULES,
+                    replace=ast.get_source_segment(text, row) or "",
+                    by=f'Rule("{name}", NOTE, "", lambda case: (), "")',
+                    test=f"tests/unit/audit/test_rules.py::test_each_rule_finds_its_example[{name}]",
+                )
+            )
+    return mutants
 
 
 def rows_of_the_page() -> dict[int, str]:
@@ -156,7 +180,8 @@ def main() -> int:
         "--only", type=int, nargs="+", metavar="ROW", help="rows of docs/paper.md; 0: of none"
     )
     options = parser.parse_args()
-    mutants = [each for each in read_mutants() if not options.only or each.row in options.only]
+    every = [*read_mutants(), *rule_mutants()]
+    mutants = [each for each in every if not options.only or each.row in options.only]
     if not mutants:
         parser.error(f"no mutant is about row {options.only}")
     began = time.monotonic()

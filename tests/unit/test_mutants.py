@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.trials.mutants import read_mutants, rows_of_the_page
+from tests.trials.mutants import read_mutants, rows_of_the_page, rule_mutants
 from tests.trials.mutation import Mutation
 from tests.trials.sim import mutants as simulator
 
-MUTANTS = read_mutants()
+MUTANTS = [*read_mutants(), *rule_mutants()]
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *simulator.read_mutants()], ids=lambda mutant: mutant.what)

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.errors import ConfigError
 from millrace.topics_file import policies_of_environment, read_policies
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.requests import Load, command_line_fields, parse_request
 
@@ -81,8 +81,8 @@ def test_a_topic_s_subject_is_as_the_file_says_unless_a_word_says_otherwise(file
 
 
 def test_the_auditor_takes_carried_for_proof_where_the_file_or_the_option_says_so(file: Path) -> None:
-    rules = AuditRules(origins=["dc1"], carried="legacy.*", policies=read_policies(file))
-    assert [rules.carried_is_enough(topic) for topic in (ORDERS, "legacy.x", "PageView", "Other")] == [
+    options = AuditOptions(origins=["dc1"], carried="legacy.*", policies=read_policies(file))
+    assert [options.carried_is_enough(topic) for topic in (ORDERS, "legacy.x", "PageView", "Other")] == [
         True,
         True,
         False,

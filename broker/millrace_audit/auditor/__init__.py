@@ -1,5 +1,4 @@
 """The auditor: reads every report, keeps a ledger of them and judges each window of a topic.
 
-A window is judged in `verdict`, from what `evidence` and `topic_view` know. An hour is its worst window, see
-`answers`.
+A window is judged by the table of `rules`, from its `facts`. An hour is its worst window, see `answers`.
 """

@@ -13,9 +13,9 @@ from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Producers
 from millrace_audit.auditor.load_counts import LoadCounts, judge_again
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import HistoryRow, ProducerRow
-from millrace_audit.auditor.topic_view import to_instance
+from millrace_audit.auditor.topic_facts import to_instance
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
@@ -34,7 +34,7 @@ class Acceptance:
     who: str
 
 
-def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instance]:
+def accept(session: Session, options: AuditOptions, said: Acceptance) -> list[Instance]:
     """Go on without the word of silent or false instances from now on; returns them.
 
     A later reason takes over.
@@ -50,14 +50,14 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         if said.server is not None:
             rows = rows.where(table.server == said.server)
     accepted = []
-    now = rules.clock_ms()
+    now = options.clock_ms()
     link = store.ProducerTopicRow
     topics: Counter[str] = Counter()
     for row in session.scalars(rows.order_by(table.instance)).all():
         row.accepted = said.reason
         if said.disown:
             row.disowned = row.done = True
-        accepted.append(to_instance(row, NOTHING, rules))
+        accepted.append(to_instance(row, NOTHING, options))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
         gap = store.UnheardRow  # a crowd's ends here: what others said meanwhile stays unknown
@@ -75,7 +75,9 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
     return accepted
 
 
-def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, reason: str, who: str) -> int:
+def accept_rejected(
+    session: Session, options: AuditOptions, topic: str, load: int, reason: str, who: str
+) -> int:
     """Give up the messages that the newest edition of a load set aside; returns how many there are.
 
     Their windows are `carried` at best from then on. Another edition of the load needs its own decision.
@@ -87,7 +89,7 @@ def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, 
             f"load {load} of topic {topic} has no rejected messages that are counted: `millrace audit {topic}"
             " --from TIME --to TIME` names the loads that have"
         )
-    now, messages = rules.clock_ms(), sum(row.messages for row in rows)
+    now, messages = options.clock_ms(), sum(row.messages for row in rows)
     edition = rows[0].edition
     session.add(
         store.AcceptanceRow(time=now, topic=topic, load=load, edition=edition, who=who, reason=reason)
@@ -99,7 +101,7 @@ def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, 
     return messages
 
 
-def replace_loads(session: Session, rules: AuditRules, topic: str, reason: str, who: str) -> list[int]:
+def replace_loads(session: Session, options: AuditOptions, topic: str, reason: str, who: str) -> list[int]:
     """Take the counts of lost loads out, and count what was loaded in their place; returns the lost loads.
 
     Raises MillraceError when no load is lost, or when the counts of a lost one are no longer kept.
@@ -116,7 +118,7 @@ def replace_loads(session: Session, rules: AuditRules, topic: str, reason: str, 
             f"the auditor has forgotten what load {first} of topic {topic} held, and cannot take it out: give"
             " it an empty database, which the audit topics fill again"
         )
-    now = rules.clock_ms()
+    now = options.clock_ms()
     changes = Changes(session, now)
     loads = LoadCounts(session, changes, Producers(session))
     loads.lose_from(state, FOR_EVER)

@@ -1,6 +1,6 @@
 """What the auditor answers, read from its database: verdicts, watermarks, instances, strangers, history.
 
-Judges only windows of which there is no verdict yet; all others `settling` has judged.
+Judges only windows of which there is no verdict yet; all others `judging` has judged.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from millrace_audit.answer import (
 )
 from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import Circumstances
-from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.facts import Special, WindowFacts
+from millrace_audit.auditor.judging import window_of
 from millrace_audit.auditor.load_counts import newest_load
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.rules import gap_text, judge
 from millrace_audit.auditor.store import (
     ChangedRow,
     DatabaseRow,
@@ -45,13 +46,12 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WindowRow,
 )
-from millrace_audit.auditor.topic_view import TopicView, is_listed, listed, views
-from millrace_audit.auditor.verdict import judge
+from millrace_audit.auditor.topic_facts import TopicFacts, is_listed, listed, topic_facts
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
-def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
+def completeness(session: Session, options: AuditOptions, topic: str, start: int, end: int) -> Completeness:
     """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
@@ -59,20 +59,21 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
     known = session.get(TopicRow, topic)
     if known is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
-        held_by = f"no producer and no reader has spoken of topic {topic}"
-        unheard = Circumstances(waiting=[(Verdict.UNKNOWN, held_by)])
-        windows = [judge(window, Evidence(), {}, unheard) for window in starts]
+        windows = [_special(topic, window, Special.UNKNOWN_TOPIC) for window in starts]
+        held_by = windows[0].reasons[0]
     else:
-        (view,) = views(session, rules, Progress(session), [topic])
+        (facts,) = topic_facts(session, options, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
-            _judged(rows[at], view.now)
+            _judged(topic, rows[at], facts.now)
             if at in rows
-            else judge(at, Evidence(), {}, _EXPIRED if at < known.kept_from else view.around(at, None))
+            else _special(topic, at, Special.DELETED)
+            if at < known.kept_from
+            else _judge(facts.of_window(at, None))
             for at in starts
         ]
-        watermark, held_by = watermark_of(session, view)
+        watermark, held_by = watermark_of(session, facts)
     foreign: Counter[str] = Counter()
     for window in windows:
         foreign.update(window.foreign)
@@ -86,8 +87,8 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         foreign=foreign,
         newest_load=_newest(session, topic),
         hours=_hours(session, topic, start, end),
-        enough=Verdict.CARRIED if rules.carried_is_enough(topic) else Verdict.COMPLETE,
-        owner=rules.owner_of(topic),
+        enough=Verdict.CARRIED if options.carried_is_enough(topic) else Verdict.COMPLETE,
+        owner=options.owner_of(topic),
         windows=windows,
     )
 
@@ -128,38 +129,36 @@ def changes(session: Session, topic: str, since: str) -> Changes:
     return Changes(f"{name}.{rows[-1].number if rows else after}", [utc(row.hour) for row in rows], more)
 
 
-_IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])
-_TO_COME = Circumstances(
-    waiting=[
-        (Verdict.PENDING, "by the auditor's clock it is still to come: is the clock of its producer right?")
-    ]
-)
-_EXPIRED = Circumstances(
-    waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
-)
 _COLUMNS = select(
     WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
 )
 
 
-def _judged(row: Any, now: int) -> Window:
-    """The window as it was judged last; nothing of which there is news is complete."""
+def _judge(facts: WindowFacts) -> Window:
+    return window_of(facts, judge(facts))
+
+
+def _special(topic: str, start: int, special: Special) -> Window:
+    return _judge(WindowFacts(topic=topic, start=start, special=special))
+
+
+def _judged(topic: str, row: Any, now: int) -> Window:
+    """The window as it was judged last; a window with new facts is not complete."""
     if row.judged is None:
-        around = _IN_HAND if row.window <= now else _TO_COME
-        return replace(judge(row.window, Evidence(), {}, around), revision=row.revision)
+        special = Special.BEING_JUDGED if row.window <= now else Special.IN_THE_FUTURE
+        return replace(_special(topic, row.window, special), revision=row.revision)
     window = replace(window_from_json(row.judged), revision=row.revision)
     if not row.dirty:
         return window
-    verdict = overall((window.verdict, Verdict.PENDING))
-    return replace(
-        window, verdict=verdict, reasons=[*window.reasons, *(text for _, text in _IN_HAND.waiting)]
-    )
+    pending = _special(topic, row.window, Special.BEING_JUDGED)
+    verdict = overall((window.verdict, pending.verdict))
+    return replace(window, verdict=verdict, reasons=[*window.reasons, *pending.reasons])
 
 
-def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
+def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -> list[Bad]:
     """Windows that are over and not complete, of one topic or of all, the worst first."""
-    now = rules.clock_ms()
-    over = WindowRow.window < now - rules.grace_ms - WINDOW_MS
+    now = options.clock_ms()
+    over = WindowRow.window < now - options.grace_ms - WINDOW_MS
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
     rows = (
         select(WindowRow.topic, *_COLUMNS.selected_columns)
@@ -169,16 +168,17 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
         .limit(most)
     )
     rows = rows.where(is_listed(WindowRow.topic) if topic is None else WindowRow.topic == topic)
-    return [Bad(row.topic, _judged(row, now)) for row in session.execute(rows)]
+    return [Bad(row.topic, _judged(row.topic, row, now)) for row in session.execute(rows)]
 
 
-def topics(session: Session, rules: AuditRules) -> list[Topic]:
+def topics(session: Session, options: AuditOptions) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
-    return [known_of(session, view) for view in views(session, rules, Progress(session), listed(session))]
+    found = topic_facts(session, options, Progress(session), listed(session))
+    return [known_of(session, facts) for facts in found]
 
 
-def known_of(session: Session, view: TopicView) -> Topic:
-    return Topic(view.topic, *watermark_of(session, view), view.instances, view.owner)
+def known_of(session: Session, facts: TopicFacts) -> Topic:
+    return Topic(facts.topic, *watermark_of(session, facts), facts.instances, facts.owner)
 
 
 def heartbeats(session: Session) -> dict[str, int]:
@@ -220,24 +220,30 @@ _FIRST_DOUBTFUL = (
 )
 
 
-def watermark_of(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:
+def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, str | None]:
     """The time before which every window is complete or carried, and what holds it there."""
-    first = session.scalar(_FIRST, {"topic": view.topic})
-    through, held_by = view.final_through, view.holding()
-    for gap in view.gaps:
+    first = session.scalar(_FIRST, {"topic": facts.topic})
+    through, held_by = facts.final_through, _first_reason(facts)
+    for gap in facts.gaps:
         if gap.since == NOTHING and first is not None:  # what is known begins behind it
             if gap.until == FOR_EVER:
-                return None, gap.reason
+                return None, gap_text(gap, facts.topic)
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
         elif gap.is_of_all and gap.since < through:
-            through, held_by = gap.since, gap.reason
+            through, held_by = gap.since, gap_text(gap, facts.topic)
     if first is None:
         return None, "nothing was reported or counted yet"
-    row = session.execute(_FIRST_DOUBTFUL, {"topic": view.topic, "first": first}).first()
+    row = session.execute(_FIRST_DOUBTFUL, {"topic": facts.topic, "first": first}).first()
     end = window_start(max(min(through, FOR_EVER - WINDOW_MS), 0))
     if row is not None and row.window < end:
         end, held_by = row.window, f"{row.verdict}: {_first_cause(row.judged)}"
     return (utc(end) if end > first else None), held_by
+
+
+def _first_reason(facts: TopicFacts) -> str | None:
+    """The reason why nothing is final behind `final_through`."""
+    causes = judge(facts.waited_for(min(facts.final_through, FOR_EVER - WINDOW_MS))).causes
+    return next((cause.text for cause in causes if cause.verdict in (Verdict.UNKNOWN, Verdict.PENDING)), None)
 
 
 def _first_cause(judged: Mapping[str, Any] | None) -> str:

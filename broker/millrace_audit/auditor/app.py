@@ -46,10 +46,10 @@ from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import Settling
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
@@ -106,7 +106,7 @@ class Worker(Protocol):
 
 def build_app(
     store: AuditStore,
-    rules: AuditRules,
+    options: AuditOptions,
     worker: Worker,
     cluster: ClusterLook | None = None,
     access: AccessList | None = None,
@@ -123,7 +123,7 @@ def build_app(
     )
     _say_errors_in_one_line(app)
 
-    add_console(app, store, rules, worker.numbers, cluster)
+    add_console(app, store, options, worker.numbers, cluster)
 
     @app.get("/", response_model=None)
     def index(request: Request) -> dict[str, Any] | RedirectResponse:
@@ -142,7 +142,7 @@ def build_app(
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
             raise MillraceError(f"more than {MOST_WINDOWS} windows between {start} and {end}: ask for less")
         with store.reading() as session:
-            found = answers.completeness(session, rules, topic, first, last)
+            found = answers.completeness(session, options, topic, first, last)
         applied_at = None if worker.applied_at is None else utc(worker.applied_at)
         answer: dict[str, Any] = to_json(replace(found, applied_at=applied_at))
         return answer
@@ -167,7 +167,7 @@ def build_app(
     def topics() -> list[dict[str, Any]]:
         """Every topic: its watermark and its producer instances."""
         with store.reading() as session:
-            return [to_json(topic) for topic in answers.topics(session, rules)]
+            return [to_json(topic) for topic in answers.topics(session, options)]
 
     @app.get("/v1/bad")
     def bad(
@@ -175,7 +175,7 @@ def build_app(
     ) -> list[dict[str, Any]]:
         """Windows that are not complete, over all time, the worst first."""
         with store.reading() as session:
-            return [to_json(window) for window in answers.bad(session, rules, topic, limit)]
+            return [to_json(window) for window in answers.bad(session, options, topic, limit)]
 
     @app.get("/v1/strangers")
     def strangers() -> list[dict[str, Any]]:
@@ -191,14 +191,14 @@ def build_app(
         """
         with store.reading() as session:
             counted = answers.heartbeats(session)
-        now = rules.clock_ms()
+        now = options.clock_ms()
         behind = {tier: max(now - time, 0) / 1000 for tier, time in counted.items()}
         troubles = [worker.trouble] if worker.trouble else []
-        for tier in (*rules.origins, OFFLINE):
+        for tier in (*options.origins, OFFLINE):
             if tier not in counted:
                 troubles.append(f"{tier} has sent no heartbeat: is its audit-reader running?")
         for tier, seconds in behind.items():
-            if seconds > BEHIND_S and tier in (*rules.origins, OFFLINE, WAREHOUSE):
+            if seconds > BEHIND_S and tier in (*options.origins, OFFLINE, WAREHOUSE):
                 reader = "`millrace audit-warehouse`" if tier == WAREHOUSE else "its audit-reader"
                 line = (
                     f"{tier} is counted through {iso(counted[tier])}, {seconds:.0f} s ago: look at {reader}"
@@ -213,7 +213,7 @@ def build_app(
             "counted_through": {tier: iso(time) for tier, time in sorted(counted.items())},
             "behind_s": behind,
             "unapplied_bytes": worker.numbers.unapplied,
-            "origins": list(rules.origins),
+            "origins": list(options.origins),
         }
         return JsonAnswer(answer, status_code=status)
 
@@ -227,9 +227,9 @@ def build_app(
         who = who_asks(request) or said.who
         with store.writing() as session:
             acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
-            accepted = accept(session, rules, acceptance)
+            accepted = accept(session, options, acceptance)
         if accepted:
-            Settling(store, rules).turn(JUDGING_S)
+            Judging(store, options).turn(JUDGING_S)
         return [instance.instance for instance in accepted]
 
     @app.post("/v1/instances/{instance}/accept")
@@ -256,8 +256,8 @@ def build_app(
         """Give up the messages that a load rejected; the reason stays visible beside their windows."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
-            messages = accept_rejected(session, rules, topic, said.load, reason, who)
-        Settling(store, rules).turn(JUDGING_S)
+            messages = accept_rejected(session, options, topic, said.load, reason, who)
+        Judging(store, options).turn(JUDGING_S)
         return {"load": said.load, "messages": messages, "accepted": reason}
 
     @app.post("/v1/topics/{topic}/replace-loads")
@@ -265,8 +265,8 @@ def build_app(
         """Count the loads that replaced lost ones."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
-            loads = replace_loads(session, rules, topic, reason, who)
-        Settling(store, rules).turn(JUDGING_S)
+            loads = replace_loads(session, options, topic, reason, who)
+        Judging(store, options).turn(JUDGING_S)
         return {"loads": loads, "accepted": reason}
 
     app.add_middleware(WholeBodies, most=MAX_BODY_BYTES)

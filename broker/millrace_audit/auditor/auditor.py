@@ -29,11 +29,11 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
 from millrace_audit.auditor import ledger
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import Settling
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
@@ -167,10 +167,10 @@ class Auditor:
     """Applies the audit topics until it is told to stop."""
 
     def __init__(
-        self, store: AuditStore, rules: AuditRules, bootstrap: str, registry_url: str, zookeeper: str
+        self, store: AuditStore, options: AuditOptions, bootstrap: str, registry_url: str, zookeeper: str
     ) -> None:
         self._store = store
-        self._rules = rules
+        self._options = options
         self._client = ClusterClient(bootstrap, client_id="millrace-auditor")
         self._registry = SchemaRegistryClient(registry_url)
         self._codec = AuditCodec(self._registry)
@@ -184,8 +184,8 @@ class Auditor:
         self.is_standby = False
         """True while another process writes to the database."""
         self._is_stale = True  # something was applied that is not settled
-        self.numbers = AuditNumbers(store, rules)
-        self._settling = Settling(store, rules, self.numbers.settled)
+        self.numbers = AuditNumbers(store, options)
+        self._judging = Judging(store, options, self.numbers.note_final)
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
         self.applied_at: int | None = None
@@ -211,7 +211,7 @@ class Auditor:
                     if self.is_standby:
                         logger.info("this auditor writes to the database from now on")
                         self.is_standby = False
-                began = self._rules.clock_ms()
+                began = self._options.clock_ms()
                 news = self.apply_all()
                 self.trouble, self.applied_at = None, began
                 stop.wait(0 if news else _PAUSE_S)
@@ -253,13 +253,13 @@ class Auditor:
         now = time.monotonic()
         self._is_stale |= news
         if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
-            self._settling.turn(_TURN_S)
-            self._is_stale = self._settling.is_behind
+            self._judging.turn(_TURN_S)
+            self._is_stale = self._judging.is_behind
             took = time.monotonic() - now
             self._settle_due = now + min(5 * took, _SETTLE_S)  # less than half of a core at the most
         if now >= self._tidy_due:
             with self._store.writing() as session:
-                more = tidy(session, self._rules)
+                more = tidy(session, self._options)
             self._tidy_due = now if more else now + _TIDY_S
         return news
 
@@ -384,7 +384,7 @@ class Auditor:
             for part in self._parts(reading, fetch):  # services are asked outside of the transactions
                 news |= bool(part.heard)
                 with self._store.writing() as session:
-                    ledger.apply(session, place, part.heard, self._rules.clock_ms(), goes_on=part.goes_on)
+                    ledger.apply(session, place, part.heard, self._options.clock_ms(), goes_on=part.goes_on)
                     row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
                     if part.lost is not None:
                         ledger.miss_words(session, place, *part.lost)

@@ -171,7 +171,6 @@ class Change:
 
     __slots__ = (
         "counts",
-        "foreign",
         "is_table_new",
         "is_touched",
         "late",
@@ -181,19 +180,20 @@ class Change:
         "table",
         "table_unkeyed",
         "unkeyed",
+        "unkeyed_rows",
     )
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, ReportedWindow]] = []
         self.counts: list[tuple[str, int, SequenceTally]] = []
         self.removed: list[tuple[str, int, SequenceTally]] = []
-        self.foreign: list[tuple[str, str, int, int]] = []
+        self.unkeyed: list[tuple[str, str, int, int]] = []
         self.table: list[tuple[int, SequenceTally]] = []
         self.is_table_new = False
         """`table` takes the place of what was there before."""
         self.table_unkeyed: int | None = None
         """Rows of the table without a whole header; None where no reader has reported them."""
-        self.unkeyed: list[tuple[int, int]] = []
+        self.unkeyed_rows: list[tuple[int, int]] = []
         """(all, of these in an hour's partition) of what loads hold without a whole header."""
         self.is_touched = False
         """True if something beside the evidence has changed that concerns this window alone."""
@@ -208,7 +208,7 @@ class Change:
     @property
     def is_of_table(self) -> bool:
         """True if it says nothing but what the published table holds."""
-        others = self.reports or self.counts or self.removed or self.foreign or self.unkeyed
+        others = self.reports or self.counts or self.removed or self.unkeyed or self.unkeyed_rows
         return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
@@ -300,17 +300,17 @@ def _added(packed: bytes, change: Change) -> Evidence:
         evidence.count(tier, producer, tally)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
-    for rows in change.unkeyed:
-        evidence.count_unkeyed(WAREHOUSE, *rows)
+    for rows in change.unkeyed_rows:
+        evidence.count_unkeyed_rows(WAREHOUSE, *rows)
     if change.is_table_new:
-        evidence.held[TABLE] = {}
-        evidence.unkeyed.pop(TABLE, None)
+        evidence.observed[TABLE] = {}
+        evidence.unkeyed_rows.pop(TABLE, None)
         if change.table_unkeyed is not None:
-            evidence.count_unkeyed(TABLE, change.table_unkeyed)
+            evidence.count_unkeyed_rows(TABLE, change.table_unkeyed)
     for producer, tally in change.table:
         evidence.count(TABLE, producer, tally)
-    for foreign in change.foreign:
-        evidence.count_foreign(*foreign)
+    for messages in change.unkeyed:
+        evidence.count_unkeyed(*messages)
     return evidence.bound()
 
 

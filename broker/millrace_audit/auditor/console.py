@@ -37,7 +37,7 @@ from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress, names_by_number
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore, CoverageRow, LoadRow, StrangerRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
@@ -193,7 +193,7 @@ class PartitionLine:
 
 
 def add_console(
-    app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, cluster: ClusterLook | None
+    app: FastAPI, store: AuditStore, options: AuditOptions, numbers: AuditNumbers, cluster: ClusterLook | None
 ) -> None:
     """Serve the page and its three files."""
     templates = templates_in(_PAGES)
@@ -209,7 +209,7 @@ def add_console(
         try:
             view = _View.of(days, until)
             with store.reading() as session:
-                shown = _Console(session, rules, numbers, view)
+                shown = _Console(session, options, numbers, view)
                 detail = shown.detail(topic, at) if topic and at else None
                 overview = shown.overview()
         except MillraceError as error:
@@ -253,16 +253,16 @@ class _View:
 class _Console:
     """What one page shows, read from one state of the database."""
 
-    def __init__(self, session: Session, rules: AuditRules, numbers: AuditNumbers, view: _View) -> None:
-        self._session, self._rules, self._numbers, self._view = session, rules, numbers, view
-        self._now = rules.clock_ms()
+    def __init__(self, session: Session, options: AuditOptions, numbers: AuditNumbers, view: _View) -> None:
+        self._session, self._options, self._numbers, self._view = session, options, numbers, view
+        self._now = options.clock_ms()
         self._end = newest_end(session, self._now) if view.until is None else view.until
         self._start = self._end - view.days * DAY_MS
 
     def overview(self) -> dict[str, Any]:
         session = self._session
         progress = Progress(session)
-        topics = hours_of_all(session, self._rules, progress, self._start, self._end)
+        topics = hours_of_all(session, self._options, progress, self._start, self._end)
         partitions = list(_partitions(progress))
         by_topic: defaultdict[str, list[PartitionLine]] = defaultdict(list)
         for line in partitions:
@@ -271,7 +271,7 @@ class _Console:
         strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
         tiers = [
             (tier, utc(heard[tier]) if tier in heard else None, (self._now - heard.get(tier, 0)) / 1000)
-            for tier in dict.fromkeys((*self._rules.origins, OFFLINE, *sorted(heard)))
+            for tier in dict.fromkeys((*self._options.origins, OFFLINE, *sorted(heard)))
         ]
         view, span = self._view, self._view.days * DAY_MS
         return {
@@ -335,7 +335,7 @@ class _Console:
         """One hour by its windows, or a day by its hours."""
         first, is_hour = _full_hour(at, "at"), "T" in at
         last = first + (HOUR_MS if is_hour else DAY_MS)
-        answer = answers.completeness(self._session, self._rules, topic, first, last)
+        answer = answers.completeness(self._session, self._options, topic, first, last)
         rows = answer.windows if is_hour else by_hour(answer.windows)
         base = self._view.link(topic=topic)
         links = {} if is_hour else {one.start: f"{base}&at={one.start:%Y-%m-%dT%H}#detail" for one in rows}

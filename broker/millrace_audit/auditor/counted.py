@@ -108,7 +108,7 @@ class Counted:
         for foreign in count.foreign:
             if is_of_this_world(foreign.window):
                 change = self._changes.window(count.topic, foreign.window)
-                change.foreign.append((origin, self._place.tier, foreign.messages, foreign.fingerprint))
+                change.unkeyed.append((origin, self._place.tier, foreign.messages, foreign.fingerprint))
                 change.positions["counted", self._place.tier] = serial
                 change.positions["origins", origin] = 1
             else:

@@ -29,7 +29,7 @@ def pairs(flat: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass(slots=True)
-class Said:
+class Reported:
     """What a producer reported of a window."""
 
     acknowledged: Flat = field(default_factory=list)
@@ -39,7 +39,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Held:
+class Observed:
     """What a tier holds of a producer; numbers that are there twice are in two ranges."""
 
     ranges: Flat = field(default_factory=list)
@@ -50,108 +50,110 @@ class Held:
 class Evidence:
     """Producers by the number of their row, clusters and tiers by name."""
 
-    said: dict[int, Said] = field(default_factory=dict)
-    held: dict[str, dict[int, Held]] = field(default_factory=dict)
+    reported: dict[int, Reported] = field(default_factory=dict)
+    observed: dict[str, dict[int, Observed]] = field(default_factory=dict)
     """Tier -> producer -> what is there."""
-    foreign: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    unkeyed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     """Origin -> tier -> [messages, fingerprint] of those without an audit header."""
-    unkeyed: dict[str, list[int]] = field(default_factory=dict)
+    unkeyed_rows: dict[str, list[int]] = field(default_factory=dict)
     """Rows without a whole audit header: `warehouse` -> [all, of these in an hour's partition], `table` ->
     [those in an hour's partition]; no entry where no reader has reported it."""
     is_too_much: bool = False
-    """More was said of the window than is kept: of what was, nothing is."""
+    """More was reported or counted than is kept: nothing of it is."""
 
     def report(
         self, producer: int, ranges: SequenceRanges, fingerprint: int, failed: SequenceRanges, failed_sum: int
     ) -> None:
-        said = self.said.setdefault(producer, Said())
-        said.acknowledged = _joined(said.acknowledged, ranges)
-        said.fingerprint = wrapped(said.fingerprint + fingerprint)
-        said.failed = _joined(said.failed, failed)
-        said.failed_fingerprint = wrapped(said.failed_fingerprint + failed_sum)
+        reported = self.reported.setdefault(producer, Reported())
+        reported.acknowledged = _joined(reported.acknowledged, ranges)
+        reported.fingerprint = wrapped(reported.fingerprint + fingerprint)
+        reported.failed = _joined(reported.failed, failed)
+        reported.failed_fingerprint = wrapped(reported.failed_fingerprint + failed_sum)
 
     def count(self, tier: str, producer: int, tally: SequenceTally) -> None:
-        held = self.held.setdefault(tier, {}).setdefault(producer, Held())
+        observed = self.observed.setdefault(tier, {}).setdefault(producer, Observed())
         new = list(tally.ranges())
-        ranges = held.ranges
+        ranges = observed.ranges
         if ranges and len(new) == 1 and new[0][0] == ranges[-1] + 1:
             ranges[-1] = new[0][1]  # it goes on, as it usually does
         else:
             whole = SequenceTally((*pairs(ranges), *new))
-            held.ranges = [*chain.from_iterable(whole.ranges())]
-        held.fingerprint = wrapped(held.fingerprint + tally.fingerprint)
+            observed.ranges = [*chain.from_iterable(whole.ranges())]
+        observed.fingerprint = wrapped(observed.fingerprint + tally.fingerprint)
 
     def remove(self, tier: str, producer: int, tally: SequenceTally) -> None:
-        held = self.held.get(tier, {}).get(producer)
-        if held is not None:
-            rest = SequenceTally(pairs(held.ranges)).without(tally)
-            held.ranges = [*chain.from_iterable(rest.ranges())]
+        observed = self.observed.get(tier, {}).get(producer)
+        if observed is not None:
+            rest = SequenceTally(pairs(observed.ranges)).without(tally)
+            observed.ranges = [*chain.from_iterable(rest.ranges())]
 
-    def count_foreign(self, origin: str, tier: str, messages: int, fingerprint: int) -> None:
-        here = self.foreign.setdefault(origin, {}).setdefault(tier, [0, 0])
+    def count_unkeyed(self, origin: str, tier: str, messages: int, fingerprint: int) -> None:
+        here = self.unkeyed.setdefault(origin, {}).setdefault(tier, [0, 0])
         here[0] += messages
         here[1] = wrapped(here[1] + fingerprint)
 
-    def count_unkeyed(self, tier: str, *rows: int) -> None:
-        before = self.unkeyed.get(tier, [0] * len(rows))
-        self.unkeyed[tier] = [a + b for a, b in zip(before, rows, strict=True)]
+    def count_unkeyed_rows(self, tier: str, *rows: int) -> None:
+        before = self.unkeyed_rows.get(tier, [0] * len(rows))
+        self.unkeyed_rows[tier] = [a + b for a, b in zip(before, rows, strict=True)]
 
     def bound(self) -> Evidence:
-        told = chain.from_iterable((said.acknowledged, said.failed) for said in self.said.values())
-        held = (held.ranges for producers in self.held.values() for held in producers.values())
-        numbers = sum(map(len, chain(told, held)))
+        reported = chain.from_iterable((each.acknowledged, each.failed) for each in self.reported.values())
+        observed = (each.ranges for producers in self.observed.values() for each in producers.values())
+        numbers = sum(map(len, chain(reported, observed)))
         return Evidence(is_too_much=True) if self.is_too_much or numbers > 2 * MOST_RANGES_KEPT else self
 
     def producers(self) -> set[int]:
-        return set(chain(self.said, *self.held.values()))
+        return set(chain(self.reported, *self.observed.values()))
 
     def pack(self, *, fold: bool = False) -> bytes:
         """The evidence as bytes; `fold` leaves out the fingerprints, equal where all is complete."""
-        said = {
+        reported = {
             str(producer): [s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint]
-            for producer, s in self.said.items()
+            for producer, s in self.reported.items()
         }
-        held = {
+        observed = {
             tier: {
-                str(producer): 1 if self._as_said(producer, h) else [h.ranges, h.fingerprint]
+                str(producer): 1 if self._as_reported(producer, h) else [h.ranges, h.fingerprint]
                 for producer, h in producers.items()
             }
-            for tier, producers in self.held.items()
+            for tier, producers in self.observed.items()
         }
         if fold:
-            for entry in chain(said.values(), *(producers.values() for producers in held.values())):
+            for entry in chain(reported.values(), *(producers.values() for producers in observed.values())):
                 if isinstance(entry, list):
                     entry[1::2] = [0] * len(entry[1::2])
-        value: list[Any] = [said, held, self.foreign, self.is_too_much]
-        if self.unkeyed:
-            value.append(self.unkeyed)
+        value: list[Any] = [reported, observed, self.unkeyed, self.is_too_much]
+        if self.unkeyed_rows:
+            value.append(self.unkeyed_rows)
         return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), _SMALL if fold else _FAST)
 
-    def _as_said(self, producer: int, held: Held) -> bool:
-        said = self.said.get(producer)
-        return said is not None and said.acknowledged == held.ranges and said.fingerprint == held.fingerprint
+    def _as_reported(self, producer: int, observed: Observed) -> bool:
+        same = self.reported.get(producer)
+        if same is None:
+            return False
+        return (same.acknowledged, same.fingerprint) == (observed.ranges, observed.fingerprint)
 
     @classmethod
     def unpack(cls, packed: bytes) -> Evidence:
         if not packed:
             return cls()
-        said, held, foreign, is_too_much, *unkeyed = json.loads(zlib.decompress(packed))
-        reported = {int(producer): Said(*entry) for producer, entry in said.items()}
+        reports, counts, unkeyed, is_too_much, *unkeyed_rows = json.loads(zlib.decompress(packed))
+        reported = {int(producer): Reported(*entry) for producer, entry in reports.items()}
 
-        def there(producer: int, entry: Any) -> Held:
+        def there(producer: int, entry: Any) -> Observed:
             if entry == 1:
                 same = reported[producer]
-                return Held(same.acknowledged.copy(), same.fingerprint)
-            return Held(*entry)
+                return Observed(same.acknowledged.copy(), same.fingerprint)
+            return Observed(*entry)
 
         return cls(
             reported,
             {
                 tier: {int(producer): there(int(producer), entry) for producer, entry in producers.items()}
-                for tier, producers in held.items()
+                for tier, producers in counts.items()
             },
-            foreign,
-            unkeyed[0] if unkeyed else {},
+            unkeyed,
+            unkeyed_rows[0] if unkeyed_rows else {},
             is_too_much,
         )
 

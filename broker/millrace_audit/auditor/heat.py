@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Topic, Verdict, overall
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.rules import NOTE, judge
 from millrace_audit.auditor.store import TopicRow, WindowRow, slices
-from millrace_audit.auditor.topic_view import TopicView, listed, views
+from millrace_audit.auditor.topic_facts import TopicFacts, listed, topic_facts
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 
 _WORST_FIRST = tuple(Verdict)
@@ -50,14 +51,14 @@ def newest_end(session: Session, now: int) -> int:
 
 
 def hours_of_all(
-    session: Session, rules: AuditRules, progress: Progress, start: int, end: int
+    session: Session, options: AuditOptions, progress: Progress, start: int, end: int
 ) -> list[TopicHours]:
     """Every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
     topics = listed(session)
     judged = _judged_hours(session, topics, start, end)
     return [
-        TopicHours(answers.known_of(session, view), _hours(judged[view.topic], view, start, end))
-        for view in views(session, rules, progress, topics)
+        TopicHours(answers.known_of(session, facts), _hours(judged[facts.topic], facts, start, end))
+        for facts in topic_facts(session, options, progress, topics)
     ]
 
 
@@ -97,20 +98,21 @@ def _judged_hours(
     return judged
 
 
-def _hours(verdicts: list[Verdict | None], view: TopicView, start: int, end: int) -> list[Verdict | None]:
+def _hours(verdicts: list[Verdict | None], facts: TopicFacts, start: int, end: int) -> list[Verdict | None]:
     """Of each hour: where somebody may still say something of it, no event is no proof."""
     hours = range(start, end, HOUR_MS)
-    open_at = bisect_right(hours, view.final_through - HOUR_MS)
-    future_at = max(bisect_right(hours, view.now), open_at)
+    open_at = bisect_right(hours, facts.final_through - HOUR_MS)
+    future_at = max(bisect_right(hours, facts.now), open_at)
     for index in range(open_at, future_at):
-        verdicts[index] = _open(verdicts[index], view, hours[index])
+        verdicts[index] = _open(verdicts[index], facts, hours[index])
     return verdicts
 
 
-def _open(judged: Verdict | None, view: TopicView, hour: int) -> Verdict | None:
+def _open(judged: Verdict | None, facts: TopicFacts, hour: int) -> Verdict | None:
     """Of an hour that is not final as a whole."""
-    newest = min(hour + HOUR_MS - WINDOW_MS, window_start(view.now))
-    waiting = [verdict for verdict, _ in view.around(newest, None).waiting if verdict != Verdict.CARRIED]
+    newest = min(hour + HOUR_MS - WINDOW_MS, window_start(facts.now))
+    causes = judge(facts.of_window(newest, None)).causes
+    waiting = [cause.verdict for cause in causes if cause.verdict not in (Verdict.CARRIED, NOTE)]
     if judged is None and not waiting:
         return None
     return overall([*waiting, *([] if judged is None else [judged])])

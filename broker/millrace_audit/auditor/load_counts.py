@@ -160,7 +160,7 @@ class LoadCounts:
             if is_of_this_world(each.window):
                 change = self._changes.window(topic, each.window)
                 filed = each.rows - each.unfiled
-                change.unkeyed.append((sign * each.rows, sign * filed))
+                change.unkeyed_rows.append((sign * each.rows, sign * filed))
                 if filed:  # rows in no hour's partition change nothing of the hour's table
                     change.positions["counted", WAREHOUSE] = serial
         if take_out:

@@ -17,13 +17,13 @@ from millrace.service.exposition import EscapingRegistry
 from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
-from millrace_audit.auditor.topic_view import is_listed
+from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
 if TYPE_CHECKING:
-    from millrace_audit.auditor.circumstances import Circumstances
-    from millrace_audit.auditor.rules import AuditRules
+    from millrace_audit.auditor.facts import WindowFacts
+    from millrace_audit.auditor.options import AuditOptions
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 REPLAYED_S = 24 * 3600.0
@@ -31,10 +31,10 @@ REPLAYED_S = 24 * 3600.0
 
 
 class AuditNumbers(Collector):
-    """Collects when it is asked; `settled` is told of every window that becomes final."""
+    """Collects when it is asked; `note_final` takes every window that becomes final."""
 
-    def __init__(self, store: AuditStore, rules: AuditRules) -> None:
-        self._store, self._rules = store, rules
+    def __init__(self, store: AuditStore, options: AuditOptions) -> None:
+        self._store, self._options = store, options
         self.unapplied = 0
         """Bytes of the audit topics that are not applied yet."""
         self._lived: dict[tuple[str, str], tuple[float, int]] = {}
@@ -50,13 +50,13 @@ class AuditNumbers(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def settled(self, window: Window, around: Circumstances, topic: str) -> None:
+    def note_final(self, window: Window, facts: WindowFacts) -> None:
         """Note how long each tier took for a window that is final for the first time."""
         end = window.end.timestamp()
-        home = max((beat.time for tier, beat in around.reached.items() if tier != OFFLINE), default=None)
-        offline = around.reached[OFFLINE].time if OFFLINE in around.reached else None
+        home = max((time for tier, time in facts.read_at.items() if tier != OFFLINE), default=None)
+        offline, topic = facts.read_at.get(OFFLINE), facts.topic
         is_replayed = home is not None and home / 1000 - end >= REPLAYED_S
-        for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._rules.clock_ms())):
+        for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._options.clock_ms())):
             if time is not None:
                 delay = max(time / 1000 - end, 0)
                 self._delays.labels(topic, tier).observe(delay)
@@ -73,7 +73,7 @@ class AuditNumbers(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        now = self._rules.clock_ms()
+        now = self._options.clock_ms()
         windows = GaugeMetricFamily(
             "millrace_audit_windows", "Windows by verdict", labels=["topic", "verdict"]
         )
@@ -94,7 +94,7 @@ class AuditNumbers(Collector):
                 windows.add_metric([topic, verdict], count)
                 if verdict == Verdict.PENDING:
                     pending.add_metric([topic], max(now - first - WINDOW_MS, 0) / 1000)
-            for known in answers.topics(session, self._rules):
+            for known in answers.topics(session, self._options):
                 if known.watermark is not None:
                     marks.add_metric([known.topic], max(now / 1000 - known.watermark.timestamp(), 0))
             for tier, heartbeat in answers.heartbeats(session).items():

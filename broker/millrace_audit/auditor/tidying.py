@@ -11,9 +11,9 @@ from millrace_audit.answer import Verdict
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.answers import heartbeats
 from millrace_audit.auditor.evidence import Evidence
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.topic_view import is_listed
+from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
@@ -21,10 +21,10 @@ _AT_ONCE = 1000
 """Windows that are folded in one transaction."""
 
 
-def tidy(session: Session, rules: AuditRules) -> bool:
+def tidy(session: Session, options: AuditOptions) -> bool:
     """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
-    now = rules.clock_ms()
-    kept_from = window_start(now - rules.keep_ms)
+    now = options.clock_ms()
+    kept_from = window_start(now - options.keep_ms)
     old = (
         WindowRow.touched < kept_from,
         WindowRow.window < kept_from,
@@ -38,10 +38,10 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
     session.execute(delete(WindowRow).where(*far))
     _forget_producers(session, now, kept_from)
-    session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
+    session.execute(delete(HistoryRow).where(HistoryRow.time < now - options.keep_ms))
     session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
     _forget_loads(session, kept_from)
-    still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
+    still = (WindowRow.touched < now - options.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
     folded = [

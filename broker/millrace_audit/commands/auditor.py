@@ -14,7 +14,7 @@ from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace.topics_file import VARIABLE, read_policies
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
 
@@ -107,15 +107,15 @@ def auditor(
     from millrace_audit.auditor.lease import Lease
     from millrace_audit.auditor.store import AuditStore
 
-    rules = _rules(**words)
+    options = _options(**words)
     hush_requests()
     with (
         closing(AuditStore(database_url, Lease())) as store,
-        closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
+        closing(Auditor(store, options, bootstrap, registry, zookeeper)) as worker,
     ):
         worker.check()
         access = AccessList(access_file) if access_file else None
-        app = build_app(store, rules, worker, ClusterLook(bootstrap), access)
+        app = build_app(store, options, worker, ClusterLook(bootstrap), access)
         server = WebServer(app, listen, "auditor", tls_of(certificate, key))
         # Objects that exist by now stay. Each collection that scanned them took 70 ms of a page's time.
         gc.freeze()
@@ -128,7 +128,7 @@ def auditor(
             applying.join()
 
 
-def _rules(
+def _options(
     *,
     origins: str,
     carried: str,
@@ -137,7 +137,7 @@ def _rules(
     hello_patience_s: int,
     fold_after_h: int,
     keep_days: int,
-) -> AuditRules:
+) -> AuditOptions:
     names = names_of(origins)
     if not names:
         raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
@@ -145,7 +145,7 @@ def _rules(
         re.compile(carried)
     except re.error as error:
         raise MillraceError(f"--carried {carried!r} is no regular expression: {error}") from None
-    return AuditRules(
+    return AuditOptions(
         origins=names,
         carried=carried,
         policies=read_policies(topics_file) if topics_file else {},

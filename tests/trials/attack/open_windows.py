@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 from sqlalchemy import text
 
-from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import NOTHING, ReportedWindow, now_ms
@@ -45,7 +45,7 @@ def fill(database: str, windows: int) -> None:
     """Have each instance report its newest window, and put copies of that behind it."""
     newest = window_start(now_ms()) - WINDOW_MS
     with closing(AuditStore(database)) as store:
-        story = Story(store, AuditRules(origins=("dc1",)))
+        story = Story(store, AuditOptions(origins=("dc1",)))
         for instance, topic in enumerate(TOPICS, 1):
             told = ReportedWindow(topic, newest, SequenceRanges([(0, 9)]), SequenceRanges(), 1, 0)
             story.hello(instance, topic=topic, time=now_ms())

@@ -210,7 +210,7 @@ def _warehouse() -> Iterator[Row]:
         says=Says(
             verdict=Verdict.PENDING,
             beside=Verdict.PENDING,
-            reason="`millrace audit-warehouse` counts what is loaded",
+            reason="by `millrace audit-warehouse`, not loaded yet",
             sentence="manifest-edited/loads/0000000001.json: the manifest was edited",
         ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor.topic_view import STANDS_MS
+from millrace_audit.auditor.topic_facts import STALE_MS
 from millrace_audit.reports.messages import OFFLINE
 from millrace_commands.broker_admin import count_moving, move_replicas
 from tests.support import WAIT_S, run_millrace, wait_until
@@ -57,10 +57,10 @@ def _mirror_down(stage: Stage) -> None:
 
 
 def _reader_down(stage: Stage) -> None:
-    unknown = Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=f"the reader of {HOME} stands at")
+    unknown = Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=f"the reader of {HOME} is stale")
     with stage.without(f"{HOME}-reader"):
         stage.traffic()
-        stage.await_says(unknown, WAIT_S + STANDS_MS / 1000)
+        stage.await_says(unknown, WAIT_S + STALE_MS / 1000)
     stage.load()
 
 

@@ -54,8 +54,14 @@ def _strangers() -> Iterator[Row]:
     yield Row(
         name="stranger-replays",
         what="a stranger sends messages 10 to 19 again, byte for byte",
-        plant=_replays,
+        plant=_replays(HOME),
         says=Says(findings=[("duplicate", HOME, "10-19")]),
+    )
+    yield Row(
+        name="stranger-copies-to-dc2",
+        what="a stranger sends messages 10 to 19 into the second datacenter as well, byte for byte",
+        plant=_replays("dc2"),
+        says=Says(reason=f"10 events are at {HOME} and at dc2 .*sequences 10-19"),
     )
     yield Row(
         name="stranger-invents",
@@ -83,12 +89,15 @@ def _values(stage: Stage) -> list[bytes]:
         return [value or b"" for value in read_partition(client, stage.topic, 0).values]
 
 
-def _replays(stage: Stage) -> None:
-    stage.begin()
-    again = [(None, value, stage.start) for value in _values(stage)[BATCH : 2 * BATCH]]
-    forging.write(stage.place, HOME, stage.topic, again)
-    stage.end()
-    stage.load()
+def _replays(cluster: str) -> Plant:
+    def plant(stage: Stage) -> None:
+        stage.begin()
+        again = [(None, value, stage.start) for value in _values(stage)[BATCH : 2 * BATCH]]
+        forging.write(stage.place, cluster, stage.topic, again)
+        stage.end()
+        stage.load()
+
+    return plant
 
 
 def _invents(sequence: int, time_ms: int = START) -> Plant:
@@ -203,11 +212,7 @@ def _clocks() -> Iterator[Row]:
             name=f"clock-{name}",
             what=f"a producer's clock is {name.replace('-', ' ')}",
             plant=_wrong_clock(ahead_ms),
-            says=Says(
-                verdict=Verdict.PENDING,
-                beside=Verdict.PENDING,
-                reason="by the auditor's clock it is still to come",
-            ),
+            says=Says(verdict=Verdict.PENDING, beside=Verdict.PENDING, reason="the window is still to come"),
         )
     yield Row(
         name="clock-steps-back",

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.acceptance import Acceptance, accept
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
-from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import Settling
+from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -56,7 +56,7 @@ from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
 W = 1_431_856_800_000
 NOW = W + 10 * WINDOW_MS
 TOPIC = "PageView"
-RULES = AuditRules(origins=("dc1", "dc2"), grace_ms=60_000, clock_ms=lambda: NOW)
+OPTIONS = AuditOptions(origins=("dc1", "dc2"), grace_ms=60_000, clock_ms=lambda: NOW)
 STEP = 100
 SAID, COUNTED, OWN = "audit", "audit-counts", "audit-offline"
 _TAKES: dict[str, tuple[type[AuditRecord], ...]] = {
@@ -89,8 +89,8 @@ def found(
 class Story:
     """Records by partition of the audit topics, and a database that they are applied to."""
 
-    def __init__(self, store: AuditStore, rules: AuditRules = RULES) -> None:
-        self.store, self.rules = store, rules
+    def __init__(self, store: AuditStore, options: AuditOptions = OPTIONS) -> None:
+        self.store, self.options = store, options
         self.partitions: defaultdict[tuple[str, str], list[Heard]] = defaultdict(list)
         self._applied: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.ends: defaultdict[tuple[str, str, int], int] = defaultdict(int)
@@ -374,12 +374,12 @@ class Story:
         """Apply what is new, a partition after the other, and judge nothing."""
         for key, there in self.partitions.items():
             with self.store.writing() as session:
-                ledger.apply(session, self.place(key), there[self._applied[key] :], self.rules.clock_ms())
+                ledger.apply(session, self.place(key), there[self._applied[key] :], self.options.clock_ms())
             self._applied[key] = len(there)
 
     def interleaved(self, store: AuditStore, dice: random.Random) -> Story:
         """The same story in another database, the partitions in another order."""
-        other = Story(store, self.rules)
+        other = Story(store, self.options)
         other.partitions = self.partitions
         left = {key: 0 for key, there in self.partitions.items() if there}
         while left:
@@ -387,7 +387,7 @@ class Story:
             there = self.partitions[key]
             end = min(len(there), left[key] + dice.randint(1, 5))
             with store.writing() as session:
-                ledger.apply(session, other.place(key), there[left[key] : end], self.rules.clock_ms())
+                ledger.apply(session, other.place(key), there[left[key] : end], self.options.clock_ms())
             left[key] = end
             if end == len(there):
                 del left[key]
@@ -397,16 +397,16 @@ class Story:
         return other
 
     def settle(self) -> int:
-        return Settling(self.store, self.rules).turn(math.inf)
+        return Judging(self.store, self.options).turn(math.inf)
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:
             acceptance = Acceptance(**{"reason": "burnt down", "who": "me", **said})
-            return [instance.instance for instance in accept(session, self.rules, acceptance)]
+            return [instance.instance for instance in accept(session, self.options, acceptance)]
 
     def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
         with self.store.reading() as session:
-            return answers.completeness(session, self.rules, topic, start, start + windows * WINDOW_MS)
+            return answers.completeness(session, self.options, topic, start, start + windows * WINDOW_MS)
 
     def answer(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> dict[str, Any]:
         answer: dict[str, Any] = to_json(self.completeness(start, windows, topic))

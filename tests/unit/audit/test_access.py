@@ -19,7 +19,7 @@ from millrace_audit.auditor.access import ROLES, role_of
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
-from tests.unit.audit.story import RULES
+from tests.unit.audit.story import OPTIONS
 from tests.unit.audit.test_app import Client, Worker
 
 OPEN = {"/", "/v1/health"}
@@ -37,7 +37,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
 def auditor(tmp_path: Path, tokens: dict[str, str]) -> Iterator[Client]:
     store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
     access = AccessList(str(tmp_path / "access.toml"))
-    yield Client(build_app(store, RULES, Worker(AuditNumbers(store, RULES)), access=access))
+    yield Client(build_app(store, OPTIONS, Worker(AuditNumbers(store, OPTIONS)), access=access))
     store.close()
 
 
@@ -54,8 +54,8 @@ def test_health_tells_a_stranger_no_reason_and_no_error_of_the_database(
     tmp_path: Path, tokens: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
-    worker = Worker(AuditNumbers(store, RULES), trouble="cannot use the database: no such table: beats")
-    client = Client(build_app(store, RULES, worker, access=AccessList(str(tmp_path / "access.toml"))))
+    worker = Worker(AuditNumbers(store, OPTIONS), trouble="cannot use the database: no such table: beats")
+    client = Client(build_app(store, OPTIONS, worker, access=AccessList(str(tmp_path / "access.toml"))))
     assert client.get("/v1/health").json() == {"healthy": False, "role": "active"}
     known = ask(client, "GET", "/v1/health", tokens["read"]).json()
     assert known["trouble"].startswith("cannot use the database: no such table: beats; dc1 has sent no")
@@ -105,7 +105,7 @@ def test_who_accepts_is_who_has_shown_the_token(
 ) -> None:
     said: list[str] = []
 
-    def accept(_session: object, _rules: object, acceptance: Acceptance) -> list[Any]:
+    def accept(_session: object, _options: object, acceptance: Acceptance) -> list[Any]:
         said.append(acceptance.who)
         return []
 

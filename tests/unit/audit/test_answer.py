@@ -24,7 +24,9 @@ from millrace_audit.answer import (
 from millrace_audit.reports.messages import FOR_EVER
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
-LOST = Finding("missing", "offline", "web-1", "shop", 11, [[3, 3], [7, 9]], 4)
+LOST = Finding(
+    "missing", "offline", "web-1", "shop", 11, [[3, 3], [7, 9]], 4, "millrace mirror status CONFIG"
+)
 WINDOW = Window(
     start=START,
     end=START + timedelta(minutes=10),
@@ -68,7 +70,8 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
         ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
         ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'
         ' "findings": [{"kind": "missing", "tier": "offline", "server": "web-1", "service": "shop",'
-        ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4}],'
+        ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4,'
+        ' "command": "millrace mirror status CONFIG"}],'
         ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}, "rejected": 1}]}'
     )
     assert Completeness.from_json(json.loads(text)) == ANSWER

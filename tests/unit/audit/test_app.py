@@ -14,12 +14,12 @@ import pytest
 from millrace.topics_file import TopicPolicy
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
+from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat, RejectedMessages
-from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
 
 SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
 
@@ -59,7 +59,7 @@ class Service:
     client: Client
 
     def settle(self) -> None:
-        Settling(self.story.store, self.story.rules, self.worker.numbers.settled).turn(math.inf)
+        Judging(self.story.store, self.story.options, self.worker.numbers.note_final).turn(math.inf)
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def service(tmp_path: object) -> Iterator[Service]:
     # A file: with the database in memory every thread of the service would have its own.
     store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
     clock = [NOW]
-    rules = replace(RULES, clock_ms=lambda: clock[0])
-    story = Story(store, rules)
-    worker = Worker(AuditNumbers(store, rules))
-    yield Service(story, worker, Client(build_app(store, rules, worker)))
+    options = replace(OPTIONS, clock_ms=lambda: clock[0])
+    story = Story(store, options)
+    worker = Worker(AuditNumbers(store, options))
+    yield Service(story, worker, Client(build_app(store, options, worker)))
     store.close()
 
 
@@ -140,8 +140,8 @@ def test_the_answer_says_when_all_there_was_had_been_applied(service: Service) -
 def test_the_answers_for_a_topic_name_its_owner(service: Service) -> None:
     service.story.whole()
     service.story.apply()
-    rules = replace(service.story.rules, policies={TOPIC: TopicPolicy(owner="team-web")})
-    client = Client(build_app(service.story.store, rules, service.worker))
+    options = replace(service.story.options, policies={TOPIC: TopicPolicy(owner="team-web")})
+    client = Client(build_app(service.story.store, options, service.worker))
     assert client.get(f"/v1/topics/{TOPIC}/completeness", params=SPAN).json()["owner"] == "team-web"
     assert client.get("/v1/topics/Other/completeness", params=SPAN).json()["owner"] == ""
     assert [topic["owner"] for topic in client.get("/v1/topics").json()] == ["team-web"]
@@ -206,7 +206,7 @@ def test_an_instance_that_was_nobody_is_disowned_with_all_it_said(service: Servi
     (window,) = service.client.get(ask, params=SPAN).json()["windows"]
     assert (window["verdict"], window["acknowledged"]) == ("complete", 10)
     assert (
-        "instance 666 (evil on web-666 in dc1) reported does not count: not one of ours"
+        "reports of instance 666 (evil on web-666 in dc1) do not count: not one of ours"
         in window["reasons"][0]
     )
     (changed, entry) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()

@@ -28,7 +28,7 @@ from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat, ReaderPosition
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
 from millrace_broker.storage.epochs import EpochMap
-from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, TOPIC, Story, W, found
+from tests.unit.audit.story import COUNTED, NOW, OPTIONS, OWN, SAID, TOPIC, Story, W, found
 from tests.unit.audit.test_messages import Ids
 
 LATER = NOW + 20 * WINDOW_MS
@@ -162,7 +162,7 @@ def story() -> Iterator[Story]:
 
 
 def auditor(story: Story, cluster: Cluster) -> Auditor:
-    made = Auditor(story.store, story.rules, "127.0.0.1:1", "http://nobody", "127.0.0.1:1")
+    made = Auditor(story.store, story.options, "127.0.0.1:1", "http://nobody", "127.0.0.1:1")
     made._client, made._codec, made._book = cluster, cluster.codec, Book()  # type: ignore[assignment]
     made._mirrors = Registry(cluster)  # type: ignore[assignment]
     return made
@@ -261,7 +261,7 @@ def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(story: Story) -
 
 def test_an_auditor_that_begins_behind_expired_records_calls_nothing_before_complete(story: Story) -> None:
     cluster = Cluster()
-    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
     story.whole()
     cluster.publish(story)
     for logs in cluster.logs.values():
@@ -292,7 +292,7 @@ def test_an_auditor_that_was_away_too_long_keeps_what_it_knew_and_doubts_the_tim
     reading = auditor(story, cluster)
     reading.apply_all()
     assert story.verdict() == "complete"
-    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
     story.hello(2, time=NOW)
     story.report(0, (0, 9), instance=2, window=NOW, time=NOW)
     cluster.publish(story)
@@ -324,7 +324,7 @@ def test_an_audit_topic_in_which_nothing_was_said_until_all_of_it_expired_has_no
         log.append(build_batch([Message(0, None, b"a position that nobody sees")]))
         log.expire()
     auditor(story, cluster).apply_all()
-    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
     story.beats(LATER)
     cluster.publish(story)
     auditor(story, cluster).apply_all()
@@ -467,7 +467,7 @@ def test_where_an_origin_has_lost_what_producers_said_nobody_is_called_unreporte
     story: Story, lost: bool
 ) -> None:
     cluster = Cluster()
-    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
     story.whole()
     cluster.publish(story)
     story.carry(found((0, 9), instance=2, window=NOW))
@@ -525,7 +525,7 @@ def test_an_audit_topic_that_was_put_back_from_an_older_copy_makes_hours_unknown
         cluster.position(topic, tier, 100)
     else:  # nobody has what its readers wrote: they go on
         cluster.taken[topic, tier] = len(story.partitions[topic, tier])
-    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.options = replace(OPTIONS, clock_ms=lambda: LATER)
     story.hello(2, time=NOW)
     story.report(0, (0, 9), instance=2, window=NOW, time=NOW)
     counted = found((0, 9), instance=2, window=NOW)
@@ -537,7 +537,7 @@ def test_an_audit_topic_that_was_put_back_from_an_older_copy_makes_hours_unknown
     assert log.end > old_end, "it has grown past its old end"
     if is_restarted:
         reading = auditor(story, cluster)
-    reading._rules, reading._settle_due = story.rules, 0
+    reading._options, reading._settle_due = story.options, 0
     reading.apply_all()
     reading._settle_due = 0
     reading.apply_all()

@@ -17,15 +17,15 @@ from millrace.topics_file import TopicPolicy
 from millrace_audit.answer import Verdict, iso, overall, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.beats import Beat, Progress
-from millrace_audit.auditor.circumstances import Circumstances
+from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.console import MARKS
+from millrace_audit.auditor.facts import WindowFacts
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, RejectedMessages
-from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Client, Worker
 
 HOUR = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T11:00Z"}
@@ -39,10 +39,10 @@ class Console:
     def __init__(self, store: AuditStore) -> None:
         self.clock, self.store = NOW, store
         self.policies: dict[str, TopicPolicy] = {}
-        self.rules = replace(RULES, clock_ms=lambda: self.clock, policies=self.policies)
-        self.story = Story(self.store, self.rules)
-        self.numbers = AuditNumbers(self.store, self.rules)
-        self._client = Client(build_app(self.store, self.rules, Worker(self.numbers)))
+        self.options = replace(OPTIONS, clock_ms=lambda: self.clock, policies=self.policies)
+        self.story = Story(self.store, self.options)
+        self.numbers = AuditNumbers(self.store, self.options)
+        self._client = Client(build_app(self.store, self.options, Worker(self.numbers)))
 
     def get(self, path: str = "/console", **query: str) -> httpx.Response:
         return self._client.get(path, params=query)
@@ -51,7 +51,7 @@ class Console:
         with self.store.reading() as session:
             return {
                 row.known.topic: [*row.hours]
-                for row in hours_of_all(session, self.rules, Progress(session), start, end)
+                for row in hours_of_all(session, self.options, Progress(session), start, end)
             }
 
 
@@ -207,14 +207,12 @@ def test_the_age_of_replayed_events_is_not_shown_as_a_delay(console: Console) ->
     console.story.whole()
     console.story.apply()
     with console.store.reading() as session:
-        (window,) = answers.completeness(session, console.rules, TOPIC, W, W + WINDOW_MS).windows
+        (window,) = answers.completeness(session, console.options, TOPIC, W, W + WINDOW_MS).windows
     end = W + WINDOW_MS
     console.clock = end + 3_000
     for late_ms in (1_000, 4_000 * 24 * HOUR_MS):
-        around = Circumstances(
-            reached={"dc1": Beat(1, end + late_ms, None), OFFLINE: Beat(1, end + 2_000, None)}
-        )
-        console.numbers.settled(window, around, TOPIC)
+        read_at = {"dc1": end + late_ms, OFFLINE: end + 2_000}
+        console.numbers.note_final(window, WindowFacts(topic=TOPIC, start=W, read_at=read_at))
     assert console.numbers.delays(TOPIC) == [("home", 1.0, 1), (OFFLINE, 2.0, 1), (WAREHOUSE, 3.0, 1)]
     assert "home 1 s (1 window); offline 2 s" in console.get(topic=TOPIC, at=AT).text
 

@@ -22,7 +22,7 @@ from millrace_audit.auditor.store import AuditStore
 from tests.brokers import free_port
 from tests.marks import MARK, check_escaped, check_json
 from tests.support import wait_until
-from tests.unit.audit.story import NOW, RULES, TOPIC, Story, found
+from tests.unit.audit.story import NOW, OPTIONS, TOPIC, Story, found
 from tests.unit.audit.test_app import Worker
 
 HOUR = ("--from", "2015-05-17T10:00Z", "--to", "2015-05-17T11:00Z")
@@ -32,8 +32,8 @@ MARKED: dict[str, Any] = {"server": MARK, "service": MARK}
 @pytest.fixture
 def story(stores: Callable[[str], AuditStore], tmp_path: Path) -> Story:
     """An instance that has lost an event, one that is silent, and records, loads and topics of strangers."""
-    rules = replace(RULES, clock_ms=lambda: NOW, policies={TOPIC: TopicPolicy(owner=f"team {MARK}")})
-    story = Story(stores(f"sqlite:///{tmp_path}/audit.db"), rules)
+    options = replace(OPTIONS, clock_ms=lambda: NOW, policies={TOPIC: TopicPolicy(owner=f"team {MARK}")})
+    story = Story(stores(f"sqlite:///{tmp_path}/audit.db"), options)
     story.hello(**MARKED)
     story.report(0, (0, 9), **MARKED)
     story.hello(2, **MARKED)
@@ -48,9 +48,9 @@ def story(stores: Callable[[str], AuditStore], tmp_path: Path) -> Story:
 
 @pytest.fixture
 def auditor(story: Story) -> Iterator[str]:
-    worker = Worker(AuditNumbers(story.store, story.rules), trouble=MARK)
+    worker = Worker(AuditNumbers(story.store, story.options), trouble=MARK)
     port = free_port()
-    app = build_app(story.store, story.rules, worker)
+    app = build_app(story.store, story.options, worker)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()

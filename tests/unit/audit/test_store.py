@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, text
 from millrace.errors import MillraceError
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.store import AuditStore, LoadRow, Row, TopicRow
-from tests.unit.audit.story import NOW, RULES, SAID, TOPIC, Story
+from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story
 
 
 def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
@@ -29,7 +29,7 @@ def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
     with pytest.raises(RuntimeError):
         fail_halfway()
     with story.store.reading() as session:
-        assert answers.topics(session, RULES) == []
+        assert answers.topics(session, OPTIONS) == []
 
 
 def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
@@ -37,11 +37,11 @@ def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
     story = Story(store)
     story.whole()
     with store.reading() as session:
-        assert answers.topics(session, RULES) == []
+        assert answers.topics(session, OPTIONS) == []
         story.apply()
-        assert answers.topics(session, RULES) == [], "as it was when the reader began"
+        assert answers.topics(session, OPTIONS) == [], "as it was when the reader began"
     with store.reading() as session:
-        assert len(answers.topics(session, RULES)) == 1
+        assert len(answers.topics(session, OPTIONS)) == 1
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""The verdict on one window, from evidence alone."""
+"""The verdict on one window, from its evidence and its legs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Instance, Verdict, Window, iso, overall
-from millrace_audit.auditor.circumstances import Circumstances
+from millrace_audit.auditor import rules
 from millrace_audit.auditor.evidence import Evidence
-from millrace_audit.auditor.verdict import judge
+from millrace_audit.auditor.facts import Gap, GapKind, Leg, LegState, VerifyProblem, WindowFacts
+from millrace_audit.auditor.judging import window_of
+from millrace_audit.auditor.reconcile import sources_of
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import Range, SequenceRanges
@@ -21,8 +23,14 @@ END = WINDOW + WINDOW_MS
 SHOP = Instance(instance=11, server="web-1", service="shop", cluster="dc1", closed_through=FOR_EVER)
 LOAD = replace(SHOP, cluster="", announced=False)
 TIERS = ("dc1", "offline", "warehouse")
-PAST = {("dc1", tier) for tier in TIERS}
-READ = Circumstances(past=PAST, ahead=PAST)
+
+
+def read(origin: str, tier: str) -> Leg:
+    return Leg("" if tier == "warehouse" else origin, tier, LegState.READ, is_surplus_final=True)
+
+
+LEGS = [read("dc1", tier) for tier in TIERS]
+READ = WindowFacts(topic="PageView", start=WINDOW, legs=LEGS)
 FULL = {"dc1": [(0, 9)], "offline": [(0, 9)], "warehouse": [(0, 9)]}
 Ranges = Sequence[Range]
 
@@ -33,7 +41,7 @@ def judged(
     instance: Instance = SHOP,
     acknowledged: Ranges = ((0, 9),),
     failed: Ranges = (),
-    around: Circumstances = READ,
+    facts: WindowFacts = READ,
 ) -> Window:
     evidence = Evidence()
     if instance.announced:
@@ -48,7 +56,13 @@ def judged(
         tally = SequenceTally(ranges, 0 if tier == "warehouse" else prints(11, ranges))
         evidence.count(tier, 2 if tier == "warehouse" else 1, tally)
     evidence = Evidence.unpack(evidence.pack())
-    return judge(WINDOW, evidence, {1: instance, 2: LOAD}, around)
+    return judge(evidence, {1: instance, 2: LOAD}, facts)
+
+
+def judge(evidence: Evidence, producers: Mapping[int, Instance], facts: WindowFacts) -> Window:
+    sources = sources_of(evidence, producers, with_table=facts.is_table_compared)
+    facts = replace(facts, sources=sources)
+    return window_of(facts, rules.judge(facts))
 
 
 def ranges_in(text: str) -> list[Range]:
@@ -99,20 +113,21 @@ def test_what_is_wrong_is_named_at_the_first_tier_where_it_is(
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_a_tier_has_not_come_to_yet_is_not_missing(tier: str) -> None:
     behind = TIERS[TIERS.index(tier) :]
-    around = Circumstances(past={("dc1", t) for t in TIERS if t not in behind}, ahead=PAST)
-    assert told(judged({t: [(0, 9)] for t in TIERS if t not in behind}, around=around)) == []
+    facts = replace(READ, legs=[leg for leg in LEGS if leg.tier not in behind])
+    assert told(judged({t: [(0, 9)] for t in TIERS if t not in behind}, facts=facts)) == []
 
 
 def test_what_a_reader_behind_has_not_counted_yet_is_no_surplus_of_the_tier_after_it() -> None:
     tiers = {"dc1": [(0, 9)], "offline": [(0, 12), (3, 3)], "warehouse": [(0, 9)]}
-    around = Circumstances(past=set({("dc1", "dc1")}))
-    assert told(judged(tiers, around=around, instance=replace(SHOP, closed_through=WINDOW))) == []
+    facts = replace(READ, legs=[read("dc1", "dc1")])
+    assert told(judged(tiers, facts=facts, instance=replace(SHOP, closed_through=WINDOW))) == []
 
 
 def test_a_tier_that_could_not_be_counted_lacks_nothing_and_the_next_is_held_against_the_reports() -> None:
-    around = replace(READ, doubted=set({"dc1"}))
-    assert told(judged({**FULL, "dc1": [(0, 3)]}, around=around)) == []
-    assert told(judged({"dc1": [], "offline": [(0, 7)], "warehouse": [(0, 7)]}, around=around)) == [
+    gap = Gap(kind=GapKind.MESSAGES_NOT_COUNTED, tier="dc1", since=NOTHING, until=FOR_EVER)
+    facts = replace(READ, gaps=[gap])
+    assert told(judged({**FULL, "dc1": [(0, 3)]}, facts=facts)) == []
+    assert told(judged({"dc1": [], "offline": [(0, 7)], "warehouse": [(0, 7)]}, facts=facts)) == [
         ("missing", "offline", [(8, 9)])
     ]
 
@@ -141,7 +156,7 @@ def test_a_failure_reported_after_an_acknowledgement_takes_the_acknowledgement_b
     for tier in TIERS:
         mark = 0 if tier == "warehouse" else prints(11, [there])
         evidence.count(tier, 2 if tier == "warehouse" else 1, SequenceTally([there], mark))
-    judgement = judge(WINDOW, evidence, {1: SHOP, 2: LOAD}, READ)
+    judgement = judge(evidence, {1: SHOP, 2: LOAD}, READ)
     assert (judgement.verdict, judgement.acknowledged, judgement.failed) == (Verdict.COMPLETE, 8, 2)
 
 
@@ -156,9 +171,10 @@ def test_what_an_open_instance_has_not_reported_yet_is_not_unexpected() -> None:
 
 
 def test_a_window_lists_twenty_reasons_and_counts_the_others() -> None:
-    around = Circumstances(waiting=[(Verdict.UNKNOWN, f"reason {n}") for n in range(25)])
-    reasons = judge(0, Evidence(), {}, around).reasons
-    assert (len(reasons), reasons[-2], reasons[-1]) == (21, "reason 19", "and 5 more")
+    problems = [VerifyProblem(f"problem {n}", is_of_topic=True) for n in range(25)]
+    reasons = judge(Evidence(), {}, replace(READ, problems=problems)).reasons
+    assert (len(reasons), reasons[-1]) == (21, "and 5 more")
+    assert reasons[-2] == "`millrace verify` found: problem 19"
 
 
 def test_what_an_accepted_instance_left_unreported_must_still_be_the_same_at_every_tier() -> None:
@@ -183,13 +199,10 @@ def test_an_unannounced_instance_is_carried_if_it_is_the_same_everywhere() -> No
 
 
 def test_what_only_the_warehouse_has_is_unexpected_there() -> None:
-    around = replace(READ, ahead=set({*PAST, ("", "warehouse")}))
-    assert told(judged({"warehouse": [(0, 1)]}, acknowledged=(), around=around)) == [
-        ("unexpected", "warehouse", [(0, 1)])
-    ]
+    assert told(judged({"warehouse": [(0, 1)]}, acknowledged=())) == [("unexpected", "warehouse", [(0, 1)])]
     evidence = Evidence()
     evidence.count("warehouse", 2, SequenceTally([(0, 1)]))
-    assert told(judge(WINDOW, evidence, {2: LOAD}, around)) == [("unexpected", "warehouse", [(0, 1)])]
+    assert told(judge(evidence, {2: LOAD}, READ)) == [("unexpected", "warehouse", [(0, 1)])]
 
 
 def test_two_clusters_events_of_one_name_share_what_is_loaded_of_them() -> None:
@@ -199,13 +212,13 @@ def test_two_clusters_events_of_one_name_share_what_is_loaded_of_them() -> None:
     for tier, producer, ranges in (
         ("dc1", 1, [(0, 9)]),
         ("offline", 1, [(0, 9)]),
-        ("dc2", 3, [(5, 6)]),
-        ("offline", 3, [(5, 6)]),
+        ("dc2", 3, [(10, 11)]),
+        ("offline", 3, [(10, 11)]),
     ):
         evidence.count(tier, producer, SequenceTally(ranges, prints(11, ranges)))
-    evidence.count("warehouse", 2, SequenceTally([(0, 9), (5, 6)]))
-    past = {(origin, tier) for origin in ("dc1", "dc2") for tier in (origin, "offline", "warehouse")}
-    judgement = judge(WINDOW, evidence, {1: SHOP, 2: LOAD, 3: other}, Circumstances(past=past, ahead=past))
+    evidence.count("warehouse", 2, SequenceTally([(0, 9), (10, 11)]))
+    legs = [*LEGS, read("dc2", "dc2"), read("dc2", "offline")]
+    judgement = judge(evidence, {1: SHOP, 2: LOAD, 3: other}, replace(READ, legs=legs))
     assert (judgement.verdict, told(judgement), judgement.carried) == (Verdict.CARRIED, [], 2)
 
 
@@ -214,17 +227,24 @@ def test_two_producers_with_one_number_are_named_where_their_messages_show_it() 
     evidence.report(1, SequenceRanges([(0, 9)]), prints(11, [(0, 9)]), SequenceRanges(), 0)
     evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)])))
     evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)], "another's")))
-    judgement = judge(WINDOW, evidence, {1: SHOP}, Circumstances(past=set({("dc1", "dc1")})))
+    judgement = judge(evidence, {1: SHOP}, replace(READ, legs=[read("dc1", "dc1")]))
     assert told(judgement) == [("duplicate", "dc1", [(0, 9)])]
     assert judgement.reasons == ["two producers share instance number 11: their messages differ"]
 
 
 def test_what_is_awaited_makes_the_verdict_no_better_than_it_says() -> None:
-    for verdict in (Verdict.UNKNOWN, Verdict.PENDING, Verdict.CARRIED):
-        around = replace(READ, waiting=[(verdict, "because")])
-        judgement = judged(around=around)
-        assert (judgement.verdict, judgement.reasons) == (verdict, ["because"])
-        assert judged({**FULL, "warehouse": []}, around=around).verdict == Verdict.INCOMPLETE
+    unannounced = {"is_announced": False, "has_events": False}
+    problem = {"problems": [VerifyProblem("a bad manifest", is_of_topic=True)]}
+    waiting = {"legs": [*LEGS, Leg("dc2", "dc2", LegState.NOT_COUNTED)]}
+    for verdict, fact in (
+        (Verdict.CARRIED, unannounced),
+        (Verdict.PENDING, unannounced | waiting),
+        (Verdict.UNKNOWN, unannounced | waiting | problem),
+    ):
+        facts = replace(READ, **fact)
+        assert judged(facts=facts).verdict == verdict
+        assert len(judged(facts=facts).reasons) == len(fact) - ("has_events" in fact)
+        assert judged({**FULL, "warehouse": []}, facts=facts).verdict == Verdict.INCOMPLETE
 
 
 def test_the_verdict_on_several_windows_is_the_worst_of_them() -> None:

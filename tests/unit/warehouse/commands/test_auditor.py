@@ -21,7 +21,7 @@ from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.publish.gate import MOST_HOURS, Judgement
 from tests.brokers import free_port
 from tests.support import wait_until
-from tests.unit.audit.story import RULES, TOPIC, Story, W, found
+from tests.unit.audit.story import OPTIONS, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Worker
 
 LOST, REJECTED = W - 3 * HOUR_MS, W - 7 * HOUR_MS
@@ -45,9 +45,9 @@ def url(tmp_path: Path) -> Iterator[str]:
     story.load(found((20, 28), window=REJECTED), rejected=rejected)
     story.beats()
     story.apply()
-    worker = Worker(AuditNumbers(store, RULES), applied_at=int(time.time() * 1000))
+    worker = Worker(AuditNumbers(store, OPTIONS), applied_at=int(time.time() * 1000))
     port = free_port()
-    config = uvicorn.Config(build_app(store, RULES, worker), port=port, log_config=None, lifespan="off")
+    config = uvicorn.Config(build_app(store, OPTIONS, worker), port=port, log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

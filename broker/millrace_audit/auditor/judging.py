@@ -1,0 +1,280 @@
+"""Judges windows whose facts have changed since their last verdict, and keeps the verdicts.
+
+Producers decide how many windows are open. So windows are judged in turns of a bounded time: a portion of
+each topic in a transaction, the newest first. An operator's decision goes between two transactions. A window
+that waits for its turn has a verdict that proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
+from millrace_audit.auditor import reconcile, store
+from millrace_audit.auditor.beats import Progress
+from millrace_audit.auditor.evidence import Evidence, pairs
+from millrace_audit.auditor.facts import WindowFacts
+from millrace_audit.auditor.gaps import note_reports_lost
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.rules import Judged, judge, unreported_messages
+from millrace_audit.auditor.store import AuditStore, ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.topic_facts import TopicFacts, listed, to_instance, topic_facts
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, TABLE
+from millrace_audit.reports.ranges import SequenceRanges
+
+MOST_REASONS = 20
+"""Most reasons that a window lists; the others are counted."""
+PORTION = 300
+"""Windows of a topic in one transaction."""
+TRANSACTION_S = 0.5
+"""Time of judging after which a transaction begins with no other topic."""
+_BETWEEN_S = 0.02
+"""Pause between transactions: who waits for the lock gets it."""
+Final = Callable[[Window, WindowFacts], object]
+
+
+class Judging:
+    """Judges open windows in turns: each one the newest, then those that the turn before has left."""
+
+    def __init__(self, store: AuditStore, options: AuditOptions, note_final: Final = lambda *_: None) -> None:
+        """`note_final` is called with each window that is final for the first time."""
+        self._store, self._options, self._note_final = store, options, note_final
+        self._next = ""
+        """The topic that the next turn begins with."""
+        self._below: dict[str, int] = {}
+        """Topic -> the window below which its windows are still to be judged."""
+        self.is_behind = False
+        """True if the last turn has left windows to the next."""
+
+    def turn(self, seconds: float) -> int:
+        """Judge until everything is judged or that time is over; return how many windows were judged.
+
+        Call it when all that was said is applied.
+        """
+        until = time.monotonic() + seconds
+        with self._store.reading() as session:
+            topics = listed(session)
+        first = bisect_left(topics, self._next)
+        queue = dict.fromkeys([*topics[first:], *topics[:first]], FOR_EVER)
+        judged = self._transaction(queue)
+        while queue and time.monotonic() < until:
+            time.sleep(_BETWEEN_S)
+            judged += self._transaction(queue)
+        self._next, self.is_behind = next(iter(queue), ""), bool(queue)
+        return judged
+
+    def _transaction(self, queue: dict[str, int]) -> int:
+        """Judge a portion of each topic in the queue, below its window there; what is left is queued again.
+
+        The newest portion of a topic comes with one of its older windows: each turn brings both forward.
+        """
+        until, judged = math.inf, 0
+        with self._store.writing() as session:
+            progress = Progress(session)
+            _note_hellos(session, progress)
+            note_reports_lost(session, progress)
+            for facts in topic_facts(session, self._options, progress, [*queue]):
+                until = min(until, time.monotonic() + TRANSACTION_S)  # what they all need is read by now
+                if facts.is_announced:
+                    row = session.get_one(TopicRow, facts.topic)
+                    row.final_through = max(row.final_through, facts.final_through)
+                _doubt_table(session, facts)
+                judging = _TopicJudge(session, self._options, progress.heartbeats, facts, self._note_final)
+                below, older = queue.pop(facts.topic), self._below.pop(facts.topic, None)
+                changed, rest = judging.portion(below)
+                judged += changed
+                if rest is not None and below == FOR_EVER and older is not None:  # all between is judged
+                    changed, rest = judging.portion(min(rest, older))
+                    judged += changed
+                if rest is not None:
+                    queue[facts.topic] = self._below[facts.topic] = rest
+                if time.monotonic() >= until:
+                    break
+        return judged
+
+
+_COLUMNS = select(
+    WindowRow.window,
+    WindowRow.revision,
+    WindowRow.dirty,
+    WindowRow.positions,
+    WindowRow.signature,
+    WindowRow.last_settled,
+    WindowRow.verdict,
+)
+
+
+class _TopicJudge:
+    """Judge of a topic's windows; reads each producer's names once."""
+
+    def __init__(
+        self,
+        session: Session,
+        options: AuditOptions,
+        heartbeats: Mapping[str, int],
+        facts: TopicFacts,
+        note_final: Final,
+    ) -> None:
+        self._session, self._options, self._heartbeats = session, options, heartbeats
+        self._facts, self._note_final = facts, note_final
+        self._instances: dict[int, Instance] = {}
+
+    def portion(self, below: int) -> tuple[int, int | None]:
+        """Judge the newest open windows below one; return their number, and the last one if more are left."""
+        topic = self._facts.topic
+        # Nobody can have sent events that are still to come, whatever clocks say: they wait for their time.
+        still_open = _COLUMNS.where(
+            ~WindowRow.settled,
+            WindowRow.topic == topic,
+            WindowRow.window <= self._facts.now,
+            WindowRow.window < below,
+        )
+        rows = self._session.execute(still_open.order_by(WindowRow.window.desc()).limit(PORTION)).all()
+        changes, changed = [], set()
+        for row in rows:
+            facts = self._facts.of_window(row.window, row.positions)
+            digest = facts.digest()
+            if not row.dirty and digest == row.signature:
+                continue
+            facts = self._with_evidence(facts)
+            judged = judge(facts)
+            window = window_of(facts, judged)
+            change = {
+                "topic": topic,
+                "window": row.window,
+                "verdict": judged.verdict,
+                "settled": judged.is_final,
+                "last_settled": judged.verdict if judged.is_final else row.last_settled,
+                "dirty": False,
+                "signature": digest,
+                "judged": to_json(window),
+            }
+            changes.append(change)
+            before = row.last_settled if row.verdict == Verdict.PENDING else row.verdict
+            if row.last_settled is not None and judged.verdict not in (Verdict.PENDING, before):
+                changed.add(facts.hour)
+            if judged.is_final and row.last_settled is None:
+                self._note_final(window, facts)
+            elif judged.is_final and row.last_settled != judged.verdict:
+                self._session.add(_became(judged, row, self._facts))
+        if changes:
+            self._session.execute(update(WindowRow), changes)
+        _note_changed(self._session, topic, changed)
+        return len(changes), rows[-1].window if len(rows) == PORTION else None
+
+    def _with_evidence(self, facts: WindowFacts) -> WindowFacts:
+        """The facts of a window with its evidence, and with the rows that it is compared with."""
+        here = (WindowRow.topic == facts.topic, WindowRow.window == facts.start)
+        evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
+        self._read_instances(evidence)
+        loads, is_unkeyed = self._facts.loads, bool(evidence.unkeyed or evidence.unkeyed_rows)
+        return replace(
+            facts,
+            rejected=[*facts.rejected, *loads.rejected_in(self._session, facts.start)],
+            has_too_many_ranges=evidence.is_too_much,
+            sources=reconcile.sources_of(evidence, self._instances, with_table=facts.is_table_compared),
+            unkeyed=evidence.unkeyed,
+            unkeyed_rows=evidence.unkeyed_rows,
+            erased=loads.erased_in(self._session, facts.start) if is_unkeyed else 0,
+        )
+
+    def _read_instances(self, evidence: Evidence) -> None:
+        link = store.ProducerTopicRow
+        named = (link.producer == ProducerRow.producer) & (link.topic == self._facts.topic)
+        rows = select(ProducerRow, link.topic).outerjoin(link, named)
+        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
+            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
+                heartbeat = self._heartbeats.get(row.origin, NOTHING)
+                self._instances[row.producer] = to_instance(
+                    row, heartbeat, self._options, is_of_topic=topic is not None
+                )
+
+
+def window_of(facts: WindowFacts, judged: Judged) -> Window:
+    """The answer about a window."""
+    reported = [source.reported for source in facts.sources]
+    return Window(
+        start=utc(facts.start),
+        end=utc(facts.end),
+        verdict=judged.verdict,
+        revision=0,
+        acknowledged=sum(
+            len(reconcile.acknowledged_of(each)) if each.failed else reconcile.size(each.acknowledged)
+            for each in reported
+        ),
+        failed=sum(len(SequenceRanges(pairs(each.failed))) for each in reported if each.failed),
+        tiers=_totals(facts),
+        findings=judged.findings,
+        reasons=_at_most(judged.reasons),
+        carried=unreported_messages(facts),
+        foreign=_unkeyed(facts),
+        rejected=sum(each.messages for each in facts.rejected if not each.is_span),
+    )
+
+
+def _at_most(reasons: list[str]) -> list[str]:
+    more = len(reasons) - MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:MOST_REASONS], f"and {more} more"]
+
+
+def _unkeyed(facts: WindowFacts) -> dict[str, int]:
+    """Count the messages and rows without an audit header at each tier."""
+    found: Counter[str] = Counter()
+    for tier, rows in facts.unkeyed_rows.items():
+        if rows[0] and (tier != TABLE or facts.is_table_compared):
+            found[tier] = rows[0]
+    for tiers in facts.unkeyed.values():
+        found.update({tier: messages for tier, (messages, _) in tiers.items()})
+    return dict(found)
+
+
+def _totals(facts: WindowFacts) -> dict[str, int]:
+    """Count the messages of every source at each tier."""
+    totals: Counter[str] = Counter()
+    for source in facts.sources:
+        if source.home:
+            totals[source.home] += 0
+        for tier, held in source.observed.items():
+            totals[tier] += reconcile.size(held.ranges)
+    return {**totals, **{tier: totals[tier] for tier in facts.tiers_behind}}
+
+
+def _became(judged: Judged, row: Any, facts: TopicFacts) -> HistoryRow:
+    what = f"{row.last_settled} became {judged.verdict} at revision {row.revision}"
+    return HistoryRow(time=facts.now, topic=facts.topic, window=row.window, who="the auditor", what=what)
+
+
+def _note_changed(session: Session, topic: str, hours: Set[int]) -> None:
+    """Number the hours after all earlier changes: a client asks for the changes after its newest one."""
+    if hours:
+        number = (session.scalar(select(func.max(ChangedRow.number))) or 0) + 1
+        for hour in sorted(hours):
+            session.merge(ChangedRow(topic=topic, hour=hour, number=number))
+            number += 1
+        session.flush()
+
+
+def _doubt_table(session: Session, facts: TopicFacts) -> None:
+    """Have a topic's windows judged again once its published table has been gone for too long."""
+    state = facts.loads.state
+    if state is not None and not state.is_table_doubted and facts.loads.table_troubles(facts.now):
+        state.is_table_doubted = True
+        settled = update(WindowRow).where(WindowRow.topic == facts.topic, WindowRow.settled)
+        session.execute(settled.values(settled=False, dirty=True))
+
+
+def _note_hellos(session: Session, progress: Progress) -> None:
+    """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
+    new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
+    for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
+        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
+            row.awaited_from = beat.time

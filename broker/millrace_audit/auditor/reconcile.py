@@ -1,0 +1,340 @@
+"""Reconciliation: what each tier should hold of each source against what it holds. Pure.
+
+Every difference is reported once, at the first tier that shows it: the home is compared with the producer's
+reports, each later tier with the tier before it.
+
+    missing      expected here, and not here
+    duplicate    here more often than in the tier before
+    unexpected   here, and neither reported nor in the tier before
+    altered      the right sequences with other content
+
+Sequences of unknown outcome (failed, or never reported by an instance that an operator accepted) are
+optional: they may be there or not, but what one tier has of them, all tiers must have.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
+
+from millrace_audit.answer import Finding, Instance
+from millrace_audit.auditor.evidence import Evidence, Observed, Reported, pairs
+from millrace_audit.auditor.facts import Gap, Source, WindowFacts
+from millrace_audit.reports.counts import SequenceTally
+from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.seals import wrapped
+
+UNKEYED = "messages without a header"
+_WITHOUT_CONTENT = (WAREHOUSE, TABLE)
+"""Rows are no messages any more: nobody can take their fingerprint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Difference between what one tier holds and what it should hold, with its explanation."""
+
+    home: str
+    finding: Finding
+    gap: Gap | None = None
+    """Late gap in which the events may be that would make the difference right."""
+    is_given_up: bool = False
+    """Loads rejected as many messages, and an operator gave them up."""
+
+
+def before(tier: str, home: str) -> str:
+    """The tier from which events reach this one."""
+    return {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}.get(tier, home)
+
+
+def may_report(instance: Instance, end: int) -> bool:
+    """True if the instance may still report something about the time before `end`."""
+    return bool(instance.missing_reports) or not (instance.closed_through >= end or instance.idle)
+
+
+def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_table: bool) -> list[Source]:
+    """The sources of a window; `producers` by the numbers in the evidence."""
+    if not with_table:
+        evidence.observed.pop(TABLE, None)  # it is older than the loads, which is no loss
+    sources: dict[int, Source] = {}
+    by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
+    for number in sorted(evidence.producers(), key=lambda n: _order(producers[n])):
+        instance = producers[number]
+        if not instance.cluster:
+            continue  # a load's: rows know no cluster
+        reported = evidence.reported.get(number, Reported()) if instance.announced else Reported()
+        observed = {tier: held[number] for tier, held in evidence.observed.items() if number in held}
+        source = sources[number] = Source(instance, reported, observed)
+        by_names[_names(instance)].append(source)
+    for tier in (WAREHOUSE, TABLE):
+        for number, rows in evidence.observed.get(tier, {}).items():
+            same = by_names.get(_names(producers[number]))
+            if same is None:  # loaded, and never counted at a cluster
+                sources.setdefault(number, Source(producers[number])).observed[tier] = rows
+            else:
+                same[0].observed[tier] = rows
+        for same in by_names.values():
+            _assign_rows(same, tier)
+    return [*sources.values()]
+
+
+def _order(instance: Instance) -> tuple[int, str, str, str, bool]:
+    return (*_names(instance), instance.cluster, not instance.announced)
+
+
+def _names(instance: Instance) -> tuple[int, str, str]:
+    return instance.instance, instance.server, instance.service
+
+
+def _assign_rows(same: Sequence[Source], tier: str) -> None:
+    """Of one name at several homes: give each source the rows it brought, and the rest to the first."""
+    rows = same[0].observed.get(tier)
+    if rows is None or len(same) == 1:
+        return
+    left = _tally(rows)
+    for source in same:
+        brought = SequenceTally(pairs(source.observed.get(before(tier, ""), Observed()).ranges))
+        mine, left = brought.without(brought.without(left)), left.without(brought)
+        source.observed[tier] = Observed([number for pair in mine.ranges() for number in pair])
+    same[0].observed[tier].ranges += [number for pair in left.ranges() for number in pair]
+
+
+def differences(facts: WindowFacts) -> list[Difference]:
+    """All differences of all sources, each with its explanation."""
+    incomparable = {gap.tier for gap in facts.gaps if gap.tier and not gap.is_late}
+    behind = facts.tiers_behind
+    found = [
+        Difference(source.home, finding)
+        for source in facts.sources
+        if not _is_in_order(facts, source, behind)
+        for finding in _of_source(facts, source, behind, incomparable)
+    ]
+    found += _of_unkeyed(facts, incomparable)
+    found += _of_unkeyed_rows(facts, incomparable)
+    is_given_up = _are_given_up(facts, found)
+    return [
+        replace(each, is_given_up=True)
+        if is_given_up and _is_lost_row(each.finding)
+        else replace(each, gap=_gap(facts, each))
+        for each in found
+    ]
+
+
+def _are_given_up(facts: WindowFacts, found: Sequence[Difference]) -> bool:
+    """True if loads rejected as many messages as the warehouse lacks rows, and an operator gave them up."""
+    rejected = sum(each.keyed for each in facts.rejected if each.accepted is not None and not each.is_span)
+    return sum(each.finding.count for each in found if _is_lost_row(each.finding)) <= rejected
+
+
+def _is_lost_row(finding: Finding) -> bool:
+    """True for rows with a header that the warehouse lacks."""
+    return (finding.kind, finding.tier) == ("missing", WAREHOUSE) and bool(finding.sequences)
+
+
+def _gap(facts: WindowFacts, difference: Difference) -> Gap | None:
+    """The late gap in which the events may be that would make the difference right."""
+    kind, tier, home = difference.finding.kind, difference.finding.tier, difference.home
+    for gap in facts.gaps:
+        if not gap.is_late:
+            continue
+        if kind == "missing":
+            is_hidden = gap.hides_missing and gap.tier == tier
+        elif tier == home:
+            is_hidden = kind == "unexpected" and not gap.tier and gap.origin == home
+        else:
+            is_hidden = kind != "altered" and gap.tier == before(tier, home)
+        if is_hidden:
+            return gap
+    return None
+
+
+def _of_source(
+    facts: WindowFacts, source: Source, behind: Sequence[str], incomparable: set[str]
+) -> Iterator[Finding]:
+    """What is wrong with one source's events, each at the first tier that shows it."""
+    instance, reported, home = source.instance, source.reported, source.home
+    is_fully_reported = instance.announced and not may_report(instance, facts.end)
+    is_accepted = not is_fully_reported and instance.accepted is not None
+    is_partly_reported = instance.announced and (is_accepted or instance.first_report > 0)
+    acknowledged = acknowledged_of(reported)
+    failed = SequenceRanges(pairs(reported.failed))
+    tallies = {tier: _tally(source.observed.get(tier)) for tier in dict.fromkeys((home, *behind))}
+    anywhere = union(tally.present for tally in tallies.values())
+    optional = anywhere - acknowledged if is_partly_reported else failed
+    explained = acknowledged | optional
+    expected = acknowledged | (optional & anywhere)
+    previous: SequenceTally | None = None  # what the tier before holds; None where that is not known
+    for tier, here in tallies.items():
+        is_comparable = tier not in incomparable
+        missing = unexpected = duplicate = altered = SequenceRanges()
+        if is_comparable and facts.has_read(home, tier):
+            missing = expected - here.present
+        if tier == home:
+            duplicate = here.repeated
+            if is_fully_reported and not is_partly_reported:
+                unexpected = here.present - explained
+        elif previous is None:
+            duplicate = here.repeated
+        elif facts.leg(home, tier).is_surplus_final:
+            unexpected = here.present - previous.present - explained
+            duplicate = _more_often(here, previous)
+        if is_comparable and not (missing or unexpected or duplicate):
+            altered = _altered(source, tier, here, previous)
+        names = (instance.server, instance.service, instance.instance)
+        kinds = {"missing": missing, "duplicate": duplicate, "unexpected": unexpected, "altered": altered}
+        for kind, sequences in kinds.items():
+            if sequences:
+                yield Finding(kind, tier, *names, sequences.pairs(), len(sequences))
+        # The next tier must hold what this one holds. Where this one has a gap, nobody knows what that is.
+        expected, previous = (here.present, here) if is_comparable else (expected | here.present, None)
+
+
+def _is_in_order(facts: WindowFacts, source: Source, behind: Sequence[str]) -> bool:
+    """The usual case, decided without set operations: every tier holds just what was acknowledged."""
+    reported = source.reported
+    if not source.instance.announced or reported.failed:
+        return False
+    for tier in (source.home, *behind):
+        held = source.observed.get(tier)
+        if held is None:
+            if reported.acknowledged and facts.has_read(source.home, tier):
+                return False
+        elif held.ranges != reported.acknowledged or (
+            tier not in _WITHOUT_CONTENT and held.fingerprint != reported.fingerprint
+        ):
+            return False
+    return True
+
+
+def _more_often(here: SequenceTally, previous: SequenceTally) -> SequenceRanges:
+    """Sequences that are here more often than in the tier before, and there at least once."""
+    repeats = (pair for layer in previous.layers[1:] for pair in layer)
+    return here.without(SequenceTally((*(previous.present | here.present), *repeats))).present
+
+
+def _altered(
+    source: Source, tier: str, here: SequenceTally, previous: SequenceTally | None
+) -> SequenceRanges:
+    """Sequences that are here with other content than was sent, or than the tier before has."""
+    if tier in _WITHOUT_CONTENT or not here.present:
+        return SequenceRanges()
+    reported = source.reported
+    if tier == source.home or previous is None:
+        acknowledged = acknowledged_of(reported)  # the fingerprint is without those that failed afterwards
+        failed = SequenceRanges(pairs(reported.failed))
+        if here.layers == [acknowledged]:
+            expected = reported.fingerprint
+        elif failed and here.layers == [acknowledged | failed]:
+            expected = wrapped(reported.fingerprint + reported.failed_fingerprint)
+        else:
+            return SequenceRanges()
+    elif here.layers == previous.layers:
+        expected = previous.fingerprint
+    else:
+        return SequenceRanges()
+    return SequenceRanges() if here.fingerprint == expected else here.present
+
+
+def _of_unkeyed(facts: WindowFacts, incomparable: set[str]) -> Iterator[Difference]:
+    """Compare messages without a header by number and content, at the home and the aggregate cluster."""
+    for origin, tiers in sorted(facts.unkeyed.items()):
+        if origin == OFFLINE or {origin, OFFLINE} & incomparable or not facts.has_read(origin, OFFLINE):
+            continue
+        here, there = tiers.get(origin, [0, 0]), tiers.get(OFFLINE, [0, 0])
+        more = there[0] - here[0]
+        if more > 0 and not facts.leg(origin, OFFLINE).is_surplus_final:
+            continue
+        kind = "missing" if more < 0 else "duplicate" if more else "altered" if [*here] != [*there] else ""
+        if kind:
+            yield Difference(origin, _unkeyed(kind, OFFLINE, abs(more) or here[0]))
+
+
+def _of_unkeyed_rows(facts: WindowFacts, incomparable: set[str]) -> Iterator[Difference]:
+    """Compare rows without a header by number, in the warehouse and in the table."""
+    rows, filed = facts.unkeyed_rows.get(WAREHOUSE, [0, 0])
+    if facts.has_read("", WAREHOUSE) and not {OFFLINE, WAREHOUSE} & incomparable:
+        offline = sum(tiers.get(OFFLINE, [0])[0] for tiers in facts.unkeyed.values())
+        rejected = sum(each.messages - each.keyed for each in facts.rejected if not each.is_span)
+        set_aside = facts.erased + sum(each.messages for each in facts.rejected if each.is_span)
+        lacking = offline - rows - rejected
+        if lacking > set_aside and facts.are_unkeyed_rows_known:
+            yield Difference("", _unkeyed("missing", WAREHOUSE, lacking - set_aside))
+        if lacking < 0 and rows and facts.leg("", WAREHOUSE).is_surplus_final:
+            kind = "duplicate" if offline else "unexpected"
+            yield Difference("", _unkeyed(kind, WAREHOUSE, min(-lacking, rows)))
+    if facts.is_table_compared and TABLE in facts.unkeyed_rows and facts.are_unkeyed_rows_known:
+        (published,) = facts.unkeyed_rows[TABLE]
+        if published != filed:
+            kind = "missing" if published < filed else "duplicate" if filed else "unexpected"
+            yield Difference("", _unkeyed(kind, TABLE, abs(published - filed)))
+
+
+def _unkeyed(kind: str, tier: str, count: int) -> Finding:
+    return Finding(kind, tier, "", UNKEYED, 0, [], count)
+
+
+def at_two_homes(facts: WindowFacts) -> Iterator[tuple[Source, Source, SequenceRanges]]:
+    """Sources of one name at two homes, with the sequences that both homes hold and not both have reported.
+
+    What both have reported is of two producers with one number. The rest was carried from home to home.
+    """
+    unknown = {*facts.pending_reports, *(gap.origin for gap in facts.gaps if not gap.tier)}
+    by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
+    for source in facts.sources:
+        one, home = source.instance, source.home
+        is_open = one.announced and (may_report(one, facts.end) or one.first_report > 0)
+        if home in source.observed and home not in unknown and facts.has_read(home, home) and not is_open:
+            by_names[_names(one)].append(source)
+    for same in by_names.values():
+        for first, second in combinations(same, 2):
+            both = _present_at_home(first) & _present_at_home(second)
+            if both := both - (reported_of(first) & reported_of(second)):
+                yield first, second, both
+
+
+def _present_at_home(source: Source) -> SequenceRanges:
+    return _tally(source.observed[source.home]).present
+
+
+def reported_of(source: Source) -> SequenceRanges:
+    """Sequences that the producer reported, acknowledged or failed."""
+    reported = source.reported
+    return SequenceRanges(pairs(reported.acknowledged)) | SequenceRanges(pairs(reported.failed))
+
+
+def acknowledged_of(reported: Reported) -> SequenceRanges:
+    """Acknowledged sequences without those that were reported as failed afterwards."""
+    acknowledged = SequenceRanges(pairs(reported.acknowledged))
+    return acknowledged - SequenceRanges(pairs(reported.failed)) if reported.failed else acknowledged
+
+
+def present_anywhere(source: Source) -> SequenceRanges:
+    """Sequences that some tier holds."""
+    return union(_tally(held).present for held in source.observed.values())
+
+
+def union(ranges: Iterable[SequenceRanges]) -> SequenceRanges:
+    return reduce(operator.or_, ranges, SequenceRanges())
+
+
+def _tally(held: Observed | None) -> SequenceTally:
+    return SequenceTally(pairs(held.ranges), held.fingerprint) if held else SequenceTally()
+
+
+def size(flat: Sequence[int]) -> int:
+    """Number of sequences in a flat list of ranges."""
+    return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2
+
+
+def is_shared_number(source: Source) -> bool:
+    """True if two producers seem to use one instance number: all is there again, with other content."""
+    held, reported = source.observed.get(source.home), source.reported
+    if not source.instance.announced or held is None or held.ranges == reported.acknowledged:
+        return False
+    layers = _tally(held).layers
+    is_repeated = len(layers) > 1 and layers == [SequenceRanges(pairs(reported.acknowledged))] * len(layers)
+    return is_repeated and held.fingerprint != wrapped(len(layers) * reported.fingerprint)

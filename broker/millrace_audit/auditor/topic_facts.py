@@ -1,0 +1,346 @@
+"""Facts about the windows of a topic, read from the database: for all windows once, then for each window.
+
+Judges nothing. `rules` concludes from the facts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from sqlalchemy import ColumnElement, join, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from millrace_audit.answer import Instance
+from millrace_audit.auditor import store
+from millrace_audit.auditor.beats import Beat, Ends, Progress
+from millrace_audit.auditor.facts import (
+    Debt,
+    DebtState,
+    Gap,
+    Leg,
+    LegState,
+    Reader,
+    ReaderState,
+    ReportStream,
+    StreamState,
+    VerifyProblem,
+    WindowFacts,
+)
+from millrace_audit.auditor.gaps import gaps_of
+from millrace_audit.auditor.load_facts import LoadFacts, load_facts
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
+
+MOST_UNCOUNTED = 100
+"""Topics that are judged though no reader names them: who may produce to `audit` may make up any number."""
+MOST_NAMED = 10
+"""Most producers in debt that a window names; the others are counted."""
+STALE_MS = 60_000
+"""A reader that has counted nothing for so long is stale: what waits for it is not just on its way."""
+
+
+class _Debts:
+    """Debts of producers that have not ended: those that hold windows open the longest come first."""
+
+    def __init__(self, debts: Iterable[Debt]) -> None:
+        awaited = (debt for debt in debts if not debt.instance.idle)
+        self.debts = sorted(awaited, key=lambda debt: _closed_through(debt.instance))
+        self.closed = [_closed_through(debt.instance) for debt in self.debts]
+        self._before = {  # debts of each state among the first ones
+            state: [0, *accumulate(int(debt.state == state) for debt in self.debts)] for state in DebtState
+        }
+
+    def at(self, end: int) -> tuple[Sequence[Debt], dict[DebtState, int]]:
+        """Return the first producers that have not closed all before `end`, and the number of the others."""
+        count = bisect_left(self.closed, end)
+        named = min(count, MOST_NAMED)
+        others = {state: before[count] - before[named] for state, before in self._before.items()}
+        return self.debts[:named], {state: number for state, number in others.items() if number}
+
+
+def _closed_through(instance: Instance) -> int:
+    return NOTHING if instance.missing_reports else instance.closed_through
+
+
+@dataclass(slots=True)
+class _Way:
+    """How far the tiers have read a window."""
+
+    legs: list[Leg] = field(default_factory=list)
+    awaited: list[str] = field(default_factory=list)
+    """Tiers whose readers the window waits for."""
+    checkpoints: dict[str, Beat] = field(default_factory=dict)
+    """Tier -> the checkpoint by which it had read the window."""
+    pending_reports: list[str] = field(default_factory=list)
+
+
+class TopicFacts:
+    """Facts that hold for every window of a topic."""
+
+    def __init__(
+        self,
+        options: AuditOptions,
+        progress: Progress,
+        topic: str,
+        *,
+        is_announced: bool,
+        instances: Sequence[Instance],
+        gaps: Sequence[Gap],
+        loads: LoadFacts,
+    ) -> None:
+        self.topic, self._options, self._progress = topic, options, progress
+        self.owner = options.owner_of(topic)
+        self.is_announced, self.instances, self.gaps, self.loads = is_announced, instances, gaps, loads
+        tiers = (*options.origins, OFFLINE)
+        self._is_counted = any(progress.began(tier, topic) is not None for tier in tiers)
+        self.now = options.clock_ms()
+        self._watermarks = {
+            tier: min(time, self.now) for tier, time in progress.heartbeats.items() if time != NOTHING
+        }
+        self._applied = {
+            origin: min(self._watermark(origin), progress.heard_times.get(origin, NOTHING))
+            for origin in options.origins
+        }
+        self._debts = _Debts(self._debt(one) for one in instances if one.accepted is None)
+        self._accepted = _Debts(self._debt(one) for one in instances if one.accepted is not None)
+        applied = [time - options.grace_ms for time in self._applied.values()]
+        self.final_through = max(min((*applied, *self._debts.closed[:1]), default=FOR_EVER), NOTHING)
+        """Time (ms) up to which every window is final."""
+
+    def waited_for(self, start: int) -> WindowFacts:
+        """Readers, reports and producers that a window waits for, whatever its events are."""
+        closes_at = start + WINDOW_MS + self._options.grace_ms
+        debts, more_debts = self._debts.at(start + WINDOW_MS)
+        accepted, more_accepted = self._accepted.at(start + WINDOW_MS)
+        return WindowFacts(
+            topic=self.topic,
+            start=start,
+            origins=self._options.origins,
+            readers=[self._reader(o) for o in self._options.origins if self._watermark(o) < closes_at],
+            streams=[*self._streams(closes_at)],
+            debts=debts,
+            more_debts=more_debts,
+            accepted=[debt.instance for debt in accepted],
+            more_accepted=sum(more_accepted.values()),
+        )
+
+    def of_window(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> WindowFacts:
+        """Facts of a window without its evidence; `positions` as its row has them, None without events."""
+        facts, hour, loads = self.waited_for(start), start - start % HOUR_MS, self.loads
+        closes_at = facts.end + self._options.grace_ms
+        # What a tier holds matters for events that are known of.
+        gaps = [gap for gap in self.gaps if start < gap.until and (positions or gap.is_of_all)]
+        early = [gap for gap in gaps if gap.since < closes_at]
+        blocked = {gap.tier for gap in early if gap.is_ongoing}
+        way = self._follow(positions, closes_at, blocked) if positions else _Way()
+        late = [*_late((gap for gap in gaps if gap.since >= closes_at), way.checkpoints)]
+        readers = {reader.tier: reader for reader in facts.readers}
+        readers |= {tier: self._reader(tier) for tier in way.awaited if tier not in readers}
+        is_published = TABLE in (positions or {}).get("counted", {})
+        return replace(
+            facts,
+            is_announced=self.is_announced,
+            is_counted=self._is_counted or bool((positions or {}).get("origins")),
+            has_events=bool(positions),
+            readers=[*readers.values()],
+            gaps=[*early, *late],
+            legs=way.legs,
+            read_at={tier: checkpoint.time for tier, checkpoint in way.checkpoints.items()},
+            pending_reports=way.pending_reports,
+            problems=[
+                VerifyProblem(problem.text, problem.hour is None)
+                for problem in self._progress.verified[self.topic]
+                if problem.hour is None or problem.hour <= start < problem.hour + HOUR_MS
+            ],
+            lost_loads=[*loads.lost.get(hour, ()), *loads.lost_somewhere],
+            has_other_editions=hour in loads.others,
+            table_troubles=loads.table_troubles(self.now) if is_published else (),
+            are_unkeyed_rows_known=start >= loads.unkeyed_from,
+            rejected=loads.spans_over(start),
+        )
+
+    def _watermark(self, tier: str) -> int:
+        return self._watermarks.get(tier, NOTHING)
+
+    def _reader(self, tier: str) -> Reader:
+        if tier not in self._watermarks:
+            return Reader(tier, ReaderState.NEVER_SEEN)
+        watermark = self._watermarks[tier]
+        if self.now - watermark > STALE_MS:
+            return Reader(tier, ReaderState.STALE, watermark)
+        return Reader(tier, ReaderState.CURRENT)
+
+    def _streams(self, closes_at: int) -> Iterator[ReportStream]:
+        for origin, applied in self._applied.items():
+            if not applied < closes_at <= self._watermark(origin):
+                continue
+            since = applied if applied != NOTHING else self._progress.beats[origin][0].time
+            if self._watermark(origin) - since > STALE_MS:
+                yield ReportStream(origin, StreamState.STUCK, since)
+            else:
+                yield ReportStream(origin, StreamState.APPLYING)
+
+    def _debt(self, instance: Instance) -> Debt:
+        if instance.missing_reports:
+            return Debt(instance, DebtState.REPORT_MISSING)
+        since = self._watermark(instance.cluster) - instance.heard_at
+        # A producer that names a time still to come would be awaited until then.
+        is_slow = -self._options.grace_ms <= since <= self._options.hello_patience_ms
+        return Debt(instance, DebtState.OPEN if is_slow else DebtState.SILENT)
+
+    def _follow(self, positions: Mapping[str, Mapping[str, int]], closes_at: int, blocked: set[str]) -> _Way:
+        """Find out how far each tier has read a window; `blocked` tiers cannot be read on."""
+        way, ends = _Way(), dict[str, Ends]()
+        reported, counted = positions.get("reported", {}), positions.get("counted", {})
+        origins = sorted(positions.get("origins", ()))
+        for origin in origins:
+            newest = (reported.get(origin, NOTHING), counted.get(origin, NOTHING))
+            checkpoint, state = self._home(origin, closes_at, *newest)
+            way.legs.append(Leg(origin, origin, state))
+            if checkpoint is None:
+                if state in (LegState.OPEN, LegState.NOT_COUNTED):
+                    way.awaited.append(origin)
+                continue
+            way.checkpoints[origin] = checkpoint
+            if not self._progress.has_heard(origin, checkpoint):
+                way.pending_reports.append(origin)
+            ends[origin] = self._progress.marked(origin, self.topic, checkpoint)
+            if origin != OFFLINE:
+                copied = counted.get(OFFLINE, NOTHING)
+                self._follow_copy(way, origin, ends[origin], copied, is_blocked=origin in blocked)
+        read = {leg.origin for leg in way.legs if leg.tier == OFFLINE and leg.state == LegState.READ}
+        if read.issuperset(origins):
+            self._follow_loads(way, ends, counted.get(OFFLINE, NOTHING))
+        if counted.get(TABLE, NOTHING) > counted.get(WAREHOUSE, NOTHING):
+            way.legs.append(Leg("", TABLE, LegState.READ, is_surplus_final=True))
+        return way
+
+    def _home(self, origin: str, closes_at: int, reported: int, counted: int) -> tuple[Beat | None, LegState]:
+        """Return the checkpoint by which an origin has read a window, or None, and the state of its leg."""
+        beats = self._progress.beats[origin]
+        if self.now < closes_at or beats.first(closes_at, reported, counted) is None:
+            if origin not in self._options.origins and origin != OFFLINE:
+                return None, LegState.ORIGIN_NOT_CONFIGURED
+            is_open = self._watermark(origin) < closes_at
+            return None, LegState.OPEN if is_open else LegState.NOT_COUNTED
+        began = self._progress.began(origin, self.topic)
+        checkpoint = None if began is None else beats.first(closes_at, reported, max(counted, began))
+        return checkpoint, LegState.TOPIC_NOT_COUNTED if checkpoint is None else LegState.READ
+
+    def _follow_copy(self, way: _Way, origin: str, ends: Ends, copied: int, *, is_blocked: bool) -> None:
+        """Add the leg of an origin into the aggregate cluster."""
+        progress, topic = self._progress, self.topic
+        if progress.is_mirrored(topic, origin, ends):
+            state = LegState.UPSTREAM_BLOCKED if is_blocked else LegState.READ
+            is_final = progress.is_ahead(topic, origin, copied)
+            way.legs.append(Leg(origin, OFFLINE, state, is_final))
+            if not is_final:
+                way.awaited.append(origin)
+        elif any(gap.tier == OFFLINE and gap.is_ongoing for gap in self.gaps):
+            way.legs.append(Leg(origin, OFFLINE, LegState.BLOCKED))
+        elif not progress.holds_mirror(topic, origin):
+            way.legs.append(Leg(origin, OFFLINE, LegState.NOT_MIRRORED))
+        else:
+            way.legs.append(Leg(origin, OFFLINE, LegState.IN_FLIGHT))
+            way.awaited.append(OFFLINE)
+
+    def _follow_loads(self, way: _Way, ends: Mapping[str, Ends], copied: int) -> None:
+        """Add the leg into the warehouse; `ends` of each origin at its checkpoint."""
+        progress, topic = self._progress, self.topic
+        mirrored = {origin: end for origin, end in ends.items() if origin != OFFLINE}
+        found = progress.first_mirrored(topic, mirrored, copied)
+        if found is None:
+            way.awaited.append(OFFLINE)
+            return
+        checkpoint, offline_ends = found
+        way.checkpoints[OFFLINE] = max(checkpoint, way.checkpoints.get(OFFLINE, checkpoint))
+        if not progress.is_loaded(topic, {**offline_ends, **ends.get(OFFLINE, {})}):
+            way.legs.append(Leg("", WAREHOUSE, LegState.NOT_LOADED))
+            return
+        is_final = progress.is_ahead_of_loads(topic)
+        way.legs.append(Leg("", WAREHOUSE, LegState.READ, is_final))
+        if not is_final:
+            way.awaited.append(OFFLINE)
+
+
+def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Beat]) -> Iterator[Gap]:
+    """Gaps from after a window's close that may hold its events: those lie where they were looked for."""
+    for gap in gaps:
+        checkpoint = checkpoints.get(gap.tier or gap.origin)
+        if gap.tier:
+            is_before = checkpoint is not None and gap.serial <= checkpoint.serial
+            yield replace(gap, is_late=True, hides_missing=gap.tier == WAREHOUSE or is_before)
+        elif checkpoint is not None and gap.since <= checkpoint.time <= gap.until:
+            yield replace(gap, is_late=True)
+
+
+def topic_facts(
+    session: Session, options: AuditOptions, progress: Progress, topics: Sequence[str]
+) -> Iterator[TopicFacts]:
+    """The facts of each of the topics; read for many of them at once."""
+    link = store.ProducerTopicRow
+    named = join(link, ProducerRow, ProducerRow.producer == link.producer)
+    for some in store.slices(topics):
+        instances: defaultdict[str, list[Instance]] = defaultdict(list)
+        rows = select(link.topic, ProducerRow).select_from(named).where(link.topic.in_(some))
+        open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
+        for topic, row in session.execute(open_ones):
+            heartbeat = progress.heartbeats.get(row.origin, NOTHING)
+            instances[topic].append(to_instance(row, heartbeat, options))
+        own = select(link.topic).distinct().select_from(named)
+        announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
+        gaps = gaps_of(session, progress, some)
+        rows_told = select(TopicRow.topic, TopicRow.unkeyed_from).where(TopicRow.topic.in_(some))
+        loads = load_facts(session, some, {row[0]: row[1] for row in session.execute(rows_told)})
+        for topic in some:
+            yield TopicFacts(
+                options,
+                progress,
+                topic,
+                is_announced=topic in announced,
+                instances=instances[topic],
+                gaps=gaps[topic],
+                loads=loads[topic],
+            )
+
+
+def is_listed(topic: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """True for a topic that a reader or a load names, and for the first few others."""
+    counted = select(CoverageRow.topic)
+    others = select(TopicRow.topic).where(TopicRow.topic.not_in(counted))
+    return or_(topic.in_(counted), topic.in_(others.order_by(TopicRow.topic).limit(MOST_UNCOUNTED)))
+
+
+def listed(session: Session) -> Sequence[str]:
+    """The topics that are judged and shown, by name."""
+    return session.scalars(
+        select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    ).all()
+
+
+def to_instance(
+    row: ProducerRow, heartbeat: int, options: AuditOptions, *, is_of_topic: bool = True
+) -> Instance:
+    """What is known of a producer; to a topic that it has not announced it has announced nothing."""
+    nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
+    return Instance(
+        instance=row.instance,
+        server=row.server,
+        service=row.service,
+        cluster=row.origin,
+        announced=row.announced and is_of_topic and not row.disowned,
+        heard_at=row.heard_at,
+        closed_through=row.closed_through,
+        missing_reports=row.missing,
+        first_report=row.first_report,
+        idle=nothing_heard
+        and row.awaited_from != NOTHING
+        and heartbeat - row.awaited_from >= options.hello_patience_ms,
+        accepted=row.accepted,
+    )
