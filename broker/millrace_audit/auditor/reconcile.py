@@ -280,24 +280,27 @@ def _unkeyed(kind: str, tier: str, count: int) -> Finding:
 def at_two_homes(facts: WindowFacts) -> Iterator[tuple[Source, Source, SequenceRanges]]:
     """Sources of one name at two homes, with the sequences that both homes hold and not both have reported.
 
-    What both have reported is of two producers with one number. The rest was carried from home to home.
+    What both have reported is of two producers with one number. The rest was copied from home to home.
     """
-    unknown = {*facts.pending_reports, *(gap.origin for gap in facts.gaps if not gap.tier)}
     by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
     for source in facts.sources:
-        one, home = source.instance, source.home
-        is_open = one.announced and (may_report(one, facts.end) or one.first_report > 0)
-        if home in source.observed and home not in unknown and facts.has_read(home, home) and not is_open:
-            by_names[_names(one)].append(source)
+        by_names[_names(source.instance)].append(source)
     for same in by_names.values():
         for first, second in combinations(same, 2):
-            both = _present_at_home(first) & _present_at_home(second)
-            if both := both - (reported_of(first) & reported_of(second)):
-                yield first, second, both
+            if _is_known(facts, first) and _is_known(facts, second):
+                here, there = (_tally(each.observed[each.home]).present for each in (first, second))
+                if both := (here & there) - (reported_of(first) & reported_of(second)):
+                    yield first, second, both
 
 
-def _present_at_home(source: Source) -> SequenceRanges:
-    return _tally(source.observed[source.home]).present
+def _is_known(facts: WindowFacts, source: Source) -> bool:
+    """True if the source's home has read its events, and its producer can report no more of them."""
+    one, home = source.instance, source.home
+    if home not in source.observed or not facts.has_read(home, home) or home in facts.pending_reports:
+        return False
+    if any(gap.origin == home and not gap.tier for gap in facts.gaps):
+        return False
+    return not one.announced or not (may_report(one, facts.end) or one.first_report > 0)
 
 
 def reported_of(source: Source) -> SequenceRanges:

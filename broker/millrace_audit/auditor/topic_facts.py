@@ -187,12 +187,14 @@ class TopicFacts:
                 yield ReportStream(origin, StreamState.APPLYING)
 
     def _debt(self, instance: Instance) -> Debt:
-        if instance.missing_reports:
-            return Debt(instance, DebtState.REPORT_MISSING)
         since = self._watermark(instance.cluster) - instance.heard_at
         # A producer that names a time still to come would be awaited until then.
-        is_slow = -self._options.grace_ms <= since <= self._options.hello_patience_ms
-        return Debt(instance, DebtState.OPEN if is_slow else DebtState.SILENT)
+        is_silent = not -self._options.grace_ms <= since <= self._options.hello_patience_ms
+        if is_silent and not instance.missing_reports:
+            return Debt(instance, DebtState.SILENT)
+        # The time of a newest report that others follow is no fact about a window.
+        instance = replace(instance, heard_at=NOTHING)
+        return Debt(instance, DebtState.REPORT_MISSING if instance.missing_reports else DebtState.OPEN)
 
     def _follow(self, positions: Mapping[str, Mapping[str, int]], closes_at: int, blocked: set[str]) -> _Way:
         """Find out how far each tier has read a window; `blocked` tiers cannot be read on."""

@@ -1678,6 +1678,23 @@ def test_only_what_changed_is_judged_again(quick: Story) -> None:
     assert quick.settle() == 0
 
 
+def test_a_heartbeat_and_a_report_judge_no_window_again_that_they_do_not_change(quick: Story) -> None:
+    quick.hello(2, time=NOW - 30_000)
+    for at in range(20):
+        window, numbers = W + at % 10 * WINDOW_MS, (9 * at, 9 * at + 8)
+        quick.report(at, numbers, instance=2, window=window, closed=NOTHING, time=NOW - 30_000)
+        quick.count("dc1", found(numbers, instance=2, window=window))
+    quick.beats(NOW - 20_000)
+    quick.apply()
+    assert [quick.verdict(W + at * WINDOW_MS) for at in (0, 5)] == ["pending", "pending"]
+    quick.beats(NOW - 14_000)
+    quick.apply_only()
+    assert quick.settle() <= 1, "the newest window is not over yet"
+    quick.report(20, (180, 188), instance=2, window=W, closed=NOTHING, time=NOW - 10_000)
+    quick.apply_only()
+    assert quick.settle() == 1
+
+
 def test_a_window_names_some_silent_instances_and_counts_the_others(quick: Story) -> None:
     quick.whole()
     for instance in range(100, 130):
