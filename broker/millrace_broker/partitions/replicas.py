@@ -273,9 +273,10 @@ class Replicas:
         self._followers.end_closed(now)
         for one in self._hosted.replicating():
             self._propose(one)
-            self._maybe_stop(one)
-            if one.leading is not None:
-                one.leading.refuse_late(now)
+            if one.log.refusal is not None:
+                self._maybe_stop(one)
+            if (partition := one.leading) is not None:
+                partition.refuse_late(now)
                 if one.log.lacks_room:
                     one.changes.notify()
 
