@@ -81,8 +81,8 @@ def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) ->
     planned = list(table.scan(row_filter=_filter(between)).plan_files())
     if any(task.delete_files for task in planned):
         raise MillraceError(
-            f"rows of {name} were deleted in place, which only Iceberg's own readers see: compact it with the"
-            " engine that deleted them, or read it with one of the readers that `millrace tables` prints"
+            f"rows of {name} were deleted in place, and only Iceberg's own readers leave them out: compact it"
+            " with the engine that deleted them, or read it with one of the readers that `millrace tables` prints"
         )
     if spark.conf.get(FIELD_IDS) != "true" and (column := _ambiguous(table)):
         raise MillraceError(
@@ -103,7 +103,7 @@ def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) ->
 def _utc(time: datetime) -> datetime:
     if not isinstance(time, datetime):  # called by hand, in notebooks
         raise ConfigError(
-            f"hours: {time!r} is no datetime: give two, like"
+            f"hours: {time!r} is not a datetime: give two, like"
             " (datetime(2015, 5, 17, 10), datetime(2015, 5, 17, 12))"
         )
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -93,7 +93,7 @@ def test_the_hours_asked_for_are_read_and_no_file_of_another(
     none = tables.read_table(spark, table, (noon + timedelta(days=1), noon + timedelta(days=2)))
     assert none.collect() == []
     assert none.schema == frame.schema
-    with pytest.raises(ConfigError, match="is no datetime: give two"):
+    with pytest.raises(ConfigError, match="is not a datetime: give two"):
         tables.read_table(spark, table, ("2015-05-17T10", "2015-05-17T12"))  # type: ignore[arg-type]
 
 

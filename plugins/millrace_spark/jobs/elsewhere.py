@@ -161,7 +161,7 @@ class _DriverRun:
             state = self._ended(driver)
         except MillraceError as error:
             raise MillraceError(
-                f"{error}; driver {driver.driver} may go on: run again with --run-id"
+                f"{error}; driver {driver.driver} may still run: run again with --run-id"
                 f" {self._settings['run_id']} to wait for it"
             ) from None
         except BaseException:  # asked to stop

@@ -232,7 +232,7 @@ def _check_registry(given: Mapping[str, str], subscription: Subscription) -> Non
         if len(subscription.topics) != 1:
             raise ConfigError("with 'registry.url' give one topic: its schema names the columns")
         if "registry.subject" in given and "registry.schema.id" in given:
-            raise ConfigError("give one of 'registry.subject' and 'registry.schema.id'")
+            raise ConfigError("give either 'registry.subject' or 'registry.schema.id'")
         return
     for name in ("registry.subject", "registry.schema.id", "mode"):
         if name in given:

@@ -170,8 +170,8 @@ def _check_nothing_lost(before: Progress, ends: Progress) -> None:
         id_now = ends.topic_ids.get(topic)
         if id_now is None:
             raise MillraceError(
-                f"topic {topic!r}, which this query has read so far, is gone or no longer asked for: start"
-                " with a new checkpoint, or set failOnDataLoss=false to continue without it"
+                f"topic {topic!r}, which this query has read so far, is gone or not in its options any more:"
+                " start with a new checkpoint, or set failOnDataLoss=false to continue without it"
             )
         if id_now != topic_id:
             raise MillraceError(

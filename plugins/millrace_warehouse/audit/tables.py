@@ -132,7 +132,7 @@ class PublishedTable:
         except Exception as error:  # whatever pyiceberg and pyarrow raise for a missing or broken file
             reason = (str(error).splitlines() or [""])[0]
             raise MillraceError(
-                f"{'.'.join(table.name())} cannot be read in {hour} ({type(error).__name__}: {reason}): run"
+                f"{'.'.join(table.name())} cannot be read in {hour} ({reason or type(error).__name__}): run"
                 " `millrace verify`"
             ) from error
         return found

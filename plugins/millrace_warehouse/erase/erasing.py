@@ -505,7 +505,7 @@ class _Edition:
         )
         if problems := check_law(manifest):
             raise MillraceError(
-                f"load {replaced.load} of {replaced.topic}: the account does not close: {problems[0]};"
+                f"load {replaced.load} of {replaced.topic}: the counts do not agree: {problems[0]};"
                 " nothing was erased of it"
             )
         erased = SequenceCounts()

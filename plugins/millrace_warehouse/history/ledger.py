@@ -50,7 +50,7 @@ def add_to_ledger(storage: Storage, path: str, manifest: Manifest) -> None:
     recorded = read_entry(storage, path)
     if recorded is not None and recorded.sha256 != manifest.sha256:
         raise MillraceError(
-            f"{path} is not what was published: the ledger has sha256 {recorded.sha256[:12]}…, the file"
+            f"{path} differs from its ledger entry: the ledger has sha256 {recorded.sha256[:12]}…, the file"
             f" {manifest.sha256[:12]}…; restore it from a copy"
         )
 

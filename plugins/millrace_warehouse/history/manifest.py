@@ -516,7 +516,9 @@ def _build_dataclass(cls: Any, values: Any, where: str) -> Any:
     hints, required = _fields(cls)
     if not isinstance(values, dict) or not required <= values.keys() <= hints.keys():
         keys = sorted(set(values) ^ set(hints)) if isinstance(values, dict) else values
-        raise ManifestError(f"{where} does not have the keys of a {cls.__name__}: {keys}")
+        raise ManifestError(
+            f"{where} has missing or unknown keys: {keys}; it was edited, or a newer version wrote it"
+        )
     return cls(**{key: _build(hints[key], value, f"{where}: {key}") for key, value in values.items()})
 
 

@@ -266,7 +266,7 @@ def write_ranges(
     )
     if problems := check_law(manifest):
         raise MillraceError(
-            f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
+            f"{draft.topic}: the counts do not agree: {problems[0]}; no load was made: report this bug"
         )
     return with_stored(context.storage, manifest, files, pinned.table_schema.iceberg, counts, erased)
 

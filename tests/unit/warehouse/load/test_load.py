@@ -546,7 +546,7 @@ def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
         results[0].stats.records -= 1
         return results
 
-    with pytest.raises(MillraceError, match="the account does not close"):
+    with pytest.raises(MillraceError, match="the counts do not agree"):
         load_topic(load_run(log, tmp_path, run_tasks=forgetful), TOPIC)
 
 
