@@ -158,13 +158,11 @@ def consume(
     Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """
     if offset is not None and (partition is None or from_beginning):
-        raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
+        raise click.UsageError("--offset needs --partition, and excludes --from-beginning")
     if last is not None and (offset is not None or from_beginning or group is not None):
-        raise click.UsageError("--last goes without --offset, --from-beginning and --group")
+        raise click.UsageError("--last excludes --offset, --from-beginning and --group")
     if group is not None and (partition is not None or until_end):
-        raise click.UsageError(
-            "--group gives out the partitions: it goes without --partition and --until-end"
-        )
+        raise click.UsageError("--group assigns the partitions: it excludes --partition and --until-end")
     client = SchemaRegistryClient(registry) if registry else None
     partitions = _partitions(bootstrap, topic, partition)
     if group is not None:

@@ -91,7 +91,7 @@ def identities(directory: Path) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ConfigError(f"{path} is there already: keep it, or give another directory") from None
+            raise ConfigError(f"{path} exists already: keep it, or give another directory") from None
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         say(str(path))
