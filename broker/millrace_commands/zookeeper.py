@@ -25,12 +25,16 @@ from millrace.zookeeper.session import Session
     epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=2181, show_default=True, help="Port; 0 takes a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=2181,
+    show_default=True,
+    help="Port; 0 takes a free port.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where it keeps its data; created if it is not there.",
+    help="Folder of its data; created if it is missing.",
 )
 @click.option(
     "--heap-mb",

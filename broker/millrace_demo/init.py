@@ -56,7 +56,7 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     show_default="this one",
-    help="Folder in which the files are made.",
+    help="Folder in which the files are created.",
 )
 
 
