@@ -85,7 +85,7 @@ def _targets() -> dict[str, str]:
 @click.option(
     "--client",
     metavar="FILE",
-    help="Settings and login for connections to brokers (docs/security.md); or in MILLRACE_CLIENT.",
+    help="Client file for connections to brokers (docs/security.md); MILLRACE_CLIENT can name it, too.",
 )
 @click.option(
     "--log-format",

@@ -81,7 +81,7 @@ class Claim:
         where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
         if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             logger.warning(
-                "this agent cannot notice that another one goes on with a copy of its spool: allow its user"
+                "this agent cannot notice if another agent uses a copy of its spool: allow its user"
                 " `read` on topic %s",
                 AUDIT_TOPIC,
             )
@@ -103,7 +103,7 @@ class Claim:
             if isinstance(record, Hello | Report) and record.instance == self._awaited[sign]:
                 raise SpoolCopied(
                     f"the spool {self._spool.folder} is an older copy: another agent ({record.service} on"
-                    f" {record.server}) has gone on with it at {iso(record.time)}, as instance"
+                    f" {record.server}) has continued with it at {iso(record.time)}, as instance"
                     f" {record.instance}; start this one with an empty --spool, or have what waits in the"
                     " copy sent, perhaps a second time: `millrace agent ... --adopt-copy`"
                 )

@@ -25,14 +25,14 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to produce to.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @registry_option
-@click.option("--service", metavar="NAME", required=True, help="Service that the events are of.")
+@click.option("--service", metavar="NAME", required=True, help="Service that sends the events.")
 @click.option("--server", metavar="NAME", help="Server in the events; by default this machine's name.")
 @click.option(
     "--spool",
     metavar="DIR",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of its own for events that the brokers do not have yet.",
+    help="This agent's folder for events that the brokers do not have yet.",
 )
 @click.option(
     "--spool-bytes",
@@ -46,7 +46,7 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     metavar="HOST:PORT",
     default="127.0.0.1:8083",
     show_default=True,
-    help="Address to take events on; port 0 takes a free one.",
+    help="Address to accept events on; port 0 takes a free port.",
 )
 @click.option(
     "--subject", "subjects", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
@@ -55,14 +55,14 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     "--follow",
     metavar="TOPIC=PATH",
     multiple=True,
-    help="Take the lines of a file, an event in JSON each, also when it is rotated. Repeatable.",
+    help="Follow a file with an event in JSON on each line, through rotations. Repeatable.",
 )
 @click.option(
     "--lateness-ms",
     type=click.IntRange(min=0),
     default=60_000,
     show_default=True,
-    help="How old an event may be when it is sent; an older one opens its window again.",
+    help="Largest age of an event when it is sent; an older event opens its window again.",
 )
 @click.option(
     "--report-interval-ms",
@@ -74,8 +74,7 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 @click.option(
     "--adopt-copy",
     is_flag=True,
-    help="Only prepare a copied spool for the next agent, which then sends what waits there, perhaps a second"
-    " time.",
+    help="Only prepare a copied spool: the next agent sends its waiting events, perhaps again.",
 )
 @door_options
 def agent(

@@ -39,9 +39,9 @@ def acls() -> None:
 def _resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--topic", metavar="NAME", help="Topics of this name; * for all."),
-        click.option("--topic-prefix", metavar="TEXT", help="Topics whose names begin with it."),
+        click.option("--topic-prefix", metavar="TEXT", help="Topics whose names begin with this text."),
         click.option("--group", metavar="NAME", help="Groups of this name; * for all."),
-        click.option("--group-prefix", metavar="TEXT", help="Groups whose names begin with it."),
+        click.option("--group-prefix", metavar="TEXT", help="Groups whose names begin with this text."),
         click.option("--cluster", is_flag=True, help="The cluster itself."),
     ]
     for option in reversed(options):
@@ -51,7 +51,11 @@ def _resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rule_options(command: Callable[..., Any]) -> Callable[..., Any]:
     host = click.option(
-        "--host", default=EVERYWHERE, show_default=True, metavar="IP", help="Where the client must be."
+        "--host",
+        default=EVERYWHERE,
+        show_default=True,
+        metavar="IP",
+        help="IP address of the client, or * for all.",
     )
     operations = click.argument(
         "operations", nargs=-1, required=True, type=click.Choice(OPERATIONS, case_sensitive=False)

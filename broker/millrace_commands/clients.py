@@ -39,16 +39,18 @@ _ID_BYTES = 5
 
 @click.command()
 @click.argument("topic")
-@click.option("--key-separator", metavar="TEXT", help="Split each line here into key and value.")
+@click.option("--key-separator", metavar="TEXT", help="Text that separates key and value in each line.")
 @click.option(
-    "--partition", type=click.IntRange(0), help="Send everything there; default: by key, or spread."
+    "--partition",
+    type=click.IntRange(0),
+    help="Send all messages to this partition; default: by key, or spread.",
 )
 @click.option(
     "--codec",
     type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     default="none",
     show_default=True,
-    help="How batches are compressed.",
+    help="Compression of the batches.",
 )
 @bootstrap_option
 def produce(topic: str, key_separator: str | None, partition: int | None, codec: str, bootstrap: str) -> None:
@@ -118,7 +120,9 @@ def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
 
 @click.command()
 @click.argument("topic")
-@click.option("--from-beginning", is_flag=True, help="Start with the oldest message kept; default: new ones.")
+@click.option(
+    "--from-beginning", is_flag=True, help="Start with the oldest message; default: with new messages."
+)
 @click.option("--offset", type=click.IntRange(0), help="Start at this offset (with --partition).")
 @click.option(
     "--last",
@@ -158,13 +162,11 @@ def consume(
     Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """
     if offset is not None and (partition is None or from_beginning):
-        raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
+        raise click.UsageError("--offset needs --partition, and excludes --from-beginning")
     if last is not None and (offset is not None or from_beginning or group is not None):
-        raise click.UsageError("--last goes without --offset, --from-beginning and --group")
+        raise click.UsageError("--last excludes --offset, --from-beginning and --group")
     if group is not None and (partition is not None or until_end):
-        raise click.UsageError(
-            "--group gives out the partitions: it goes without --partition and --until-end"
-        )
+        raise click.UsageError("--group assigns the partitions: it excludes --partition and --until-end")
     client = SchemaRegistryClient(registry) if registry else None
     partitions = _partitions(bootstrap, topic, partition)
     if group is not None:

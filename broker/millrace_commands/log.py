@@ -144,7 +144,7 @@ def _comparison_json(found: Comparison) -> dict[str, Any]:
 @click.option(
     "--give-up-neighbours",
     is_flag=True,
-    help="Where a damaged batch is smaller than its replacement, 72 bytes, lose the one beside it, too.",
+    help="If a damaged batch is smaller than its replacement (72 bytes), also give up the batch beside it.",
 )
 @_JSON
 def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:

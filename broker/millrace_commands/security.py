@@ -43,7 +43,7 @@ def security() -> None:
     multiple=True,
     default=HOSTS,
     show_default=True,
-    help="A name or an address by which clients find a broker; repeated for each.",
+    help="A name or an address by which clients reach a broker; repeatable.",
 )
 @click.option(
     "--user",
@@ -51,7 +51,7 @@ def security() -> None:
     multiple=True,
     default=tuple(USERS),
     show_default=True,
-    help="A user to make; repeated for each.",
+    help="A user to create; repeatable.",
 )
 @days_option
 def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) -> None:

@@ -38,7 +38,7 @@ bootstrap_option = click.option(
     default="127.0.0.1:9092",
     show_default=True,
     metavar="HOST:PORT",
-    help="Any brokers of the cluster, separated by commas.",
+    help="Some brokers of the cluster, separated by commas.",
 )
 
 
@@ -52,11 +52,21 @@ def topics() -> None:
 
 @topics.command()
 @click.argument("topic")
-@click.option("--partitions", type=click.IntRange(1), default=None, help="Default: as the broker is set.")
 @click.option(
-    "--replicas", type=click.IntRange(1), default=None, help="Of each; default: as the broker is set."
+    "--partitions",
+    type=click.IntRange(1),
+    default=None,
+    help="Number of partitions; default: the broker's default_partitions.",
 )
-@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="For example retention.ms=-1.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    default=None,
+    help="Replicas of each partition; default: the broker's default_replicas.",
+)
+@click.option(
+    "--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting, for example retention.ms=-1."
+)
 @bootstrap_option
 def create(
     topic: str, partitions: int | None, replicas: int | None, settings: Sequence[str], bootstrap: str
@@ -155,8 +165,20 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
 
 @topics.command()
 @click.argument("topic")
-@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="Set, e.g. retention.ms=-1.")
-@click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="Leave it to the brokers.")
+@click.option(
+    "--config",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a setting, for example retention.ms=-1.",
+)
+@click.option(
+    "--delete-config",
+    "deleted",
+    multiple=True,
+    metavar="KEY",
+    help="Delete a setting: the brokers' setting applies.",
+)
 @click.option("--partitions", type=click.IntRange(1), default=None, help="New number of partitions in all.")
 @bootstrap_option
 def alter(
@@ -187,11 +209,11 @@ def alter(
 
 @topics.command()
 @click.argument("partitions", nargs=-1, metavar="[TOPIC-PARTITION]...")
-@click.option("--unclean", is_flag=True, help="Have --replica lead though it may lack committed messages.")
+@click.option("--unclean", is_flag=True, help="Let --replica lead although it may lack committed messages.")
 @click.option(
     "--replica", type=click.IntRange(0), default=None, help="The broker that must lead (--unclean)."
 )
-@click.option("--reason", default="", help="Why, for the brokers' log.")
+@click.option("--reason", default="", help="Reason, for the brokers' log.")
 @bootstrap_option
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
     """Make the first replica of partitions their leader again; without arguments, of all partitions.

@@ -38,7 +38,9 @@ def users() -> None:
 @users.command()
 @click.argument("name")
 @click.option(
-    "--password-file", default="", help="A file that only you may read, its first line; else it is asked for."
+    "--password-file",
+    default="",
+    help="File that only you may read, with the password in its first line; without it the command prompts.",
 )
 @click.option(
     "--mechanism",
@@ -47,9 +49,11 @@ def users() -> None:
     multiple=True,
     default=list(MECHANISMS),
     show_default=True,
-    help="How the user may log in.",
+    help="Mechanism by which the user may log in.",
 )
-@click.option("--iterations", type=int, default=ITERATIONS, show_default=True, help="Hashes per login.")
+@click.option(
+    "--iterations", type=int, default=ITERATIONS, show_default=True, help="Hash iterations of the password."
+)
 @zookeeper_option
 @cluster_option
 def create(

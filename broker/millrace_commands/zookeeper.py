@@ -25,12 +25,16 @@ from millrace.zookeeper.session import Session
     epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=2181, show_default=True, help="Port; 0 takes a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=2181,
+    show_default=True,
+    help="Port; 0 takes a free port.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where it keeps its data; created if it is not there.",
+    help="Folder of its data; created if it is missing.",
 )
 @click.option(
     "--heap-mb",
@@ -91,7 +95,7 @@ def identities(directory: Path) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ConfigError(f"{path} is there already: keep it, or give another directory") from None
+            raise ConfigError(f"{path} exists already: keep it, or give another directory") from None
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         say(str(path))

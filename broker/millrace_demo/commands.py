@@ -33,7 +33,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OURS = "the one that comes with Millrace"
 _secure = click.option(
-    "--secure", is_flag=True, help="Use TLS, and a user of its own for every process; see docs/security.md."
+    "--secure", is_flag=True, help="Use TLS, with a separate user for every process; see docs/security.md."
 )
 
 
@@ -113,7 +113,7 @@ def _echo(*lines: str) -> None:
     type=click.IntRange(min=1),
     default=4,
     show_default=True,
-    help="Number of past hours over which they are spread.",
+    help="Number of past hours over which the events are spread.",
 )
 @click.option("--access-log", type=_FILE, help="Publish a web server's log instead of generated events.")
 @click.option(
@@ -137,14 +137,14 @@ def _echo(*lines: str) -> None:
     type=click.IntRange(1, 5),
     default=1,
     show_default=True,
-    help="Replicas of each partition; from 2 on each cluster loses a broker and its disk meanwhile.",
+    help="Replicas of each partition; with 2 or more each cluster loses a broker and its disk meanwhile.",
 )
 @click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Folder of the DAG.")
 @click.option(
     "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
 )
 @_secure
-@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder, and keep it.")
 def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
@@ -217,7 +217,7 @@ def _logs_hint(scratch: Path) -> str:
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--topic", default="PageView", show_default=True, help="Topic to publish to.")
-@click.option("--cluster", required=True, help="Name of the cluster published to, for example dc1.")
+@click.option("--cluster", required=True, help="Name of the cluster to publish to, for example dc1.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of that cluster.")
 @click.option(
     "--registry",
@@ -243,18 +243,18 @@ def _logs_hint(scratch: Path) -> str:
 @click.option(
     "--follow",
     is_flag=True,
-    help="Go on publishing the lines that are written to FILE, through rotations, until SIGTERM or Ctrl-C.",
+    help="Keep publishing the lines that are written to FILE, through rotations, until SIGTERM or Ctrl-C.",
 )
 @click.option(
     "--position",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --follow: file that keeps the position up to which FILE is published, to go on from there.",
+    help="With --follow: file with the position up to which FILE is published; the next run continues there.",
 )
 @click.option(
     "--refused",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="FILE's name with .refused, in this folder",
-    help="File for the lines that are no events, with the reasons.",
+    help="File for the lines that are not events, with the reasons.",
 )
 @click.option("--server", default=socket.gethostname(), show_default="this host", help="Server's name.")
 @click.option("--service", default="web", show_default=True, help="Service's name.")

@@ -56,7 +56,7 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     show_default="this one",
-    help="Folder in which the files are made.",
+    help="Folder in which the files are created.",
 )
 
 
@@ -166,7 +166,7 @@ def _create(file: Path, text: str) -> None:
         with file.open("x") as new:
             new.write(text)
     except FileExistsError:
-        raise MillraceError(f"{file} is there already: move it away, or choose another name") from None
+        raise MillraceError(f"{file} exists already: move it away, or choose another name") from None
     except OSError as error:
         raise MillraceError(f"{file} cannot be made: {error.strerror}") from None
     say(f"made {file}")

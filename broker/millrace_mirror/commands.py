@@ -172,11 +172,11 @@ def status(config: Path, as_json: bool) -> None:
 @_CONFIG
 @_ORIGIN
 @click.option("--topic", required=True, help="The mirrored topic.")
-@click.option("--partition", type=int, help="The origin's partition; without it all that are stopped.")
+@click.option("--partition", type=int, help="The origin's partition; without it, all stopped partitions.")
 @click.option(
     "--at", type=click.IntRange(min=0), metavar="OFFSET", help="Continue at this offset of the origin."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
 def reset(config: Path, origin: str, topic: str, partition: int | None, at: int | None, yes: bool) -> None:
     """Let stopped partitions continue with the messages that their origin has now.
 
@@ -237,10 +237,12 @@ def reset_mirror(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: boo
 @_CONFIG
 @click.argument("topic", required=False)
 @_ORIGIN
-@click.option("--partition", type=click.IntRange(0), help="The origin's, or with --reverse this cluster's.")
-@click.option("--offset", type=click.IntRange(0), help="The offset to translate: the next one to read.")
-@click.option("--group", help="Translate all that this consumer group has committed, in all topics.")
-@click.option("--reverse", is_flag=True, help="From this cluster to the origin.")
+@click.option(
+    "--partition", type=click.IntRange(0), help="The origin's partition, or with --reverse this cluster's."
+)
+@click.option("--offset", type=click.IntRange(0), help="The offset to translate: the next offset to read.")
+@click.option("--group", help="Translate all offsets that this consumer group has committed, in all topics.")
+@click.option("--reverse", is_flag=True, help="Translate from this cluster to the origin.")
 @click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
 @json_option("Print one JSON array, an object for each offset.")
 def translate(

@@ -322,7 +322,7 @@ class _Reader:
             where = self._counted(f"{full}.{name}")
             _names([name], full)
             if name in seen:
-                raise InvalidSchema(f"{full}: field {name} is there twice")
+                raise InvalidSchema(f"{full}: field {name} occurs twice")
             seen.add(name)
             if "type" not in field:
                 raise InvalidSchema(f"{where}: a field needs a `type`")
@@ -372,7 +372,7 @@ def _check_enum(tree: Mapping[str, Json], full: str) -> None:
         raise InvalidSchema(f"{full}: enum needs a list of `symbols`")
     _names(symbols, full)
     if len(set(symbols)) < len(symbols):
-        raise InvalidSchema(f"{full}: a symbol is there twice")
+        raise InvalidSchema(f"{full}: a symbol occurs twice")
     if "default" in tree and tree["default"] not in symbols:
         raise InvalidSchema(f"{full}: default {json.dumps(tree['default'])} is none of its symbols")
 

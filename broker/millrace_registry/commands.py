@@ -55,7 +55,7 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
     metavar="HOST:PORT",
     default="127.0.0.1:8081",
     show_default=True,
-    help="Address to serve on; port 0 takes a free one.",
+    help="Address to serve on; port 0 takes a free port.",
 )
 @click.option(
     "--database-url",
@@ -66,13 +66,13 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
     help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
 )
 @click.option(
-    "--bootstrap", metavar="HOST:PORT", help="Brokers whose topics the page at /ui names beside each schema."
+    "--bootstrap", metavar="HOST:PORT", help="Brokers whose topics the page at /ui shows beside each schema."
 )
 @click.option(
     "--zookeeper",
     envvar="MILLRACE_ZOOKEEPER",
     metavar="HOST:PORT",
-    help="The aggregate cluster's ZooKeeper. It keeps the largest id, so that no id is reused after an older"
+    help="The aggregate cluster's ZooKeeper. It keeps the largest ids, so that no id is reused after an older"
     " copy of the database is restored.",
 )
 @door_options
@@ -121,7 +121,9 @@ def schemas() -> None:
 @_SCHEMAS
 @_PLAIN
 @click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
-@click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would accept them.")
+@click.option(
+    "--registry", "url", metavar="URL", help="Also ask this registry whether it would accept the schemas."
+)
 @_SUBJECTS
 @_JSON
 def check(
@@ -163,7 +165,7 @@ def check(
 @click.option(
     "--bootstrap",
     metavar="HOST:PORT",
-    help="Also count the messages there that could not be read, and name subjects that are not in DIR.",
+    help="Also count the messages of this cluster that could not be read; list subjects missing in DIR.",
 )
 @_JSON
 def plan(

@@ -75,7 +75,7 @@ class HandedOut:
     def _complain(self, largest: Largest, here: int) -> None:
         if largest.stored > here:
             logger.error(
-                "ids from %d to %d were handed out and their schemas are not in this database: it is an older"
+                "ids from %d to %d were assigned, but their schemas are not in this database: it is an older"
                 " copy. New schemas get ids above %d. Restore a newer copy, or bring the schemas back with"
                 " `millrace schemas import`.",
                 *(here + 1, largest.stored, largest.drawn),

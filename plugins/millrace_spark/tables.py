@@ -82,7 +82,7 @@ def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) ->
     if any(task.delete_files for task in planned):
         raise MillraceError(
             f"rows of {name} were deleted in place, and only Iceberg's own readers leave them out: compact it"
-            " with the engine that deleted them, or read it with one of the readers that `millrace tables` prints"
+            " with the engine that deleted them, or read it with a reader that `millrace tables` prints"
         )
     if spark.conf.get(FIELD_IDS) != "true" and (column := _ambiguous(table)):
         raise MillraceError(

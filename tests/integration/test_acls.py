@@ -200,7 +200,7 @@ def test_confluents_admin_client_adds_lists_and_deletes_rules(guarded: Guarded) 
     )
     assert added[0] in admin.describe_acls(about).result(30)
     wrong = AclBinding(ResourceType.TOPIC, "t", literal, "User:c", "*", AclOperation.IDEMPOTENT_WRITE, allow)
-    with pytest.raises(KafkaException, match="nothing that is done to a topic"):
+    with pytest.raises(KafkaException, match="no operation on a topic"):
         admin.create_acls([wrong])[wrong].result(30)
     (deleted,) = admin.delete_acls([mine]).values()
     assert len(deleted.result(30)) == 3

@@ -434,11 +434,11 @@ def with_waiting_events(world: World, agent: Agent, topic: str, count: int) -> N
 
 
 def refused(agent: Agent) -> str:
-    """Return the sentence of an agent that ends because another agent has gone on with its spool."""
+    """Return the sentence of an agent that ends because another agent has continued with its spool."""
     assert agent.process is not None
     assert agent.process.wait(timeout_s=WAIT_S) == 1
     output = agent.process.output
-    assert "an older copy: another agent (shop on web-1) has gone on with it at 20" in output
+    assert "an older copy: another agent (shop on web-1) has continued with it at 20" in output
     assert "Traceback" not in output
     return output
 

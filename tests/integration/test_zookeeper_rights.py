@@ -77,7 +77,7 @@ def test_the_files_are_their_owners_and_are_not_written_over(ensemble: Ensemble)
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
         assert load_identity(path).password not in repr(load_identity(path))
     again = millrace("zookeeper", "identities", str(Path(ensemble.brokers).parent), code=1)
-    assert "is there already" in again
+    assert "exists already" in again
     assert load_identity(ensemble.brokers).password not in load_identity(ensemble.clients).brokers
 
 

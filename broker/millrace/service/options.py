@@ -31,14 +31,14 @@ def door_options(command: F) -> F:
             default="",
             callback=_named,
             metavar="FILE",
-            help="Its key, if that is another file; mode 0600.",
+            help="The certificate's key, if it is in another file; mode 0600.",
         ),
         click.option(
             "--certificate",
             default="",
             callback=_named,
             metavar="FILE",
-            help="Speak HTTPS with this certificate, a PEM file.",
+            help="Use HTTPS with this certificate, a PEM file.",
         ),
         click.option(
             "--access",
@@ -46,7 +46,7 @@ def door_options(command: F) -> F:
             default="",
             callback=_named,
             metavar="FILE",
-            help="Answer only clients with a token of this file (`millrace access`); without it all clients.",
+            help="Answer only clients with a token in this file (`millrace access`); default: all clients.",
         ),
     ):
         command = option(command)

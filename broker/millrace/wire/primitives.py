@@ -117,7 +117,7 @@ class Reader(Generic[B]):
         if self.items < 0:
             raise RequestTooLarge("too many items in the lists of a request")
         if not 0 <= items <= len(self.encoded) - self.position:
-            raise ValueError(f"{items} items are stated, {len(self.encoded) - self.position} bytes are there")
+            raise ValueError(f"{items} items are stated, {len(self.encoded) - self.position} bytes are left")
         return items
 
     def string(self) -> str | None:

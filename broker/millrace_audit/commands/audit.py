@@ -21,8 +21,8 @@ from millrace_audit.show import print_bad, print_completeness
     "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
 )
 @click.argument("topic", required=False)
-@click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
-@click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
+@click.option("--from", "start", metavar="TIME", help="Start in ISO 8601; UTC if it names no zone.")
+@click.option("--to", "end", metavar="TIME", help="End, not included.")
 @click.option(
     "--auditor",
     "url",
@@ -33,29 +33,45 @@ from millrace_audit.show import print_bad, print_completeness
     help="The auditor to ask.",
 )
 @click.option(
-    "--bad", "is_bad", is_flag=True, help="Every window that is not complete, over all time, the worst first."
+    "--bad",
+    "is_bad",
+    is_flag=True,
+    help="List every window that is not complete, over all time, the worst first.",
 )
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most windows of --bad."
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="Largest number of windows that --bad lists.",
 )
-@click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
-@click.option("--history", "is_history", is_flag=True, help="Acceptances, and changes of final verdicts.")
+@click.option("--windows", is_flag=True, help="Print a line for each ten-minute window, not for each hour.")
+@click.option(
+    "--history", "is_history", is_flag=True, help="Print acceptances, and changes of final verdicts."
+)
 @click.option(
     "--accept",
     "instance",
     type=int,
     metavar="INSTANCE",
-    help="Go on without the reports of a silent producer instance; needs --reason.",
+    help="Decide without the reports of a silent producer instance; needs --reason.",
 )
 @click.option(
-    "--accept-service", "service", metavar="NAME", help="The same for all silent instances of a service."
+    "--accept-service",
+    "service",
+    metavar="NAME",
+    help="Decide without the reports of all silent instances of a service; needs --reason.",
 )
-@click.option("--server", metavar="NAME", help="With --accept-service: only those on that server.")
-@click.option("--before", metavar="TIME", help="With --accept-service: only those last heard of before.")
+@click.option("--server", metavar="NAME", help="With --accept-service: only instances on this server.")
+@click.option(
+    "--before",
+    metavar="TIME",
+    help="With --accept-service: only instances whose last message came before TIME.",
+)
 @click.option(
     "--disown",
     is_flag=True,
-    help="With either: the instances' reports do not count, either. They were no producers of yours.",
+    help="With an acceptance: ignore the instances' reports, because they were not yours.",
 )
 @click.option(
     "--accept-rejected",
@@ -65,11 +81,9 @@ from millrace_audit.show import print_bad, print_completeness
     help="Give up on the messages of TOPIC that a load could not decode; needs --reason.",
 )
 @click.option(
-    "--replace-loads",
-    is_flag=True,
-    help="Count what was loaded in place of loads of TOPIC that the warehouse has lost; needs --reason.",
+    "--replace-loads", is_flag=True, help="Count the loads that replaced lost loads of TOPIC; needs --reason."
 )
-@click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the windows.")
+@click.option("--reason", metavar="TEXT", help="Reason, which stays visible beside the windows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
 @click.pass_context
 def audit(

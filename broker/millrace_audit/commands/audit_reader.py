@@ -28,7 +28,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
 @click.option(
     "--new-cluster",
     is_flag=True,
-    help="The tier's cluster was replaced by this one. Without this option, another cluster is refused.",
+    help="Accept this cluster in place of the tier's earlier cluster; without this option it is refused.",
 )
 @click.option(
     "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."

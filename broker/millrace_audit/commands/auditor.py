@@ -27,7 +27,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="HOST:PORT",
     default="127.0.0.1:8082",
     show_default=True,
-    help="Address to serve on; port 0 takes a free one.",
+    help="Address to serve on; port 0 takes a free port.",
 )
 @click.option(
     "--database-url",
@@ -64,14 +64,14 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     type=click.IntRange(min=0),
     default=60,
     show_default=True,
-    help="A window can be final this long after its end at the earliest: how far clocks differ.",
+    help="Shortest time from a window's end to its final verdict, because clocks differ.",
 )
 @click.option(
     "--hello-patience-s",
     type=click.IntRange(min=1),
     default=600,
     show_default=True,
-    help="How long an instance with only a hello is awaited, and a late one is not yet called silent.",
+    help="Time for which an instance with only a hello is awaited, and a late one is not yet silent.",
 )
 @click.option(
     "--fold-after-h",

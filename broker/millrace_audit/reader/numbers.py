@@ -64,14 +64,14 @@ class TierNumbers(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ["tier"]
         turn = GaugeMetricFamily(
-            PREFIX + "turn", "The turn this reader holds; absent while it stands by.", labels=labels
+            PREFIX + "turn", "Turn that this reader holds; absent while it stands by.", labels=labels
         )
         if self.turn is not None:
             turn.add_metric([self.tier], self.turn)
         yield turn
         age = GaugeMetricFamily(
             PREFIX + "heartbeat_age_seconds",
-            "Since the newest heartbeat that this reader published.",
+            "Time since the newest heartbeat that this reader published.",
             labels=labels,
         )
         if self.heartbeat_at is not None:
@@ -129,7 +129,7 @@ class ReaderNumbers(TierNumbers):
         yield from (lag, stuck)
         delay = HistogramMetricFamily(
             PREFIX + "delay_seconds",
-            "From the time of an event to when it was counted.",
+            "Time from an event's timestamp until the event is counted.",
             labels=["tier", "topic"],
         )
         bounds = [*map(str, DELAYS_S), "+Inf"]

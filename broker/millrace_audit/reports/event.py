@@ -83,7 +83,7 @@ def read_header(message: bytes) -> EventHeader:
     except (IndexError, UnicodeDecodeError, CorruptMessage) as error:
         raise NotAudited("it ends inside its header") from error
     if message[0] != 0 or sequence < 0:
-        raise NotAudited("it is no Avro message behind a schema id")
+        raise NotAudited("it is no Avro message after a schema id")
     if not all(-(1 << 63) <= number < 1 << 63 for number in (time, instance, sequence)):
         raise NotAudited("a number of more than 64 bits")
     return EventHeader(time, server, service, instance, sequence)

@@ -34,13 +34,17 @@ METRICS: dict[str, Declaration] = {
     "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
     "connections_refused": (_COUNTER, "Connections closed at once by a limit.", ()),
     "connections_closed": (_COUNTER, "Connections closed later by a limit.", ("limit",)),
-    "tls_failures": (_COUNTER, "Connections closed because TLS failed or no rule takes the certificate.", ()),
+    "tls_failures": (
+        _COUNTER,
+        "Connections closed because TLS failed or no rule matches the certificate.",
+        (),
+    ),
     "login_failures": (_COUNTER, "Logins that failed, by mechanism.", ("mechanism",)),
-    "rights_refused": (_COUNTER, "Refusals for want of a right, by API.", ("api",)),
-    "throttled_seconds": (_COUNTER, "Seconds that clients were told to wait for a quota.", ("quota",)),
+    "rights_refused": (_COUNTER, "Requests refused because a right is missing, by API.", ("api",)),
+    "throttled_seconds": (_COUNTER, "Seconds for which clients were throttled by a quota.", ("quota",)),
     "certificate_expires_seconds": (
         _GAUGE,
-        "When the certificate of new connections expires, in seconds since 1970.",
+        "Expiry of the certificate of new connections, in seconds since 1970.",
         (),
     ),
     "requests": (_COUNTER, "Requests, by API and version.", ("api", "version")),
@@ -52,7 +56,7 @@ METRICS: dict[str, Declaration] = {
     "topic_bytes_in": (_COUNTER, "Bytes appended.", ("topic",)),
     "topic_batches_in": (_COUNTER, "Batches that producers sent.", ("topic",)),
     "topic_messages_in": (_COUNTER, "Messages appended.", ("topic",)),
-    "topic_bytes_out": (_COUNTER, "Bytes of batches handed to consumers.", ("topic",)),
+    "topic_bytes_out": (_COUNTER, "Bytes of batches sent to consumers.", ("topic",)),
     "topic_reads_out": (_COUNTER, "Answers to fetches that carried batches.", ("topic",)),
     "connections": (_GAUGE, "Connections open now.", ()),
     "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
@@ -61,29 +65,33 @@ METRICS: dict[str, Declaration] = {
     "clock_difference_seconds": (_GAUGE, "Seconds by which the clock is ahead of ZooKeeper's.", ()),
     "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),
     "log_segments": (_GAUGE, "Files of a partition's log.", _PARTITION),
-    "log_high_watermark": (_GAUGE, "Offset after the last message consumers see.", _PARTITION),
+    "log_high_watermark": (_GAUGE, "Offset after the last message that consumers see.", _PARTITION),
     "log_failed": (
         _GAUGE,
         "1 for a log that takes no writes until the broker restarts; else absent.",
         _PARTITION,
     ),
-    "replicas": (_GAUGE, "Partitions with several replicas stored here, by what this one does.", ("role",)),
+    "replicas": (
+        _GAUGE,
+        "Partitions with several replicas stored here, by the role of this replica.",
+        ("role",),
+    ),
     "under_replicated": (_GAUGE, "Partitions led here of which not all replicas are in sync.", ()),
     "under_min_isr": (_GAUGE, "Partitions led here with too few replicas in sync to commit.", ()),
     "leaderless": (_GAUGE, "Partitions of the whole cluster that no live broker leads.", ()),
     "replica_lag_bytes": (
         _GAUGE,
-        "Bytes of partitions led here that a follower is not known to have on its disk.",
+        "Bytes of partitions led here that a follower has not confirmed to be on its disk.",
         ("follower",),
     ),
     "moving_bytes": (_GAUGE, "Bytes of replica lag that reassignments wait for.", ()),
     "replica_events": (
         _COUNTER,
-        "Elections won and unclean ones asked for here, replicas that came in sync or went out, cut logs.",
+        "Won and unclean elections here, replicas that became in sync or out of sync, cut logs.",
         ("event",),
     ),
     "group_members": (_GAUGE, "Members of a group coordinated here.", ("group", "state")),
-    "group_generation": (_GAUGE, "How often the group has been balanced.", ("group",)),
+    "group_generation": (_GAUGE, "Generation of the group: the number of its rebalances.", ("group",)),
     "group_lag_bytes": (
         _GAUGE,
         "Bytes after a group's committed offset, of partitions led here.",
@@ -91,10 +99,10 @@ METRICS: dict[str, Declaration] = {
     ),
     "request_seconds": (
         _HISTOGRAM,
-        "From reading a request to its answer, of a sample of them; waiting for records is part of it.",
+        "Time from reading a request to its answer, of a sample; it includes the wait for records.",
         ("api",),
     ),
-    "flush_seconds": (_HISTOGRAM, "How long flushes took.", ()),
+    "flush_seconds": (_HISTOGRAM, "Duration of flushes.", ()),
 }
 """The broker's metrics by name."""
 
@@ -113,7 +121,7 @@ class Numbers(Collector):
         config = self.broker.config
         yield core.InfoMetricFamily(
             PREFIX.rstrip("_"),
-            "Which broker this is.",
+            "Identity of this broker.",
             {"broker": str(config.broker_id), "cluster": config.cluster, "version": __version__},
         )
         yield from self._connections()

@@ -76,7 +76,7 @@ class Following:
         if lost_from < min(log.committed, log.end):
             raise ReplicaDiverged(
                 f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
-                f" {self._log.committed}: it was elected by hand, or its disk came back from an old copy",
+                f" {self._log.committed}: it was elected by hand, or its disk was restored from an old copy",
                 leader_serves=leader_committed >= 0,
             )
         return kept

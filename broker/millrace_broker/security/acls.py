@@ -118,7 +118,7 @@ def check_rule(rule: Rule) -> None:
     if rule.operation not in OPERATIONS[rule.type]:
         possible = ", ".join(operation.name for operation in sorted(OPERATIONS[rule.type]))
         raise InvalidRequest(
-            f"{rule.operation.name} is nothing that is done to a {rule.type.name.lower()}: use {possible}"
+            f"{rule.operation.name} is no operation on a {rule.type.name.lower()}: use {possible}"
         )
     if rule.type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER.name, Pattern.LITERAL):
         raise InvalidRequest(f"the cluster is named {CLUSTER.name}, and by a literal pattern")

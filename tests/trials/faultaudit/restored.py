@@ -46,7 +46,7 @@ def rows() -> Iterator[Row]:
         name="spool-copied",
         what="an agent's spool is copied while events wait in it, and two agents go on",
         plant=_spool_copied,
-        says=replace(WELL, sentence="older copy: another agent .* has gone on with it"),
+        says=replace(WELL, sentence="older copy: another agent .* has continued with it"),
     )
     yield Row(
         name="spool-moved",

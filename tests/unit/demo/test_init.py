@@ -133,7 +133,7 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     run(tmp_path, "event", "OrderPlaced")
     mine = tmp_path / "schemas" / "OrderPlaced.avsc"
     mine.write_text("mine")
-    with pytest.raises(MillraceError, match="is there already"):
+    with pytest.raises(MillraceError, match="exists already"):
         run(tmp_path, "event", "OrderPlaced")
     assert mine.read_text() == "mine"
 

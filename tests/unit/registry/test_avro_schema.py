@@ -125,7 +125,7 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         ('{"type":"record","name":"R","fields":[{"name":"a"}]}', "R.a: a field needs a `type`"),
         (
             '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"long"}]}',
-            "field a is there twice",
+            "field a occurs twice",
         ),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","order":"up"}]}', "order 'up'"),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","aliases":"b"}]}', "`aliases`"),
@@ -138,7 +138,7 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         ('{"type":"fixed","name":"F","size":-1}', "size"),
         ('{"type":"fixed","name":"F","size":true}', "size"),
         ('{"type":"enum","name":"E"}', "symbols"),
-        ('{"type":"enum","name":"E","symbols":["A","A"]}', "symbol is there twice"),
+        ('{"type":"enum","name":"E","symbols":["A","A"]}', "symbol occurs twice"),
         ('{"type":"enum","name":"E","symbols":["A-B"]}', "is not a name"),
         ('{"type":"enum","name":"E","symbols":["A"],"default":"B"}', "none of its symbols"),
     ],

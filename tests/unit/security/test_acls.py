@@ -182,8 +182,8 @@ GOOD = rule(Operation.READ)
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ({"operation": Operation.IDEMPOTENT_WRITE}, "nothing that is done to a topic: use ALL, READ"),
-        ({"type": GROUP, "operation": Operation.WRITE}, "nothing that is done to a group"),
+        ({"operation": Operation.IDEMPOTENT_WRITE}, "no operation on a topic: use ALL, READ"),
+        ({"type": GROUP, "operation": Operation.WRITE}, "no operation on a group"),
         ({"type": ResourceType.CLUSTER, "operation": Operation.ALTER}, "named kafka-cluster"),
         ({"principal": "alice"}, "not User:NAME"),
         ({"principal": "User:"}, "not User:NAME"),

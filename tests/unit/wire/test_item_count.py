@@ -71,7 +71,7 @@ def test_a_length_alone_makes_no_items(items: int) -> None:
 
 def test_a_response_cannot_state_more_items_than_it_has_bytes() -> None:
     body = struct.pack(">ii", 0, (1 << 31) - 1) + bytes(1000)
-    with pytest.raises(InvalidRequest, match="2147483647 items are stated, 1000 bytes are there"):
+    with pytest.raises(InvalidRequest, match="2147483647 items are stated, 1000 bytes are left"):
         decode(MetadataResponse, ApiKey.METADATA, 8, body)
 
 
