@@ -527,11 +527,17 @@ class Replicas:
 
     async def _hand_over(self, then: Callable[[], None]) -> None:
         led = [one for one in self._hosted.replicating() if one.leading is not None]
+        resigning = set(led)
+
+        async def resign_one(one: HostedPartition) -> None:
+            await self._resign(one)
+            resigning.discard(one)
+
         await self._when_followed(led)
         deadline = self._mailbox.now() + RESIGN_S
         for one in led:
-            self._mailbox.begin(self._resign(one))
-        while self._mailbox.now() < deadline and any(one.replica.leading is not None for one in led):
+            self._mailbox.begin(resign_one(one))
+        while resigning and self._mailbox.now() < deadline:
             await self._mailbox.sleep(LOOK_S)
         then()
 

@@ -267,7 +267,7 @@ class Leadership:
             return self.proposal
         if self.proposal is None:
             leaving = self._leaving(live, now)
-            joining = {} if leaving else self._joining(live)
+            joining = {} if leaving else self._joining(live, now)
             _, state, minimum = self.snapshot
             if leaving or joining:
                 self.proposal = Proposal(joining, leaving)
@@ -316,9 +316,9 @@ class Leadership:
         while len(self._ends) > 1 and now - self._ends[1][0] >= self._lag_s:
             self._ends.popleft()
 
-    def _joining(self, live: Directories) -> Directories:
+    def _joining(self, live: Directories, now: float) -> Directories:
         """Return the replicas that have flushed the committed part, and everything that the log held when the
-        epoch began.
+        epoch began. A replica that would leave at once, as it is late, does not join.
 
         Return none if this log may be an older copy and a live replica that counts has not reported its end.
         """
@@ -333,6 +333,7 @@ class Leadership:
             and live.get(broker) == directory
             and broker in state.replicas
             and broker not in state.isr
+            and not self._is_late(broker, directory, now)
         }
 
     def _has_seen(self, live: Directories, state: PartitionState) -> bool:

@@ -677,6 +677,23 @@ def test_a_broker_whose_zookeeper_does_not_answer_stops_all_the_same(
     assert cluster.state.leader == 1
 
 
+def test_a_broker_whose_zookeeper_refuses_its_last_write_stops_at_once(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "RESIGN_S", WAIT_S)
+    running, cluster, _ = serving(begin)
+
+    def away(*_: object) -> TopicState:
+        raise RequestTimedOut("ZooKeeper does not answer")
+
+    monkeypatch.setattr(cluster, "change_topic", away)
+    ended: list[float] = []
+    begun = time.monotonic()
+    running.broker.hand_over(lambda: ended.append(time.monotonic()))
+    running.until("it may stop", lambda: ended)
+    assert ended[0] - begun < WAIT_S / 2
+
+
 def records_of_a_leader(tmp_path: Path) -> memoryview:
     leader = PartitionLog(tmp_path / "leader", LogConfig(), time.time)
     leader.lead(2)

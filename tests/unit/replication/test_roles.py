@@ -132,6 +132,24 @@ def test_a_replica_that_lacks_what_was_there_a_lag_ago_goes_out_and_an_idle_one_
     assert proposed == {70: {3}}
 
 
+def test_a_late_replica_does_not_join_though_it_has_everything_committed() -> None:
+    log = log_of((1, 1))
+    leading = leader(log, PartitionState(1, (1, 2), {1: "a", 2: "b"}, 7))
+    leading.reported(2, "b", 10)
+    write(log, leading, 2)
+    assert leading.propose(LIVE, 1.0) is None
+    proposal = leading.propose(LIVE, 1.0 + LAG_S)
+    assert proposal is not None
+    assert proposal.leaving == {2}
+    leading.decided(Snapshot(2, PartitionState(1, (1, 2), {1: "a"}, 7), 2))
+    assert leading.committed == 10, "too few replicas are in sync to commit more"
+    assert leading.propose(LIVE, 1.0 + LAG_S) is None
+    leading.reported(2, "b", 20)
+    proposal = leading.propose(LIVE, 1.0 + LAG_S)
+    assert proposal is not None
+    assert proposal.joining == {2: "b"}
+
+
 def test_the_first_replica_leads_again_once_it_has_been_in_sync_for_a_while() -> None:
     log = log_of((1, 1))
     leading = leader(log, PartitionState(1, (2, 1, 3), {1: "a", 2: "b", 3: "c"}, 7))
