@@ -116,7 +116,7 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offset
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
         ({"mode": "permissive"}, "needs 'registry.url'"),
         ({"registry.url": "http://r", "mode": "DROPMALFORMED"}, "neither failfast nor permissive"),
-        ({"registry.url": "http://r", "registry.subject": "s", "registry.schema.id": "3"}, "give one of"),
+        ({"registry.url": "http://r", "registry.subject": "s", "registry.schema.id": "3"}, "give either"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], reason: str) -> None:
