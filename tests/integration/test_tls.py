@@ -119,9 +119,9 @@ def test_a_broker_that_is_not_who_it_should_be_is_refused_in_one_line(
     secured: Secured, tmp_path: Path
 ) -> None:
     port, stranger = secured.ports["tls"], Authority(tmp_path, "Stranger")
-    with pytest.raises(NotTrusted, match=r"does not prove who it is: .*127\.0\.0\.2"):
+    with pytest.raises(NotTrusted, match=r"does not prove its identity: .*127\.0\.0\.2"):
         connect(port, "127.0.0.2", secured.tls())
-    with pytest.raises(NotTrusted, match="does not prove who it is: unable to get local issuer"):
+    with pytest.raises(NotTrusted, match="does not prove its identity: unable to get local issuer"):
         connect(port, "localhost", ClientSecurity(protocol="SSL", ca=stranger.ca))
     with pytest.raises(ConnectionFailed, match="no TLS with the broker"):
         connect(secured.ports["plain"], "localhost", secured.tls())

@@ -87,7 +87,7 @@ class Connection:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)  # closes it when it fails
         except ssl.SSLCertVerificationError as error:
             raise NotTrusted(
-                f"the broker at {self.address} does not prove who it is: {error.verify_message}"
+                f"the broker at {self.address} does not prove its identity: {error.verify_message}"
             ) from error
         except OSError as error:
             reason = getattr(error, "reason", None) or error
