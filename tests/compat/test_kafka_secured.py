@@ -143,7 +143,7 @@ def test_what_is_wrong_is_said_at_once(secured: Secured, tmp_path: Path) -> None
     wrong.write_text("canary-3f")
     for changed, error, words in (
         ({"password_file": str(wrong)}, LoginRefused, "refuses user 'mirror' by SCRAM-SHA-512"),
-        ({"mechanism": "PLAIN"}, LoginRefused, "takes no PLAIN: set mechanism to one of SCRAM-SHA-"),
+        ({"mechanism": "PLAIN"}, LoginRefused, "does not offer PLAIN: set mechanism to one of SCRAM-SHA-"),
         ({"ca": ""}, NotTrusted, "does not prove its identity"),
     ):
         with (
