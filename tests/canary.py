@@ -1,4 +1,4 @@
-"""Where secrets turn up: a watch over processes, pages and files while work runs, a search of what is left.
+"""Search for leaked secrets: in processes, pages and files while work runs, and afterwards in what is left.
 
 Knows no service. A secret is looked for as it is, and as the header of a login that holds it.
 """
@@ -69,7 +69,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="canary")
         self.sightings: set[str] = set()
         self.seen: Counter[str] = Counter()
-        """How many pages, environments and files were looked at."""
+        """Number of pages, environments and files searched, by kind."""
         self.failure: Exception | None = None
 
     def __enter__(self) -> Watch:

@@ -59,7 +59,7 @@ LONGEST_FIRST = (
 )
 """A file that is long and comes last leaves the other workers without work."""
 WITH_SPARK = frozenset(LONGEST_FIRST[:7])
-"""What takes the fixture `spark`: one worker runs these files, so that Spark starts once."""
+"""Files that use the fixture `spark`: one worker runs them, and Spark starts once."""
 
 Start = Callable[..., Process]
 _started: list[Process] = []

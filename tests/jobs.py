@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:
-    """What `millrace load` runs; MillraceError with every failure, after all the other topics were tried."""
+    """Load topics as `millrace load` does; raise MillraceError with every failure after trying all topics."""
     from millrace_spark.jobs import load
 
     results = load.load_topics(spark.sparkContext, request)

@@ -69,7 +69,7 @@ ROUND_S = 60.0
 
 @dataclass(frozen=True)
 class Site:
-    """What the forked processes share."""
+    """Settings that the forked processes share."""
 
     warehouse: str
     catalog: str
@@ -79,7 +79,7 @@ class Site:
     begun: mmap.mmap
     """Rounds begun, in the memory of all."""
     notes: Path
-    """Where the processes write a line for each thing done."""
+    """File in which the processes write a line for each thing done."""
     seen: Path
     """The rows that somebody has seen in the table."""
 
@@ -104,7 +104,7 @@ class Site:
 
     @property
     def done(self) -> str:
-        """What was done, and how often."""
+        """Actions done so far, each with its count."""
         done = sorted(self.noted().items())
         return ", ".join(f"{times} {what}" for what, times in done if not what.startswith(ERROR))
 
@@ -203,7 +203,7 @@ WORKERS: Mapping[str, Callable[[Site], None]] = {
 
 
 def sequences(table: Table) -> list[int]:
-    """Of every row in the table, sorted."""
+    """Return the sequences of all rows in the table, sorted."""
     header = table.scan(selected_fields=("header",)).to_arrow()["header"].combine_chunks()
     return sorted(header.field("sequence").to_pylist())
 

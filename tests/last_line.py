@@ -11,7 +11,7 @@ import pytest
 
 
 class LastLine:
-    """What a folder's conftest.py takes its hooks from, so that they see the tests of that folder only."""
+    """Source of a folder's hooks in conftest.py, for the tests of that folder only."""
 
     def __init__(self, name: str) -> None:
         self._name = name

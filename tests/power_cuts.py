@@ -39,7 +39,7 @@ from tests.kill_rounds import (
 from tests.support import wait_until
 
 IMAGE_BYTES = 1 << 28
-"""Of a sparse file: what is not written takes no room."""
+"""Size of a sparse file: unwritten blocks take no room."""
 
 
 class LoopDisk:
@@ -99,7 +99,7 @@ def work(site: Site) -> None:
 
 
 def after_the_cut(site: Site) -> None:
-    """What was there is there."""
+    """Check that the loads from before the cut are still there."""
     there = len(load_numbers(Topic(open_storage(site.warehouse), TOPIC)))
     assert there >= site.noted()["loads"], f"{there} loads of {site.noted()['loads']} that were made"
     look(site)

@@ -85,7 +85,7 @@ class Warehouse:
         return expire_topic(context, request)
 
     def _context(self, settings: Mapping[str, Any]) -> tuple[Context, dict[str, Any]]:
-        """Where a verb works, of these settings, and the others, which are its options."""
+        """Split settings into a verb's context and its other options."""
         places: dict[str, Any] = {"storage": self.storage, "catalog": self.catalog}
         places |= {name: settings[name] for name in Context.__slots__ if name in settings}
         options = {name: setting for name, setting in settings.items() if name not in Context.__slots__}

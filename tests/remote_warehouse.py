@@ -73,7 +73,7 @@ class RemoteWarehouse:
         return open_storage(self.uri)
 
     def produce(self, topic: str, count: int, *, apart_ms: int = 4_703, start_ms: int = START_MS) -> None:
-        """So many acknowledged events, one every `apart_ms` of event time."""
+        """Produce `count` acknowledged events, one every `apart_ms` of event time."""
         assert self.site.publish(topic, [start_ms + n * apart_ms for n in range(count)]) == count
 
     def load(self, topic: str, **changes: object) -> LoadResult:
@@ -135,7 +135,7 @@ class RemoteWarehouse:
         return execute.expire(request, nothing)
 
     def verify(self, topic: str) -> TopicReport:
-        """What a verification finds that reads every row."""
+        """Verify a topic, reading every row; return the report."""
         request = Verify(warehouse=self.uri, topic=topic, rows=True, catalog=CATALOG)
         (report,) = execute.verify(request, nothing)
         return report

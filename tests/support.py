@@ -25,9 +25,9 @@ ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "2"))
 """Kill rounds per test: 2 in `make test`, more in `make soak`."""
 
 WAIT_S = float(os.environ.get("MILLRACE_WAIT_S", "60"))
-"""How long a test waits for what must come; only to end a test that hangs, so busy machines have time."""
+"""Limit of a test's wait for an expected event; it only ends a hung test, so busy machines have time."""
 START_S = 180.0
-"""How long a process may take to start or to stop: one that fails ends sooner."""
+"""Limit of a process's start or stop: a process that fails ends sooner."""
 
 
 def start_for_the_test_run(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:

@@ -61,7 +61,7 @@ class Issuer:
 
 
 def message(token: str) -> bytes:
-    """What a client sends with it (RFC 7628)."""
+    """Return a client's login message with the token (RFC 7628)."""
     return b"n,,\1auth=Bearer " + token.encode() + b"\1\1"
 
 

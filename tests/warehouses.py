@@ -134,7 +134,7 @@ class TestSite:
         return count
 
     def load_options(self, warehouse: Path) -> list[str]:
-        """What `millrace load` needs to know of the site."""
+        """Return the options for `millrace load` about the site."""
         places = ["--warehouse", str(warehouse), "--bootstrap", self.cluster.bootstrap]
         return [*places, "--registry", self.registry, "--json"]
 

@@ -41,7 +41,7 @@ ALONE = [
 
 @dataclass
 class Place:
-    """What a test has: Airflow, and the world that its tasks load from."""
+    """Airflow for a test, and the world that its tasks load from."""
 
     airflow: Airflow
     world: World

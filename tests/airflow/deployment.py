@@ -108,14 +108,14 @@ class Airflow:
 
     @property
     def token(self) -> str:
-        """What a browser gets when the operator logs in."""
+        """Token that a browser gets when the operator logs in."""
         [written] = self.home.glob("simple_auth_manager_passwords.json*")
         login = {"username": "operator", "password": json.loads(written.read_text())["operator"]}
         answer = httpx.post(f"{self.url}/auth/token", json=login, timeout=60)
         return str(answer.json()["access_token"])
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        """What the REST API answers."""
+        """Return the REST API's answer."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.url}/api/v2/{path}"
         answer = httpx.request(method, url, headers=headers, json=body or None, timeout=120)
@@ -142,7 +142,7 @@ class Airflow:
         }
 
     def await_run(self, run_id: str, *, timeout_s: float = TASK_S) -> str:
-        """How a run ended."""
+        """Wait until a run has ended; return its final state."""
 
         def ended() -> str:
             found = self.query("select state from dag_run where run_id = %s", run_id)
@@ -162,7 +162,7 @@ class Airflow:
         )
 
     def logs(self, dag_id: str, run_id: str, task_id: str) -> list[Path]:
-        """What a task's tries have written."""
+        """Log files of a task's tries."""
         folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}"
         return sorted(folder.glob("*.log"))
 

@@ -1,4 +1,4 @@
-"""What an Airflow sees in its life: killed processes, cleared tasks, parallel runs, a backfill, a bad topic.
+"""Airflow's everyday troubles: killed processes, cleared tasks, parallel runs, a backfill, a bad topic.
 
 Each test leaves its topics loaded and published; all of them together are proved at the end.
 """

@@ -1,4 +1,4 @@
-"""What the audit costs: the producer beside one that says nothing, and the reader for each message.
+"""Costs of the audit: the producer beside an unaudited one, and the reader for each message.
 
     python -m tests.bench.bench_audit [--events 500000] [--rounds 5] [--page]
 

@@ -1,4 +1,4 @@
-"""What the auditor costs: records applied a second, bytes a window, and how long a long answer takes.
+"""Costs of the auditor: records applied a second, bytes a window, and the time of a long answer.
 
     python -m tests.bench.bench_auditor [--instances 200] [--reports 150] [--topics 3] [--step-s 10]
 

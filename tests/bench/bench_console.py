@@ -1,4 +1,4 @@
-"""How long the console takes with 216,000 windows: 50 topics, 30 days, a window every ten minutes.
+"""Answer times of the console with 216,000 windows: 50 topics, 30 days, a window every ten minutes.
 
     python -m tests.bench.bench_console [--topics 50] [--days 30] [--page]
 

@@ -1,4 +1,4 @@
-"""How long a broker that is stopped takes until other replicas lead what it led, and serve it.
+"""Time from a broker's stop until other replicas lead its partitions and serve them.
 
     python -m tests.bench.bench_hand_over [--partitions 1000] [--topics 10] [--kill]
 
@@ -114,7 +114,7 @@ def _serve(client: ClusterClient, options: argparse.Namespace) -> None:
 
 
 def _cpu_s(pids: list[int]) -> float:
-    """Of those that still run: what has ended is not counted any more."""
+    """Sum the CPU of the processes that still run; an ended process is not counted any more."""
     total = 0.0
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""What produce and fetch cost one Millrace broker, beside what the machine itself can do.
+"""Costs of produce and fetch on one Millrace broker, beside the limits of the machine itself.
 
     python -m tests.bench.bench_hot_path [--messages 1000000] [--rounds 3] [--case NAME]...
 
@@ -30,7 +30,7 @@ class Case:
     acks: int = 1
     in_flight: int = 1000
     share: float = 1.0
-    """Of the messages asked for: single messages take longer."""
+    """Share of the requested messages that the case sends: single messages take longer."""
 
     @property
     def name(self) -> str:

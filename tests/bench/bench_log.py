@@ -1,4 +1,4 @@
-"""What one partition log costs: CPU seconds per GB appended, flushed and read.
+"""Costs of one partition log: CPU seconds per GB appended, flushed and read.
 
     python tests/bench/bench_log.py [--megabytes 512] [--directory DIR]
 

@@ -1,4 +1,4 @@
-"""What a look-up by offset or by time costs in one segment, without and with forged batches in payloads.
+"""Costs of a look-up by offset or by time in one segment, without and with forged batches in payloads.
 
     python -m tests.bench.bench_look_ups [--megabytes 1024] [--look-ups 1000] [--directory DIR] [--page]
 

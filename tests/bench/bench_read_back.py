@@ -1,4 +1,4 @@
-"""What it costs to read a load back for the audit, beside what it cost to write it.
+"""Cost of reading a load back for the audit, beside the cost of writing it.
 
     python -m tests.bench.bench_read_back [--events 200000] [--instances 200]
 

@@ -1,4 +1,4 @@
-"""How many look-ups a registry on one core answers beside 1,000 subjects of 20 versions.
+"""Look-ups a second of a registry on one core, with 1,000 subjects of 20 versions.
 
     python -m tests.bench.bench_registry [--subjects 1000] [--versions 20] [--seconds 5] [--page]
 

@@ -1,4 +1,4 @@
-"""How long a broker of many busy partitions takes to come back after SIGKILL.
+"""Time that a broker of many busy partitions takes to come back after SIGKILL.
 
     python -m tests.bench.bench_restart [--partitions 300] [--rounds 3] [--directory DIR]
 

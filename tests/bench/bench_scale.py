@@ -1,4 +1,4 @@
-"""What a publication and a reader cost in a table of years that thousands of publications have made.
+"""Costs of a publication and of a reader in a table of years, made by thousands of publications.
 
     python -m tests.bench.bench_scale [--hours 26280] [--publications 5000] [--directory DIR]
 
@@ -145,7 +145,7 @@ Times = tuple[float, float]
 
 
 def timed(action: Callable[[], object]) -> Times:
-    """How long it takes."""
+    """Measure how long the action takes, in ms."""
     clock, cpu = time.perf_counter(), time.process_time()
     action()
     return (time.perf_counter() - clock) * 1000, (time.process_time() - cpu) * 1000

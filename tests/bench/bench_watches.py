@@ -1,4 +1,4 @@
-"""What it costs ZooKeeper and the brokers that many topics change at once, as when a broker has died.
+"""Costs to ZooKeeper and the brokers when many topics change at once, as when a broker has died.
 
     python -m tests.bench.bench_watches [--topics 500] [--partitions 30] [--watchers 1,2,4]
 

@@ -35,14 +35,14 @@ PATTERNS = [(1, 1000), (1, 5), (8, 5), (32, 1), (32, 5), (256, 1), (1000, 1)]
 ROUNDS = 3
 WARM_UP_REQUESTS = 80_000
 REQUESTS = {1: 60_000, 50: 20_000}
-"""Of each cell, by messages in each."""
+"""Requests of each cell, by messages in each request."""
 WAITING_REQUESTS = 200
-"""Of each connection at most with acks=all, where every request waits for the disk."""
+"""Requests of each connection at most with acks=all, where every request waits for the disk."""
 READY_TIMEOUT_S = 10
 IDLE_CONNECTIONS = 1000
 IDLE_PARTITIONS = 300
 SETTLE_S = 20
-"""What the last requests leave to be done is done by then."""
+"""Pause in which a broker finishes the work that the last requests leave behind."""
 IDLE_S = 30
 BUSY = 0.1
 """From this share of the cores on, the page says that they were shared."""
@@ -184,7 +184,7 @@ def _tables(taken: Taken) -> list[str]:
 
 
 def _levels(systems: Sequence[System], taken: Taken) -> list[list[str]]:
-    """What is wanted of the first system, beside the second."""
+    """Compare the first system with the second, beside the levels wanted."""
     ours, theirs = systems
     rows = []
     for per_request, connections, in_flight, wanted in RATIOS:

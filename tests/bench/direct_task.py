@@ -45,7 +45,7 @@ BATCH_RECORDS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one step of a task costs."""
+    """Costs of one step of a task."""
 
     name: str
     records: int

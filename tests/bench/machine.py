@@ -1,4 +1,4 @@
-"""What figures were taken on, and how busy it was with other things."""
+"""The machine that figures were taken on, and its other load at that time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def machine() -> dict[str, str]:
-    """What the figures were taken on."""
+    """Describe the machine that the figures were taken on."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -33,7 +33,7 @@ def in_words(found: dict[str, str]) -> str:
 
 
 def busy_share(seconds: float = 2.0) -> float:
-    """What other processes use of all cores now: they take it from every figure."""
+    """Return the share of all cores that other processes use now: they take it from every figure."""
 
     def ticks() -> tuple[int, int]:
         fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:9]]

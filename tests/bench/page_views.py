@@ -44,7 +44,7 @@ def _popular(dice: random.Random, values: Sequence[Any]) -> Any:
 
 
 class Visitors:
-    """What the requests choose from."""
+    """Values that the requests choose from."""
 
     def __init__(self, dice: random.Random) -> None:
         self.addresses = [".".join(str(dice.randrange(256)) for _ in range(4)) for _ in range(1750)]

@@ -41,7 +41,7 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one replay did. `data_bytes` counts whole batches, headers included."""
+    """Figures of one replay. `data_bytes` counts whole batches, headers included."""
 
     requests: int
     messages: int
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """What the machine can do without a broker: bytes moved, and the CPU of everyone involved."""
+    """Limits of the machine without a broker: bytes moved, and the CPU of everyone involved."""
 
     data_bytes: int
     seconds: float
@@ -172,7 +172,7 @@ def produce(
 
 
 def acknowledged_ms(address: str, topic: str, *, requests: int, pause_s: float) -> list[float]:
-    """How long each of some produce requests of one message took until acks=all; one is under way at a time.
+    """Send produce requests of one message, one at a time; return each one's time until acks=all.
 
     `pause_s` passes from each answer to the next request.
     """
@@ -247,7 +247,7 @@ class _Replayed:
         self._sent = 0
 
     def events(self) -> int:
-        """What to wait for: answers, and room to send while the limit in flight allows it."""
+        """Events to wait for: answers, and room to send while the limit in flight allows it."""
         return select.POLLIN | (select.POLLOUT if self._allowed() > 0 else 0)
 
     def turn(self, events: int) -> None:

@@ -1,4 +1,4 @@
-"""How large an installation can grow, from what its parts were measured to cost: the tables of docs/scale.md.
+"""Size that an installation can grow to, from its parts' measured costs: the tables of docs/scale.md.
 
     python -m tests.bench.scale
 
@@ -37,8 +37,8 @@ PEAK = 2.0
 DATACENTERS, BROKERS = 3, 10
 """Brokers of each cluster; the aggregate cluster has as many as one datacenter."""
 READERS_HERE, READERS_THERE = 4, 2
-"""Who reads everything: in a datacenter the mirror, the audit reader and two groups; at the aggregate cluster
-the audit reader and the loads."""
+"""Readers of everything: in a datacenter the mirror, the audit reader and two groups; in the aggregate
+cluster the audit reader and the loads."""
 BUSY = 0.7
 """The share of a core beyond which one thread makes others wait."""
 INSTANCES, TOPICS_EACH, REPORT_EVERY_S = 3_000, 10, 10
@@ -49,7 +49,7 @@ DAYS = (1e9, 1e10, 1e11, 1e12)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each part has to do in the busiest minutes, in cores."""
+    """Work of each part in the busiest minutes, in cores."""
 
     messages_per_s: float
 
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def by_volume() -> str:
-    """What the parts need at each volume."""
+    """Tabulate the parts' needs at each volume."""
     rows = []
     for messages in DAYS:
         load = Load(messages / 86_400 * PEAK)
@@ -100,7 +100,7 @@ def by_volume() -> str:
 
 
 def by_death() -> str:
-    """What it takes all brokers of a cluster to know that one of them has died, for as many topics."""
+    """Tabulate the cost for all brokers of a cluster to learn of one broker's death, by number of topics."""
     rows = []
     for topics in (100, 1_000, 10_000):
         reading = topics * BROKERS * READ_S

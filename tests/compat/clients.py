@@ -183,7 +183,7 @@ def _aiokafka_read(bootstrap: str, topic: str, partition: int, offset: int) -> D
 
 
 def kcat(*arguments: str, stdin: bytes | None = None) -> bytes:
-    """What kcat prints; fails with its own words, or with how to get it."""
+    """Return kcat's output; fail with kcat's own words, or with how to get it."""
     assert shutil.which("kcat"), "kcat is not installed: `make compat` installs it, or your package manager"
     done = subprocess.run(
         ["kcat", *arguments], input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False

@@ -25,7 +25,7 @@ BATCH = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the member is to do; `assignor` is named as in Kafka's own settings."""
+    """Options of a member; `assignor` is named as in Kafka's own settings."""
 
     client: str
     bootstrap: str

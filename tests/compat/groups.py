@@ -31,7 +31,7 @@ class Member:
     killed: bool = False
 
     def events(self, *kinds: str) -> list[tuple[str, float, Any]]:
-        """What it has reported, of these kinds or all."""
+        """Events that the member has reported, of these kinds or all."""
         found = [tuple(json.loads(line)) for line in list(self.process.lines) if line.startswith("[")]
         return [event for event in found if not kinds or event[0] in kinds]
 
@@ -42,7 +42,7 @@ class Member:
 
     @property
     def partitions(self) -> set[int]:
-        """What it is assigned now, by its own account."""
+        """Partitions that the member now reports as assigned."""
         held: set[int] = set()
         for what, _, partitions in self.events("assigned", "revoked"):
             held = held | set(partitions) if what == "assigned" else held - set(partitions)

@@ -17,7 +17,7 @@ On a busy machine it may not have begun by then: it is asked again with more pat
 
 
 def tool(bootstrap: str, name: str, *arguments: str, stdin: bytes = b"") -> str:
-    """What a tool prints on standard output and error; fails unless it succeeds."""
+    """Return a tool's standard output and error; fail unless the tool succeeds."""
     done = kafka_tool(name, "--bootstrap-server", bootstrap, *arguments, stdin=stdin)
     output = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, f"{name} {arguments}: {output}"

@@ -1,4 +1,4 @@
-"""What `test_programs.py` asks of kafka-python 2.0: one job, given as JSON, told line by line as JSON.
+"""Jobs of `test_programs.py` for kafka-python 2.0: one job, given as JSON, reported line by line as JSON.
 
 `versions` does everything once for each Kafka that it can be told it talks to: from the version of its
 producer and consumer follow the versions of their requests. Its admin client asks the broker. It has no
@@ -87,7 +87,7 @@ def rows_of(polled: Iterable[Any]) -> list[Row]:
 
 
 def error_of(sender: kafka.KafkaProducer, topic: str, value: bytes) -> str:
-    """What comes back, by Kafka's name of it."""
+    """Return the error of a send, by Kafka's name of it."""
     names = {"MessageSizeTooLargeError": "MESSAGE_TOO_LARGE"}
     try:
         sender.send(topic, value, partition=0).get(20)

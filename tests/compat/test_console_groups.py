@@ -87,7 +87,7 @@ class Readers:
         return self.folder / f"member-{number}"
 
     def values(self, number: int) -> list[str]:
-        """What one member has read; a line it is just writing is left out."""
+        """Values that one member has read, without a line that it is still writing."""
         whole, _, _ = self._file(number).read_bytes().rpartition(b"\n")
         return whole.decode().split()
 

@@ -41,7 +41,7 @@ class Guarded:
         return self._folder / f"{user}.properties"
 
     def tool(self, user: str, name: str, *arguments: str, stdin: bytes = b"") -> str:
-        """What a tool prints, run as a user."""
+        """Run a tool as a user; return its output."""
         settings = {"ConsoleProducer": "--producer.config", "ConsoleConsumer": "--consumer.config"}.get(
             name, "--command-config"
         )

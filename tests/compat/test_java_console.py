@@ -39,7 +39,7 @@ def broker(
 
 @pytest.fixture(scope="module")
 def written(broker: RunningBroker) -> list[bytes]:
-    """What Java and librdkafka wrote in turn with every codec, to the one partition of `everything`."""
+    """Have Java and librdkafka write in turn with every codec, to the one partition of `everything`."""
     broker.create_topic("everything", 1, flush_ms=5)
     expected = []
     for codec in CODECS:

@@ -56,7 +56,7 @@ class Java:
         self._process = process
 
     def read(self, name: str, version: int, body: bytes) -> tuple[Any, bytes]:
-        """What Java reads, and the bytes that it writes of it."""
+        """Have Java read a message; return its values, and the bytes that Java writes of them."""
         values, again = self._ask("read", name, version, body.hex()).split("\t")
         return json.loads(values), bytes.fromhex(again)
 

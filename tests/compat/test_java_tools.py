@@ -47,7 +47,7 @@ def groups(*arguments: str) -> Run:
 
 
 def verb(name: str, *arguments: str) -> Run:
-    """Of a tool whose first argument says what it does."""
+    """Return the run of a tool whose first argument names the action."""
     return Run(name, (*arguments[:1], *SERVER, *arguments[1:]))
 
 
@@ -269,7 +269,7 @@ OF_KAFKA: Mapping[tuple[str, str], Run] = {
         "kafka-metadata-quorum", "`describe`, `remove-controller`"
     ][-1],
 }
-"""What Apache Kafka's own broker refuses: these tools print a trace for whatever they are answered with."""
+"""Requests that Apache Kafka's own broker refuses: these tools print a trace for every error."""
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -294,7 +294,7 @@ def test_the_page_has_a_row_for_every_run_and_no_other() -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """What the runs' arguments name."""
+    """Objects that the runs' arguments name."""
 
     broker: str
     secured: str

@@ -52,12 +52,12 @@ class World:
             return [value for value in read_topic(client, topic)[0].values if value is not None]
 
     def stop_reader(self) -> None:
-        """So that the next one has its turn."""
+        """Stop the reader, to give the next reader its turn."""
         if self.reader is not None:
             self.reader.stop()
 
     def count(self, topic: str) -> list[Count]:
-        """What the reader says of a topic up to its end, once it has said it."""
+        """Return the reader's counts of a topic up to its end, once the reader has reported them."""
         self.reader = self.start(
             "audit-reader",
             "--cluster",

@@ -83,7 +83,7 @@ class World:
         return self.status()[topic, 0]
 
     def copy(self, topic: str, partition: int = 0) -> Contents:
-        """What the aggregate cluster holds of an origin partition, once all is there and on the disk."""
+        """Return the aggregate cluster's copy of an origin partition, once all is there and on the disk."""
         row = self.copied(topic, partition)
         assert row.position is not None
         records = row.position.records

@@ -1,4 +1,4 @@
-"""What `make compat` ends with, on tiny suites: everything ran, something is missing, a failure."""
+"""Last line of `make compat`, on tiny suites: everything ran, something is missing, a failure."""
 
 from __future__ import annotations
 

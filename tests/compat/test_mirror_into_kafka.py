@@ -58,7 +58,7 @@ def values(contents: Committed) -> list[bytes]:
 
 
 def wait_for(client: ClusterClient, topic: str, count: int) -> Committed:
-    """What is committed, once that is as much."""
+    """Wait until `count` records are committed; return the committed contents."""
     wait_until(
         f"{topic} holds {count} records",
         lambda: len(values(committed(client, topic))) >= count,

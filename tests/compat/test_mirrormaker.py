@@ -22,7 +22,7 @@ Start = Callable[..., Process]
 EVENTS = 50
 SETTLE_S = 120.0
 NEVER_COMMITS = {"offset.flush.interval.ms": "600000", "offset.lag.max": "0"}
-"""What was copied is copied again after a kill, all of it; every record has an offset sync of its own."""
+"""Settings that copy every record again after a kill; every record has an offset sync of its own."""
 DEPLOYMENT = """
 zookeeper = "127.0.0.1:0"
 registry = "127.0.0.1:0"

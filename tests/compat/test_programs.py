@@ -28,10 +28,10 @@ NOT_IDEMPOTENT = {"kafka-python 2.0", "sarama"}
 """Sends a batch again when its answer is lost, and the broker cannot know; sarama only in this scenario,
 where its idempotent producer may end: see its `main.go`."""
 SETTINGS = ["-1", "600000000", str(7 * 24 * 3600 * 1000)]
-"""What `retention.ms` is told to be, when created, altered and taken away again."""
+"""Values that `retention.ms` gets: when created, when altered, and when taken away again."""
 NOT_ASKED = {"0.11.0.0": {"configs", "partitions"}, "1.0.0": {"configs"}}
-"""Where sarama takes the broker for such a Kafka: it would ask for DescribeConfigs v0, which Kafka 4 has no
-more, either, and CreatePartitions is younger."""
+"""Requests left out when sarama takes the broker for such a Kafka: it would ask for DescribeConfigs v0, which
+Kafka 4 has no more, either, and CreatePartitions is younger."""
 ASKED = {
     "sarama": {
         "produce": "3 5 6 7",
@@ -43,7 +43,7 @@ ASKED = {
         "join_group": "2 3 4 5 6",
     }
 }
-"""What a program must have made its client ask for, besides franz-go, which asks for everything."""
+"""Requests that a program must have made its client send; franz-go must send everything."""
 NO_AUTHORIZER, NO_LOGIN, NO_SUCH_BROKER = [54], [34], [102]
 REFUSED = {
     **dict.fromkeys(("DescribeACLs", "CreateACLs", "DeleteACLs"), NO_AUTHORIZER),
@@ -54,7 +54,7 @@ REFUSED = {
     **dict.fromkeys(("SASLHandshake", "SASLAuthenticate"), NO_LOGIN),
     "Metadata after": [3],
 }
-"""What a broker without logins answers with an error, and the topic that has just been deleted."""
+"""Requests that a broker without logins answers with an error, and the topic that has just been deleted."""
 
 
 class Broker:
@@ -118,7 +118,7 @@ def check_read(rows: Iterable[Sequence[Any]], producers: Iterable[str]) -> None:
 
 
 def check_facts(facts: dict[str, Any], *, deletes_records: bool) -> None:
-    """What a program found with one set of versions is what there is."""
+    """Check a program's findings with one set of versions against the truth."""
     read, (first, second), producers = facts["read"], facts["halves"], facts["producers"]
     assert {"none", "gzip", "snappy", "lz4"} <= set(producers), "zstd is younger than some versions"
     check_read(read, producers)

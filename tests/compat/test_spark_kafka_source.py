@@ -42,7 +42,7 @@ class World:
         return reader.option("subscribe", topic).options(**options).load()
 
     def between(self, start: dict[int, int], end: dict[int, int]) -> dict[Place, bytes]:
-        """What was written at offsets in [start, end) of each partition."""
+        """Return the values written at offsets in [start, end) of each partition."""
         return {(p, o): value for (p, o), value in self.records.items() if start[p] <= o < end[p]}
 
 

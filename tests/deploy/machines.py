@@ -105,7 +105,7 @@ class Machine:
         return ["nsenter", f"--net=/run/netns/{self._space}", *inside, str(self.folder), *command]
 
     def run(self, *command: str, stdin: str | None = None) -> str:
-        """What a command prints that must succeed here."""
+        """Run a command here that must succeed; return its output."""
         result = subprocess.run(
             self._enter(*command),
             env={**os.environ, **self.variables},
@@ -119,7 +119,7 @@ class Machine:
         return result.stdout
 
     def millrace(self, *words: str) -> str:
-        """What a `millrace` command prints that must succeed here."""
+        """Run a `millrace` command here that must succeed; return its output."""
         return self.run("/opt/millrace/bin/millrace", *words)
 
     def in_background(self, *command: str, log: str) -> Service:
@@ -216,7 +216,7 @@ class Service:
 
 
 def why_not() -> str:
-    """Why this machine can hold no machines; empty when it can."""
+    """Return the reason why this machine can hold no machines; empty if it can."""
     if os.geteuid() != 0:
         return "needs root for network namespaces"
     missing = [name for name in ("ip", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]

@@ -121,7 +121,7 @@ def test_the_zookeeper_of_the_compose_file_answers_on_this_machine_and_to_no_oth
 
 
 def why_not() -> str:
-    """What the machine lacks to build an image, or nothing."""
+    """Name what the machine lacks to build an image; empty if nothing."""
     if os.geteuid() != 0:
         return "needs root: buildah builds with --isolation chroot"
     if shutil.which("buildah") is None:
@@ -158,7 +158,7 @@ def kill_all_with(word: str) -> None:
 
 
 def of_this_machine() -> Iterator[str]:
-    """How this machine's pip finds its registry and whom it trusts, for the pip in the build."""
+    """Yield options that give the build's pip this machine's registry and trusted certificates."""
     for path in ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
         if Path(path).is_file():
             yield from ("--volume", f"{path}:{path}:ro")

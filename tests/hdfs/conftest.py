@@ -59,7 +59,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
 
 
 def client_settings(hdfs: Hdfs) -> dict[str, str]:
-    """What a client of this HDFS is told: replicas, and a nameservice whose other NameNode does not run."""
+    """Return settings of an HDFS client: replicas, and a nameservice whose other NameNode does not run."""
     prefix, web = (f"dfs.namenode.{kind}-address.{NAMESERVICE}" for kind in ("rpc", "http"))
     return {
         "dfs.replication": str(REPLICATION),

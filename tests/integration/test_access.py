@@ -89,7 +89,7 @@ def test_strangers_who_say_nothing_do_not_keep_a_services_clients_out(start: Sta
 
 
 def served(url: str, token: str, ca: str) -> tuple[int, int, object]:
-    """What `/metrics` answers a stranger, then who shows the token, and what `/healthz` tells a stranger."""
+    """Return the answers of `/metrics` without and with the token, and of `/healthz` without it."""
     with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=ca)) as client:
         stranger = client.get("/metrics")
         known = client.get("/metrics", headers={"authorization": f"Bearer {token}"})

@@ -53,7 +53,7 @@ class Guarded:
     logins: str
 
     def millrace(self, *arguments: str) -> str:
-        """What a command prints."""
+        """Run a command; return its output."""
         command = [sys.executable, "-m", "millrace.cli", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
@@ -334,7 +334,7 @@ def stranger(guarded: Guarded, folder: Path) -> Connection:
 
 
 def log_of(guarded: Guarded, folder: Path, version: int, body: bytes) -> str:
-    """What the broker logs when a stranger writes, without waiting for an answer, where it may not."""
+    """Return the broker's log lines for a stranger's forbidden write that waits for no answer."""
     before = len(guarded.broker.process.output)
     behind = produce_body("behind", 0, b"", acks=0)
     for number, sent in ((version, body), (7, behind)):

@@ -96,7 +96,7 @@ class World(ProducerWorld):
         return Agent(self.start, [word for name, value in options.items() for word in (f"--{name}", value)])
 
     def urls(self, topic: str) -> list[str]:
-        """What the url field of every event in the topic says, sorted."""
+        """Return the url field of every event in the topic, sorted."""
         with self.cluster.client() as client:
             values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
         return sorted(str(body(value)["url"]) for value in values)
@@ -634,7 +634,7 @@ class AgentAudit(AuditWorld):
         return Agent(self.start, [*options, "--spool", spool, "--subject", f"{topic}=PageView"])
 
     def urls(self, topic: str) -> Counter[str]:
-        """What the url fields of the events in the aggregate cluster say, and how often."""
+        """Count the url fields of the events in the aggregate cluster."""
         with self.clusters["offline"].client() as client:
             values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
         return Counter(str(body(value)["url"]) for value in values)

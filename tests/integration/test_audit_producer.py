@@ -431,7 +431,7 @@ class Clock:
 
 
 def closed(said: list[AuditRecord]) -> list[int]:
-    """How far each hello and report closes."""
+    """Return the position that each hello and report closes."""
     return [record.closed_through for record in said if isinstance(record, Hello | Report)]
 
 

@@ -34,7 +34,7 @@ Start = Callable[..., Process]
 
 @dataclass
 class Counted:
-    """What a tier's counts come to for one topic, by the rules of docs/audit-protocol.md."""
+    """Sums of a tier's counts for one topic, by the rules of docs/audit-protocol.md."""
 
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class World:
     def said(
         self, tier: str, topic: str, cluster: TestCluster | None = None
     ) -> list[tuple[int, AuditRecord]]:
-        """What the readers of a tier have signed, in order, each with its turn."""
+        """Return the records that a tier's readers have signed, in order, each with its turn."""
         cluster = cluster or (self.offline if topic == "audit-offline" else self.dc1)
         with closing(Session.connect(self.zookeeper)) as session, cluster.client() as client:
             if topic not in client.topics():

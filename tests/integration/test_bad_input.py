@@ -199,7 +199,7 @@ ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a row's command ended."""
+    """Outcome of a row's command."""
 
     done: subprocess.CompletedProcess[str]
     seconds: float
@@ -224,7 +224,7 @@ def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def places(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What the rows name."""
+    """Create the places that the rows name."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "no-java").mkdir()
     (folder / "old-java").mkdir()

@@ -37,7 +37,7 @@ def values(tag: str, count: int) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def written(broker: RunningBroker) -> list[bytes]:
-    """What every client wrote with every codec, one after the other, to the one partition of `everything`."""
+    """Have every client write with every codec, one after the other, to the one partition of `everything`."""
     broker.create_topic("everything", 1, flush_ms=5)
     expected = []
     for client in CLIENTS:

@@ -48,7 +48,7 @@ FRAMES = 100_000 if SOAK else 1_000
 SLOW_S = 30 if SOAK else 2
 MEMORY_BYTES = 1 << 30
 WORST_S = 5.0
-"""Of the honest pair, on a machine that does other things, too."""
+"""Worst delay of the honest pair, on a machine that does other things, too."""
 
 
 @pytest.fixture(scope="module")

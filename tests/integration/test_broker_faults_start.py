@@ -1,4 +1,4 @@
-"""What an operator, a copy or a clock does to a broker: one clear line each, and nothing served wrongly."""
+"""Troubles that an operator, a copy or a clock makes: one clear line each, and nothing served wrongly."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ RETRIED = frozenset(
         confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS,
     }
 )
-"""What a commit may be refused with that the application tries again."""
+"""Errors of a commit after which the application tries again."""
 
 
 def java_of(process: Process) -> int:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.soak
 KILLS = max(50, ROUNDS) if "MILLRACE_ROUNDS" in os.environ else ROUNDS
 PARTITIONS = 2
 TRAFFIC_S = 0.4
-"""Of uninterrupted traffic before a kill, at most."""
+"""Uninterrupted traffic before a kill, at most."""
 START_S = 1.0
 """A start and its recovery take about this long: a kill during them comes within it."""
 

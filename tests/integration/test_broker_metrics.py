@@ -1,4 +1,4 @@
-"""What a running broker tells Prometheus and health checks, over HTTP."""
+"""Metrics and health of a running broker, over HTTP."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class World:
     kept: set[Path] = field(default_factory=set)
     """The files that are there for secrets."""
     outputs: list[str] = field(default_factory=list)
-    """What commands have printed."""
+    """Outputs of the commands so far."""
     processes: list[Process] = field(default_factory=list)
     bootstrap: str = ""
     registry: str = ""
@@ -365,7 +365,7 @@ def read_with_spark(world: World, spark: Mapping[str, str], master: str, topic: 
 
 
 def check_nothing_is_found(world: World, watch: Watch) -> None:
-    """What was watched, what was printed and what is left hold no secret but in the files for it."""
+    """Check that watched processes, outputs and files left hold no secret, except the files for secrets."""
     assert watch.failure is None
     assert watch.seen["environment"] > 0
     assert watch.seen["file"] > 0

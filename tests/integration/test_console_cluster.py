@@ -1,4 +1,4 @@
-"""What the console says of the aggregate cluster's brokers, of which one dies."""
+"""The console's view of the aggregate cluster's brokers, of which one dies."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class World:
 
     @property
     def bootstrap(self) -> str:
-        """Where the brokers listen."""
+        """Addresses on which the brokers listen."""
         return self.cluster.bootstrap
 
     def topic(self, name: str, partitions: int) -> None:

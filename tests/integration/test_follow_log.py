@@ -38,7 +38,7 @@ def command(site: TestSite, file: str, topic: str, *more: str) -> list[str]:
 
 
 def urls(site: TestSite, topic: str) -> Counter[str]:
-    """How often each URL is in the topic."""
+    """Count each URL in the topic."""
     schema = fastavro.parse_schema(dict(schema_file("PageView")))
     with site.cluster.client() as client:
         contents = read_topic(client, topic)

@@ -126,7 +126,7 @@ class Asking:
         return int(self.committed_partition(group).committed_offset)
 
     def committed_partition(self, group: str) -> gm.FetchedOffset:
-        """What is told of partition 0 of topic t."""
+        """Fetch the group's offset of partition 0 of topic t."""
         topics = (TopicPartitions(name="t", partition_indexes=(0,)),)
         groups = (OffsetFetchRequest.Group(group_id=group, topics=topics),)
         asked = OffsetFetchRequest(group_id=group, topics=topics, groups=groups)
@@ -155,7 +155,7 @@ class Asking:
         return {group.group_id: group.group_state for group in groups}
 
     def delete_offset(self, group: str) -> ErrorCode:
-        """Of partition 0 of topic t."""
+        """Delete the group's offset of partition 0 of topic t."""
         partitions = (gm.OffsetDeleteRequest.Partition(partition_index=0),)
         topics = (TopicItems(name="t", partitions=partitions),)
         answer = self.ask(ApiKey.OFFSET_DELETE, gm.OffsetDeleteRequest(group_id=group, topics=topics))

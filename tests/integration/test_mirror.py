@@ -74,7 +74,7 @@ class World:
         return {(row.topic, row.origin.partition): row for row in rows}
 
     def leader_says(self, origin: Origin) -> str:
-        """What the target's leader does with the partition, asked of it alone."""
+        """Ask the target's leader alone about the partition; return its description."""
         with self.aggregate.client() as client:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             return client.mirror_append(origin.topic, request).state

@@ -198,7 +198,7 @@ def test_a_limit_paces_one_origin_and_no_other(world: World) -> None:
 
 
 def measured(client: ClusterClient, topics: list[str]) -> tuple[float, float, int]:
-    """What is copied, and the times before and after it was: on a busy machine they are far apart."""
+    """Return the amount copied and the times before and after counting, far apart on a busy machine."""
     before, size = time.monotonic(), copied_bytes(client, topics)
     return before, time.monotonic(), size
 

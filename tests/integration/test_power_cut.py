@@ -41,7 +41,7 @@ pytestmark = pytest.mark.soak
 
 PARTITIONS = 2
 CRASH_POINTS = 12 if ROUNDS > 2 else 2
-"""How many of a start's or a repair's syncs are made its last; all there are in `make soak`."""
+"""Number of a start's or a repair's syncs that are made its last; every sync in `make soak`."""
 
 
 @dataclass

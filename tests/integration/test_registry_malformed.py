@@ -221,7 +221,7 @@ def request(chance: random.Random) -> tuple[bytes, bool]:
 
 
 def send(address: tuple[str, int], sent: bytes, *, whole: bool) -> bytes:
-    """What comes back until the registry closes the connection, which it must when the request is whole."""
+    """Send bytes; return the answer. The registry must close the connection when the request is whole."""
     with socket.create_connection(address, WAIT_S) as connection:
         answer = b""
         try:

@@ -92,7 +92,7 @@ def test_another_registry_has_everything_under_the_same_ids(start: Start, tmp_pa
 
 
 def ends_at(client: SchemaRegistryClient, step: int) -> Callable[..., Any]:
-    """What a client asks until so many changes were made: after that nothing is even tidied up."""
+    """Return an `ask` that is interrupted after `step` changes: after that nothing is even tidied up."""
     changes = itertools.count()
 
     def ask(path: str, body: Any = None, **options: Any) -> Any:
@@ -217,7 +217,7 @@ TOLD: list[dict[str, Any]] = [
     {"schema": '"bytes"', "references": [{"name": "x", "subject": "a", "version": 1}]},
     {"schema": '"string"', "metadata": {"tags": None, "properties": {"owner": "x"}}, "ruleSet": None},
 ]
-"""What Confluent's registry answers for four versions of the subject `a`."""
+"""Answers of Confluent's registry for four versions of the subject `a`."""
 
 
 def confluent(request: httpx.Request) -> httpx.Response:

@@ -63,7 +63,7 @@ def start_secured(
 
 
 def refusal(port: int, security: ClientSecurity) -> int:
-    """What a client hears that asks as a follower would."""
+    """Return the error code that a client gets for a follower's request."""
     body = encode_fetch(ReplicaFetchRequest(2, "0" * 16, True, 0, 1, (), ()))
     with Connection("127.0.0.1", port, client_id="x", timeout_s=10, security=security) as connection:
         (code,) = struct.unpack_from(">h", connection.request(ApiKey.REPLICA_FETCH, 0, body, timeout_s=10))

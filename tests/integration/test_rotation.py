@@ -43,7 +43,7 @@ def rule(user: str, operation: Operation, type_: ResourceType, name: str, patter
 
 
 def rules(pattern: Pattern, topic: str) -> set[Rule]:
-    """What both users need."""
+    """Return the rules that both users need."""
     return {
         rule("writer", Operation.WRITE, ResourceType.TOPIC, topic, pattern),
         rule("reader", Operation.READ, ResourceType.TOPIC, topic, pattern),
@@ -162,7 +162,7 @@ def test_nothing_is_lost_and_no_client_stops_while_everything_that_is_secret_cha
     broker.create_topic(TOPIC, 1, flush_ms=5)
 
     def gets_in(user: str, password: str) -> bool:
-        """Whether a new connection does."""
+        """Tell whether a new connection gets in with the password."""
         file = tmp_path / "tried.password"
         file.touch(mode=0o600)
         file.write_text(password)
@@ -202,7 +202,7 @@ def test_nothing_is_lost_and_no_client_stops_while_everything_that_is_secret_cha
 
 
 def serial(port: int, ca: str) -> int | None:
-    """Of the certificate that a new connection gets; None while the authority's do not count."""
+    """Return the serial of a new connection's certificate; None while the authority's do not count."""
     context = client_context(TlsConfig(ca=ca))
     try:
         with (

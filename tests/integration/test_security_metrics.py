@@ -1,4 +1,4 @@
-"""What security does to clients is in a broker's metrics: failures of TLS and logins, refusals, waits."""
+"""Security in a broker's metrics: failures of TLS and logins, refusals, waits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_failures_refusals_and_waits_are_counted_and_the_certificates_end_is_tol
         }
 
     def code(topic: str, value: bytes) -> int:
-        """Of the answer to a message of the user's."""
+        """Produce a message as the user; return the error code of the answer."""
         codes: list[int] = []
         producer = confluent_kafka.Producer(login(PASSWORD))
         producer.produce(

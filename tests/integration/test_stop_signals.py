@@ -18,7 +18,7 @@ from tests.support import REPOSITORY, Process
 
 SOAK = "MILLRACE_ROUNDS" in os.environ
 TRIES = {"audit-reader": 180, "auditor": 80, "registry": 80, "broker": 100, "zookeeper": 40, "up": 20}
-"""Of each process, 500 in all; a few when it is not a soak."""
+"""Tries of each process, 500 in all; a few outside a soak."""
 LIMIT_S = 10.0
 
 
@@ -26,7 +26,7 @@ LIMIT_S = 10.0
 def commands(
     start_for_module: Start, zookeeper: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Callable[[], Sequence[str]]]:
-    """How each process is started, with all it needs running beside it."""
+    """Map each process to its command, with everything it needs running beside it."""
     folder = tmp_path_factory.mktemp("stop")
     registry = start_for_module(
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"

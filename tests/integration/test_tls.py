@@ -40,7 +40,7 @@ class Secured:
         return ClientSecurity(protocol="SSL", ca=self.authority.ca, certificate=issued[0], key=issued[1])
 
     def settings(self, listener: str, **more: str) -> dict[str, str | int]:
-        """Of confluent-kafka."""
+        """Return settings of confluent-kafka."""
         return {
             "bootstrap.servers": f"localhost:{self.ports[listener]}",
             "security.protocol": "SSL",

@@ -142,13 +142,13 @@ def test_children_end_with_a_supervisor_that_is_killed(start: Start, tmp_path: P
 
 
 def refusals(logs: Path) -> list[str]:
-    """What brokers have refused for want of a right or a login."""
+    """Return the log lines of requests refused for want of a right or a login."""
     lines = [line for log in logs.iterdir() for line in log.read_text().splitlines()]
     return [line for line in lines if '"what": "refused"' in line or "has failed" in line]
 
 
 def refused_to_write(bootstrap: str, security: ClientSecurity, topic: str) -> bool:
-    """Whether the brokers say that this user may not write there."""
+    """Tell whether the brokers refuse the user's write to the topic."""
     outcomes: list[int] = []
     producer = Producer({"bootstrap.servers": bootstrap, **librdkafka_settings(security)})
 

@@ -20,7 +20,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def done(*command: str | Path, cwd: Path) -> str:
-    """What a command prints that must succeed."""
+    """Run a command that must succeed; return its output."""
     result = run(*command, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

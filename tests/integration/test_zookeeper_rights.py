@@ -25,7 +25,7 @@ from tests.support import Process, wait_until
 
 
 def millrace(*arguments: str, code: int = 0) -> str:
-    """What a command prints, on both outputs."""
+    """Run a command; return both of its outputs."""
     command = [sys.executable, "-m", "millrace.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr

@@ -43,11 +43,11 @@ FAULTS = {
 }
 """Kind -> the requests that meet it."""
 CREATED = ("/editions/", "/expired/", "/publications/")
-"""What is made with a condition: no other PUT is denied."""
+"""Paths of the files created with a condition: no other PUT is denied."""
 
 
 class FirstTime:
-    """Which fault a request meets: that of its topic, when its verb makes it for the first time."""
+    """Choice of a request's fault: its topic's fault, when its verb makes the request for the first time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -67,7 +67,7 @@ class HdfsProcess:
             self.process = None
 
     def metrics(self, beans: str) -> dict[str, Any]:
-        """What `/jmx` says of the beans whose name matches, as one dict; {} while it does not answer."""
+        """Return the matching beans of `/jmx` as one dict; {} while it does not answer."""
         if self.process is not None and self.process.poll() is not None:
             words = (self.folder / "log").read_text(errors="replace")[-3000:]
             raise AssertionError(f"{self.name} ended with exit code {self.process.returncode}:\n{words}")

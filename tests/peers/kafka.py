@@ -64,7 +64,7 @@ TOOLS = {
         )
     },
 }
-"""What the scripts in Kafka's own `bin` folder run, by the name of the class."""
+"""Classes that the scripts in Kafka's own `bin` folder run, by the name of the class."""
 
 # A short run of a tool is mostly its start: one compiler tier and the simplest collector halve that.
 _QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")

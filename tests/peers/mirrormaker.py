@@ -14,11 +14,11 @@ ONE_BROKER = {
     "config.storage.replication.factor": "1",
     "status.storage.replication.factor": "1",
 }
-"""What a cluster of one broker needs: it cannot hold the three replicas that these topics have by default."""
+"""Settings for a cluster of one broker, which cannot hold the default three replicas of these topics."""
 
 
 def properties_of(origins: Mapping[str, str], target: str, topics: str) -> dict[str, str]:
-    """What docs/mirror.md has a company's own MirrorMaker say; the rest is for one broker, and haste.
+    """Return the settings of docs/mirror.md for a company's MirrorMaker, and some for one broker and haste.
 
     It fills the cluster `offline` at `target`; `topics` is a pattern, beside that of the audit topics.
     """

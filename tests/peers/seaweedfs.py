@@ -83,11 +83,11 @@ class SeaweedFS:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a client of its S3 finds in its environment."""
+        """Environment of a client of its S3."""
         return s3_environment(self.s3)
 
     def catalog_properties(self) -> dict[str, str]:
-        """What pyiceberg needs to know of its REST catalog."""
+        """Properties that pyiceberg needs for its REST catalog."""
         return {
             "type": "rest",
             "uri": self.catalog,

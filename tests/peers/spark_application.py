@@ -181,7 +181,7 @@ def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _read(spark: SparkSession, warehouse: str, topic: str) -> Mapping[str, int]:
-    """What Spark sees in the published table of a topic."""
+    """Count the rows that Spark sees in the published table of a topic."""
     from millrace_spark import tables
 
     table = tables.read(spark, warehouse, topic).select("header.instance", "header.sequence")

@@ -87,7 +87,7 @@ class SparkCluster:
 
     @property
     def master(self) -> str:
-        """What --master takes."""
+        """Value for --master."""
         return f"spark://{self._address}"
 
     @property
@@ -126,7 +126,7 @@ class SparkCluster:
         return [pid for pid in daemons if any(pid in descendants(other) for other in daemons)]
 
     def state(self) -> dict[str, Any] | None:
-        """What the master says of itself, None while it does not answer."""
+        """Status that the master reports of itself, None while it does not answer."""
         with suppress(OSError, ValueError), urllib.request.urlopen(self._page, timeout=5) as page:
             return dict(json.load(page))
         return None

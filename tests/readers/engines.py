@@ -35,7 +35,7 @@ ON_THIS_MACHINE = {
 
 
 class EngineError(AssertionError):
-    """What an engine refused, in its own words."""
+    """Refusal of an engine, in its own words."""
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Of a reader's process: its own Python first, a home of its own, nothing of this checkout."""
+    """Return a reader's environment: its own Python first, a home of its own, nothing of this checkout."""
     paths = [str(PYTHON.parent), str(home / "bin"), os.environ["PATH"]]
     changed = {"HOME": str(home), "PATH": os.pathsep.join(paths), "PYSPARK_PYTHON": str(PYTHON), "TZ": "UTC"}
     return {**os.environ, **changed}
@@ -92,7 +92,7 @@ def older_pyspark(version: str) -> str:
 
 
 def iceberg_jars() -> str:
-    """What `--packages` would fetch, as `--jars` takes it."""
+    """Return the jars that `--packages` would fetch, as `--jars` takes them."""
     return ",".join(sorted(str(path) for path in jars(POM).iterdir()))
 
 

@@ -94,7 +94,7 @@ def test_spark_with_icebergs_runtime_shows_the_published_rows(scene: Warehouse, 
 
 
 def packages_of_the_pom() -> set[str]:
-    """What Maven fetched instead of Spark."""
+    """Return the packages that Maven fetched instead of Spark."""
     space = "{http://maven.apache.org/POM/4.0.0}"
     dependencies = ElementTree.parse(POM).iter(f"{space}dependency")
     names = ("groupId", "artifactId", "version")

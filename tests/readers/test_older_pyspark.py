@@ -43,7 +43,7 @@ WITHOUT_STREAMS = tuple(version for version in OLDER_PYSPARKS if version < "4.2"
 
 
 def run(version: str, *words: str) -> str:
-    """What this Python prints with that PySpark in place of its own."""
+    """Run this Python with that PySpark in place of its own; return its output."""
     path = os.pathsep.join([older_pyspark(version), "broker", "plugins"])
     done = run_python(*words, timeout_s=900, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -166,7 +166,7 @@ class Run:
 
 
 def soundness(root: Path, tests: Sequence[str]) -> str:
-    """What pytest says of the tests without any fault; empty when all of them pass."""
+    """Run the tests without any fault; return pytest's output, empty if all tests pass."""
     if not tests:  # pytest would run every test there is
         return ""
     done = run_tests(root, tests)

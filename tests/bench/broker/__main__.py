@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _this_run(options: argparse.Namespace) -> Mapping[str, Any]:
-    """What was typed, when, and how quiet the machine was."""
+    """Describe this run: its command, its date, and how quiet the machine was."""
     words = ["make bench-broker", *(["QUICK=1"] if options.quick else [])]
     if options.only != list(SYSTEMS):
         words.append(f"ONLY={','.join(options.only)}")

@@ -33,7 +33,7 @@ class Counts:
     batched: int
     """50 per request, large batches, consuming, both at once."""
     behind: int
-    """What a cold consumer finds."""
+    """Messages that a cold consumer finds."""
     latency_rate: int
     cold_rate: int
     """Messages a second that go on being produced while the cold consumer reads."""
@@ -103,7 +103,7 @@ def pairs(system: System, wanted: tuple[str, ...]) -> list[tuple[Client, str]]:
 
 
 def _offers(client: Client, cell: str) -> bool:
-    """Whether its protocol has such a thing."""
+    """Tell whether the client's protocol offers this cell."""
     if cell in PER_REQUEST:
         return client.produce("-", PER_REQUEST[cell], 1) is not None
     return cell != "latency" or client.latency("-", 1, 1) is not None

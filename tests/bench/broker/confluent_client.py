@@ -18,7 +18,7 @@ from tests.bench.broker.system import MESSAGE_BYTES
 
 IDLE_TIMEOUT_S = 30
 TIMEOUT_S = 600
-"""Of a whole run that produces."""
+"""Limit for a whole run that produces."""
 Timed = tuple[int, float, float]
 
 

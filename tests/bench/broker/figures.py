@@ -1,4 +1,4 @@
-"""What follows from one cell's measurements: rates, broker CPU per million, which side was the bottleneck.
+"""Figures from one cell's measurements: rates, broker CPU per million, which side was the bottleneck.
 
 Works on the result file's plain values, so that a page can be made again without measuring.
 """
@@ -30,7 +30,7 @@ def rate(outcome: Outcome, role: str) -> float:
 
 
 def slowest_role(outcome: Outcome) -> str:
-    """What the cell is about: consuming where it is one of two, else its only role."""
+    """Return the role that the cell is about: consuming if it is one of two, else the only role."""
     return "consume" if "consume" in outcome["roles"] else next(iter(outcome["roles"]))
 
 

@@ -13,7 +13,7 @@ from tests.peers import kafka, maven
 SOURCES = Path(__file__).with_name("java")
 POM = Path(__file__).with_name("pom.xml")
 KAFKA_OPTIONS = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
-"""What Kafka's own scripts give its tools and its broker."""
+"""Options that Kafka's own scripts give its tools and its broker."""
 
 
 def prepare() -> None:

@@ -25,7 +25,7 @@ class Level:
     system: str = "millrace"
     client: str = "replay"
     cell: str | None = None
-    """Where the figure comes from; None when it is no cell."""
+    """Cell that the figure comes from; None for a figure from elsewhere."""
 
     @property
     def met(self) -> bool | None:
@@ -69,7 +69,7 @@ def levels(result: Result) -> Iterator[Level]:
 
 
 def _rates(result: Result) -> Iterator[Level]:
-    """What replay reaches; `scale` turns messages a second into the level's unit."""
+    """Yield the levels for rates of replay; `scale` turns messages a second into the level's unit."""
     for key, cell, what, unit, wanted, scale in (
         ("large", "produce-large", "large batches", "GB/s", 2.0, MESSAGE_BYTES / 1e9),
         ("fifty", "produce-50", "50 per request", "M msgs/s", 5.0, 1e-6),

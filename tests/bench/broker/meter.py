@@ -50,7 +50,7 @@ def rss_bytes(pids: Iterable[int]) -> int:
 
 
 def disk_bytes(folders: Iterable[Path]) -> int:
-    """What the files take on the disk, as `du` counts it."""
+    """Return the space that the files take on the disk, as `du` counts it."""
     total = 0
     for folder in folders:
         for path in folder.rglob("*"):
@@ -111,7 +111,7 @@ class Sampler:
         return max(used, default=0) / TICKS
 
     def busiest_share(self) -> float:
-        """Of all CPU seen, the part of the thread that used most: right also for one that ended unseen."""
+        """Return the busiest thread's part of all CPU seen; also right for a thread that ended unseen."""
         used = [ticks - self._first.get(thread, 0) for thread, ticks in self._last.items()]
         return max(used) / sum(used) if sum(used) else 1.0
 

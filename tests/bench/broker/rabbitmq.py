@@ -16,7 +16,7 @@ from tests.brokers import free_port
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 PREFETCH = 1000
-"""Of the paper's test."""
+"""The prefetch of the paper's test."""
 
 
 class RabbitMq:

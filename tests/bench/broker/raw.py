@@ -1,4 +1,4 @@
-"""What the machine can do without any broker: the ceilings that the brokers' figures are read against."""
+"""Limits of the machine without any broker: the ceilings for reading the brokers' figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a system under test offers: the same few things, whatever broker it is.
+"""Interface of a system under test: the same few operations for every broker.
 
 A system is one server with its data in one folder; a client is a way to load it. Clients are commands, so
 that their CPU is counted apart from the broker's and a peer's own tool can be one as it is.
@@ -36,7 +36,7 @@ def missing_without_jars() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a client says of its run."""
+    """Figures that a client reports of its run."""
 
     messages: int
     seconds: float
@@ -45,7 +45,7 @@ class Figures:
     p999_ms: float | None = None
     max_ms: float | None = None
     stalls: int | None = None
-    """How often messages came later than 20 ms; those behind each other count once."""
+    """Number of times that messages came later than 20 ms; consecutive late messages count once."""
     cpu_s: float | None = None
     """The client's own CPU while it was timed; None counts its whole life, with its start."""
 
@@ -64,7 +64,7 @@ class Client(Protocol):
 
     name: str
     holds_rate: bool
-    """Whether `produce` and `latency` can send at a fixed rate."""
+    """True if `produce` and `latency` can send at a fixed rate."""
 
     def produce(self, place: str, per_request: int, messages: int, *, rate: int = 0) -> Command | None:
         """Send so many messages, all acknowledged at the end; at most `rate` a second unless 0."""
@@ -83,7 +83,7 @@ class System(Protocol):
     title: str
     version: str
     flush: str
-    """When what was written reaches the disk, and what a consumer may see before."""
+    """Rule for when written messages reach the disk, and which of them a consumer may see before."""
     clients: Sequence[Client]
     """The first is the one that loads data for other cells."""
 

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """What was typed: `make bench-load CELLS=mirror`."""
+    """Return the typed command: `make bench-load CELLS=mirror`."""
     words = ["make bench-load", *(["QUICK=1"] if options.quick else [])]
     if options.cells != list(cells.CELLS):
         words.append(f"CELLS={','.join(options.cells)}")

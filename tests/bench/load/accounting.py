@@ -36,7 +36,7 @@ def kind_of(arguments: list[str]) -> str:
 
 
 def group_of_thread(name: str) -> str:
-    """Which part of a JVM a thread is, by the first 15 characters of its name, all the kernel keeps."""
+    """Return a JVM thread's group, from the first 15 characters of its name, all that the kernel keeps."""
     if name.startswith(("Executor task", "stdout writer", "Writer Monitor", "Python")):
         return TASKS
     if name.startswith(("C1 Compiler", "C2 Compiler", "Sweeper")):
@@ -48,7 +48,7 @@ def group_of_thread(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a tree used between two moments."""
+    """Resources that a tree used between two moments."""
 
     wall_s: float
     groups: Mapping[str, float]
@@ -100,7 +100,7 @@ class TreeMeter:
             self._mark, self._marked, self._peak = time.monotonic(), self._totals(), 0
 
     def used(self) -> Used:
-        """What was used since the mark, or since the beginning."""
+        """Return the resources used since the mark, or since the beginning."""
         self._look()
         with self._lock:
             groups = {
@@ -147,7 +147,7 @@ class TreeMeter:
         self._seen[pid, started] = _Seen(REST, max(unseen, 0))
 
     def _kind(self, pid: int, started: str) -> str:
-        """What it is; asked anew while it is still the shell or the launcher it was started as."""
+        """Return the kind of process; ask again while it is still the shell or launcher it was started as."""
         known = self._kinds.get((pid, started))
         if known in ("jvm", WORKERS):
             return known

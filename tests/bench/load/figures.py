@@ -1,4 +1,4 @@
-"""What follows from the load benchmark's measurements: rates, ratios, who was the bottleneck, the levels.
+"""Figures from the load benchmark's measurements: rates, ratios, the bottleneck, the levels.
 
 Works on the result file's plain values, so that a page can be made again without measuring.
 """
@@ -18,7 +18,7 @@ Runs = Sequence[Run]
 
 
 def outcome(result: Result, cell: str, name: str) -> Mapping[str, Any] | None:
-    """What was measured; None when it was not, is missing, or failed."""
+    """Return the cell's measurement; None if it was not taken, is missing, or failed."""
     found = result.get(cell, {}).get(name)
     return None if found is None or found.get("missing") or found.get("failed") else found
 
@@ -44,7 +44,7 @@ def per_worker_cpu(run: Run) -> float:
 
 
 def bottleneck(run: Run, cores: int) -> str:
-    """Who set the pace, and how many cores were used by whom.
+    """Name the part that set the pace, and the cores that each part used.
 
     The broker if its one loop was busy nearly all the time; else whoever used most, if all cores were busy;
     else nobody: the load waited, for the disk, for answers, or for its own single-threaded parts.
@@ -76,7 +76,7 @@ def mirror_cpu_per_gb(copied: Run, *, with_target: bool = False) -> float:
 
 
 def mirror_bottleneck(copied: Run, cores: int) -> str:
-    """Who set the pace of a copy, and how many cores each process used.
+    """Name the process that set the pace of a copy, and the cores that each process used.
 
     A broker of Millrace computes on one core at a time, so one that used nearly a whole one is full.
     """

@@ -1,4 +1,4 @@
-"""How long an event of a steady stream takes, to the aggregate cluster and to the warehouse.
+"""Time that an event of a steady stream takes to the aggregate cluster and to the warehouse.
 
 A topology as `millrace up` starts it; an AuditedProducer sends events one by one as they become due, so a
 stall counts for every event it delays. A consumer of the aggregate cluster notes when it sees each. Then,
@@ -79,7 +79,7 @@ class LatencyFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How fast and how long."""
+    """Rate and length of the stream."""
 
     rate: int
     """Events a second."""
@@ -208,7 +208,7 @@ def measure(folder: Path, plan: Plan) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """How many, p50, p99 and the largest, in seconds."""
+    """Return the number of values, p50, p99 and the largest, in seconds."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     return {
@@ -221,7 +221,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where everything is."""
+    """Addresses and folders of the topology."""
 
     dc1: str
     offline: str
@@ -317,7 +317,7 @@ class _Watcher:
         return len(self.latencies)
 
     def between(self, start: float, end: float) -> list[float]:
-        """How long the events took that were made in that time."""
+        """Return the latencies of the events made in that time."""
         return [took for made, took in list(self.latencies) if start <= made < end]
 
     def _run(self) -> None:
@@ -350,7 +350,7 @@ class _Load:
     files: Sequence[Path]
 
     def times(self) -> list[float]:
-        """When every row of it was made, in seconds."""
+        """Creation times of all rows of the load, in seconds."""
         found: list[float] = []
         for file in self.files:
             column = pq.read_table(file, columns=["_timestamp"], partitioning=None).column(0)

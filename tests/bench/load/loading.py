@@ -46,7 +46,7 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What is loaded."""
+    """Topic to load, and its broker."""
 
     broker: Broker
     registry: str
@@ -159,7 +159,7 @@ class _Session:
         self._stack.close()
 
     def load(self, origin: Origin) -> LoadRun:
-        """What one load used; the session goes on."""
+        """Run one load and return the resources it used; the session goes on."""
         pid, stdin = self._process.pid, self._process.stdin
         assert stdin is not None
         with _output(self._folder) as out:

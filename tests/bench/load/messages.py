@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def repetitions(self) -> int:
-        """How often every template is sent."""
+        """Number of times that every template is sent."""
         return len(self.instances)
 
     @property
@@ -133,7 +133,7 @@ def _packed(batch: bytes, codec: Codec) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What a topic holds now."""
+    """Contents of a topic after filling."""
 
     messages: int
     batches: int

@@ -71,12 +71,12 @@ class Copied:
     part: float
     """The part of the data that was copied in that time; the rest was there when it was first looked."""
     cpu_s: float
-    """Of the mirroring process in that time."""
+    """CPU of the mirroring process in that time."""
     target_cpu_s: float
-    """Of the target broker in that time, where that is another process."""
+    """CPU of the target broker in that time, if the broker is another process."""
     origin_cpu_s: float
     life_cpu_s: float
-    """Of the mirroring process from its start to the last record."""
+    """CPU of the mirroring process from its start to the last record."""
     life_s: float
     groups: dict[str, float]
     peak_rss: int

@@ -1,4 +1,4 @@
-"""What the parts of a load can do alone: fetching, decoding, writing Parquet. One process, without Spark.
+"""Speed of a load's parts alone: fetching, decoding, writing Parquet. One process, without Spark.
 
     python -m tests.bench.load.raw HOST:PORT TOPIC FOLDER SAMPLE      one JSON line
 

@@ -61,7 +61,7 @@ def _run(run: Mapping[str, Any]) -> str:
 
 
 def problems(result: Result) -> list[str]:
-    """What is missing or has failed, one line each."""
+    """List the missing and the failed measurements, one line each."""
     found = []
     for cell in ("load", "decoder", "mirror"):
         if not result.get(cell):

@@ -21,7 +21,7 @@ FETCH_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What to load, and where to."""
+    """Source and target of a load."""
 
     way: str
     bootstrap: str
@@ -30,12 +30,12 @@ class Task:
     schema: str
     """The Avro schema as text, for those who are given it."""
     hours: Sequence[str]
-    """What the topic holds, `2015-05-17T08`; for `publish`."""
+    """Hours that the topic holds, such as `2015-05-17T08`; for `publish`."""
     out: str
 
 
 def millrace(spark: SparkSession, task: Task) -> None:
-    """What `millrace load` runs."""
+    """Run the same code as `millrace load`."""
     from millrace_warehouse.requests import Load
     from tests.jobs import load_topics
 
@@ -44,7 +44,7 @@ def millrace(spark: SparkSession, task: Task) -> None:
 
 
 def millrace_table(spark: SparkSession, task: Task) -> None:
-    """What `millrace load` and `millrace publish` run."""
+    """Run the same code as `millrace load` and `millrace publish`."""
     from millrace_warehouse.commands.execute import publish_one
     from millrace_warehouse.requests import Publish
 

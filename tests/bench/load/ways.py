@@ -118,7 +118,7 @@ def session(way: Way, folder: Path) -> list[str]:
 
 
 def environment(way: Way) -> dict[str, str]:
-    """What every command runs with: its Python for Spark's workers, this checkout to import from."""
+    """Return every command's environment: its Python for Spark's workers, this checkout to import from."""
     found = dict(os.environ)
     found |= {"PYSPARK_PYTHON": str(way.python), "PYSPARK_DRIVER_PYTHON": str(way.python)}
     found["SPARK_HOME"] = str(_spark_home(way))

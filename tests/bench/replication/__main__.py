@@ -1,4 +1,4 @@
-"""What replicas cost: three brokers of Millrace and three of Apache Kafka, side by side on one machine.
+"""Costs of replicas: three brokers of Millrace and three of Apache Kafka, side by side on one machine.
 
     python -m tests.bench.replication [--share 0.05] [--factors 3] [--systems millrace] [--rounds 1]
 
@@ -95,7 +95,7 @@ def _measure(systems: Sequence[System], data: Path, options: argparse.Namespace)
 
 
 def _flushes_ms(folder: Path, count: int) -> list[float]:
-    """How long this disk alone takes for an append of 300 bytes and its flush."""
+    """Measure how long this disk alone takes for an append of 300 bytes and its flush."""
     taken = []
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""What copying costs on this machine before anything is checked, parsed or acknowledged.
+"""Cost of copying on this machine before anything is checked, parsed or acknowledged.
 
 A leader receives bytes from one client, writes them, and sends them on out of its file; the followers write
 what they receive. All of them flush every few megabytes, as they would with requests of that size in flight.
@@ -53,7 +53,7 @@ def relay(factor: int, folder: Path, share: float) -> Run:
 
 
 class _Done(NamedTuple):
-    """What a process tells at its end; the times are of one clock for all processes."""
+    """Report of a process at its end; all processes take their times from one clock."""
 
     began: float
     ended: float

@@ -53,7 +53,7 @@ class Run(NamedTuple):
     client: float
     seconds: float
     units: float
-    """What was sent, in what the CPU is counted by."""
+    """Amount sent, in the unit that the CPU is counted by."""
     leader_thread: float
     """CPU of the leader's busiest thread."""
 
@@ -62,7 +62,7 @@ class Run(NamedTuple):
         return self.leader + self.followers
 
     def cores(self, cpu: float) -> float:
-        """What such a CPU per unit was in cores."""
+        """Convert CPU per unit to cores."""
         return cpu * self.units / self.seconds
 
 

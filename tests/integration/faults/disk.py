@@ -16,12 +16,12 @@ from pathlib import Path
 
 BLOCK = 512
 Names = dict[str, tuple[int, bool]]
-"""Of a folder: name -> (inode, whether it is a folder)."""
+"""Names in a folder: name -> (inode, whether it is a folder)."""
 
 
 @dataclass(slots=True)
 class Certain:
-    """What is on the disk whatever happens."""
+    """State that is on the disk whatever happens."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     folders: dict[int, Names] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Disk:
         self._root, self._chance = root, chance
         self._held: list[int] = []
         self.lost_bytes = self.lost_names = 0
-        """How much the power cuts took: a test that lost nothing shows nothing."""
+        """Amount that the power cuts took: a test that lost nothing shows nothing."""
         self.env = {
             "PYTHONPATH": shim_path(folder / "shim"),
             "DISK_RECORD": str(self._record),

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 _held: dict[int, int] = {}
-"""Of a folder, by inode: a descriptor that is open as long as the process."""
+"""Descriptor of each folder, by inode; open as long as the process."""
 _syncs = itertools.count(1)
 _describing = threading.Lock()
 _descriptions = itertools.count()
 _recorded: dict[int, int] = {}
-"""Of a file or folder, by inode: which description was recorded last."""
+"""Number of the description last recorded for each file or folder, by inode."""
 
 
 def _path(fd: int) -> str:

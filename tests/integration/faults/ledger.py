@@ -1,4 +1,4 @@
-"""What clients were told, and whether the broker keeps to it.
+"""Promises that clients got, and a check that the broker keeps them.
 
 A promise is one (partition, offset, value): a delivery report of an acks=all producer or a record that a
 consumer was shown. A promise is for ever: the offset never stands for another message, and never vanishes.
@@ -25,7 +25,7 @@ class Ledger:
         self.topic = topic
         self._expires = expires
         self.broken: list[str] = []
-        """What was told that contradicts an earlier promise."""
+        """Reports that contradict an earlier promise."""
         self._promises: dict[int, Found] = {}
         self._marks: dict[int, int] = {}
         self._lock = threading.Lock()

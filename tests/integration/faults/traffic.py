@@ -230,7 +230,7 @@ class GroupMember:
         self._topic = topic
         self.read = 0
         self.last_commit: float = 0.0
-        """When the last commit succeeded, by the monotonic clock."""
+        """Time of the last successful commit, by the monotonic clock."""
         self.longest_commit_s = 0.0
         self.refused: list[confluent_kafka.KafkaError] = []
         self.problems: list[str] = []

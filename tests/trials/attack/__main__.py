@@ -20,7 +20,7 @@ from tests.trials.attack.services import attack_services
 from tests.trials.attack.strangers import attack_before_login
 
 STRANGERS_ROUNDS = 3
-"""What is refused before it is read is soon the same in each round."""
+"""Rounds of strangers; requests refused before they are read soon look the same in each round."""
 
 
 def main() -> None:

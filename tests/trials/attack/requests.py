@@ -60,7 +60,7 @@ LONG_LISTS = (1_000, 3_000, 10_000)
 """Lists that are served, refused item by item, and not read to their end."""
 HIGHEST_VERSION = 17
 ALIKE = {(int(ApiKey.FETCH), 18): 17}
-"""What is served and kio does not know, and the version whose bytes it has."""
+"""Requests that are served and kio does not know, and the version whose bytes they have."""
 
 
 class Sent(NamedTuple):

@@ -35,7 +35,7 @@ MORE_MEMORY_BYTES = 20_000_000
 CONNECTIONS = 200
 TRIES = 12
 OPEN_APIS = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
-"""What is answered before a login."""
+"""Requests that are answered before a login."""
 OTHER = "untouched"
 UNANSWERED_S = 20.0
 """A broker that does not answer a usual request for so long serves nobody: the attack ends there."""
@@ -103,7 +103,7 @@ class OtherClient(threading.Thread):
 
 @dataclass
 class Outcome:
-    """What the attack has shown."""
+    """Outcome of the attack so far."""
 
     requests: int = 0
     apis: int = 0
@@ -262,7 +262,7 @@ class Attack:
 
 
 def _slowness() -> float:
-    """How many times the CPU time of the machine that the limits are for is needed here just now; >= 1."""
+    """Return the factor by which this machine is slower than the machine that the limits are for; >= 1."""
     before, total = time.process_time(), 0
     for number in range(200_000):
         total += number

@@ -1,4 +1,4 @@
-"""What strangers do to a listener with TLS and logins: half handshakes by the thousand, records cut and
+"""Attacks of strangers on a listener with TLS and logins: half handshakes by the thousand, records cut and
 changed at every byte, and the requests of `tests.trials.attack.requests` before a login.
 
 Meanwhile a user logs in again and again by TLS, who must always get in. What counts is, as in `run`, the
@@ -41,7 +41,7 @@ AUTHENTICATION_MS = 2_000
 _CLUSTER, _USER = "attacked", "honest"
 _REQUEST = frame(ApiKey.API_VERSIONS, 0, b"")
 _IGNORED_BYTE = 2
-"""Of a client's first record: its lower version, which nobody looks at (RFC 8446, section 5.1)."""
+"""Position in a client's first record of its lower version, which nobody looks at (RFC 8446, section 5.1)."""
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -182,7 +182,7 @@ class Strangers:
             self._count(f"TLS {version} {what} at {places} of {length} bytes", places, before, answered)
 
     def _converse(self, version: str, at: int | None = None, *, change: bool = False) -> bytes:
-        """What a client sends to shake hands and ask once; with `at` only so much, or that byte changed."""
+        """Shake hands and ask once; with `at` send only the bytes before it, or change that byte."""
         client, outgoing, incoming = self._client(version)
         sent, got = b"", object()
         with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=20) as connection:

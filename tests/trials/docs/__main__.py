@@ -39,10 +39,10 @@ from tests.peers.maven import class_path
 from tests.support import REPOSITORY
 
 BLOCK_S = 300.0
-"""How long a block may take; only to end one that hangs."""
+"""Limit of a block's time; only to end a block that hangs."""
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 KIND = re.compile(r"sh( service)?|output|(python|toml|json) \S+")
-"""What a block can say behind its fence."""
+"""Kinds of a block, as they stand behind its fence."""
 _END = "end-of-block"
 _OWN_NETWORK = "MILLRACE_DOCS_NETWORK"
 

@@ -31,13 +31,13 @@ WINDOW_S, WINDOWS_S = 10.0, 1_800.0
 """For each clean window, and for all of them beside."""
 """Limits of the steps, many times what they take."""
 PATIENCE_S = 2
-"""How long the auditor waits for the silent before it calls them so."""
+"""Time that the auditor waits for silent instances before it reports them as silent."""
 SHOWN = 5
 
 
 @dataclass(slots=True)
 class Score:
-    """What became of the faults that can be found."""
+    """Results for the faults that can be found."""
 
     faults: int = 0
     found: int = 0
@@ -85,7 +85,7 @@ class FaultAudit:
             place.write_outputs()
 
     def clean(self, windows: int, chance: random.Random) -> None:
-        """So many windows without a fault, in another place."""
+        """Run windows without a fault, in another place."""
         with self._limits.step("the start of the place", START_S):
             place = Place(self._folder / "clean", [TOPIC], partitions=2)
         run = CleanWindows(place, windows, chance, self._report.say)

@@ -19,7 +19,7 @@ _URL = re.compile(rb"/page/\d{4}")
 
 
 def url(sequence: int) -> str:
-    """What an event holds of its own; of one length, so that all batches are alike."""
+    """Return an event's own field; of one length, for equal batches."""
     return f"/page/{sequence:04d}"
 
 

@@ -63,7 +63,7 @@ class CleanWindows:
         """Window -> what was said of it when it was incomplete."""
 
     def run(self) -> int:
-        """How many windows are complete in the end; FalseAlarm unless that is all of them."""
+        """Return the number of windows complete in the end; raise FalseAlarm unless all of them are."""
         with self._threads(*(self._traffic_of(cluster) for cluster in ORIGINS), self._watch, self._loads):
             while not all(through == self._windows for through in self._through.values()):
                 self._kill_some()

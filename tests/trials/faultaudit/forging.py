@@ -1,4 +1,4 @@
-"""What somebody writes who may produce, and nothing else: a plain producer's messages in others' names.
+"""Forgeries of somebody with no right but to produce: a plain producer's messages in others' names.
 
 Knows how events and audit records are laid out. Has no secret of a reader and no key of an instance.
 """
@@ -51,7 +51,7 @@ def say(place: Place, cluster: str, topic: str, record: AuditRecord, key: bytes 
 
 
 def names(cluster: str, instance: int) -> dict[str, Any]:
-    """How an instance calls itself."""
+    """Return the names by which an instance calls itself."""
     return {"cluster": cluster, "server": f"{cluster}{SERVER}", "service": "shop", "instance": instance}
 
 

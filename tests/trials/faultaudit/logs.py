@@ -51,7 +51,7 @@ def cut(folder: Path, batch: int) -> None:
 
 
 def delete_all_but_the_last(folder: Path) -> None:
-    """What retention does, at once and whatever was read."""
+    """Delete all segments but the last, as retention does, at once and whatever was read."""
     for _ in segment_paths(folder)[:-1]:
         delete_segment(folder, 0)
 

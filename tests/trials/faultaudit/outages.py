@@ -1,4 +1,4 @@
-"""Who is away for long, and an auditor that begins anew: nothing is lost by it, and meanwhile it is said."""
+"""Long outages, and an auditor that begins anew: nothing is lost, and each outage is reported meanwhile."""
 
 from __future__ import annotations
 

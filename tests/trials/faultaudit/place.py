@@ -108,11 +108,11 @@ class Place:
 
     @property
     def names(self) -> list[str]:
-        """Of every process that can be killed."""
+        """Names of every process that can be killed."""
         return list(self.processes)
 
     def write_outputs(self) -> None:
-        """What each process has said since its last start, in a file of its name."""
+        """Write each process's output since its last start to a file of its name."""
         for name, process in self.processes.items():
             (self.folder / f"{name}.log").write_text(process.output + "\n")
 
@@ -214,7 +214,7 @@ class Place:
     # What users do.
 
     def millrace(self, *arguments: str) -> str:
-        """What a command says that does what it is told; AssertionError when it does not."""
+        """Run a command that must succeed; return its output, or raise AssertionError."""
         done = run_millrace(*arguments)
         assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}"
         return done.stdout

@@ -11,7 +11,7 @@ from tests.trials.faultaudit.stage import Says, Stage
 
 Plant = Callable[[Stage], None]
 HOME = "dc1"
-"""Where faults of one datacenter are planted; dc2 goes on undisturbed."""
+"""Datacenter in which faults of one datacenter are planted; dc2 goes on undisturbed."""
 SMALL = {"segment.bytes": "1024"}
 """Settings of a topic each of whose batches has a segment of its own."""
 
@@ -21,7 +21,7 @@ class Row:
     """One fault."""
 
     name: str
-    """Of its topic, too."""
+    """Name of the row and of its topic."""
     what: str
     plant: Plant
     """Does it all: traffic, the fault, and whatever makes the auditor's verdict final."""
@@ -33,4 +33,4 @@ class Row:
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     unseen: str = ""
-    """Why nothing finds it: `says` is then what is said of a topic where nothing is wrong."""
+    """Reason why nothing finds the fault: `says` is then the report on a topic where nothing is wrong."""

@@ -39,7 +39,7 @@ HOLDS_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Says:
-    """What the auditor must say."""
+    """Report that the auditor must make."""
 
     verdict: str = Verdict.INCOMPLETE
     findings: Sequence[tuple[str, str, str]] = ()
@@ -56,7 +56,7 @@ class Says:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the auditor did say, held against what it must."""
+    """The auditor's actual report, compared with the required one."""
 
     says: Says
     verdict: str
@@ -126,9 +126,9 @@ class Stage:
     place: Place
     topic: str
     start: int = START
-    """Of its window."""
+    """Start of the stage's window."""
     sentence: str = ""
-    """What a program said that refused the fault."""
+    """Message of a program that refused the fault."""
     instances: dict[str, int] = field(default_factory=dict)
     """Cluster -> the instance that sent there."""
     _sending: AuditedProducer | None = None
@@ -157,7 +157,7 @@ class Stage:
 
     @property
     def producer(self) -> AuditedProducer:
-        """Of dc1, between `begin` and `end`."""
+        """Producer of dc1, between `begin` and `end`."""
         assert self._sending is not None
         return self._sending
 
@@ -269,7 +269,7 @@ class Stage:
         return Heard(says, window.verdict, beside.verdict, findings, window.reasons, strangers, self.sentence)
 
     def await_says(self, says: Says, timeout_s: float = WAIT_S) -> Heard:
-        """What is heard once it is what must be said, and holds; Missed when that never comes."""
+        """Wait until the report is as required and holds; raise Missed if it never is."""
         deadline = time.monotonic() + timeout_s
         while True:
             with suppress(MillraceError):  # it is on its way back

@@ -16,7 +16,7 @@ from tests.trials.faultaudit.row import Plant, Row
 from tests.trials.faultaudit.stage import Says, Stage
 
 _HOUR = "2015-05-17T10"
-"""Of both windows of a stage."""
+"""Hour of both windows of a stage."""
 Mistake = Callable[[pa.Table], pa.Table]
 
 
@@ -55,7 +55,7 @@ def _written_anew(mistake: Mistake) -> Plant:
 
 
 def _between(rows: pa.Table, first: int, last: int) -> pa.Array:
-    """Whether a row is one of dc1's of these numbers."""
+    """Return a mask of the rows of dc1 with these numbers."""
     sequence = pc.struct_field(rows["header"], "sequence")
     mine = pc.equal(pc.struct_field(rows["header"], "server"), "dc1-web")
     return pc.and_(mine, pc.and_(pc.greater_equal(sequence, first), pc.less_equal(sequence, last)))

@@ -134,7 +134,7 @@ class FaultLoad:
             self._read_with_spark()
 
     def _draw(self, number: int) -> str | None:
-        """Who is to be killed in the next run: what is missing most, spread over the runs that are left."""
+        """Choose what to kill in the next run: the kind missing most, spread over the runs that are left."""
         missing = {kind: self._plan[kind] - self.kills.done[kind] for kind in self._plan}
         missing = {kind: count for kind, count in missing.items() if count > 0}
         runs_left = max(1, (self._wanted - number) * (1 + 1 / PUBLISH_EVERY))
@@ -181,7 +181,7 @@ class FaultLoad:
                 raise Failed(problem)
 
     def _compare(self) -> None:
-        """What is there against what was acknowledged, read anew; and `verify`."""
+        """Compare the warehouse, read anew, with the acknowledged events; then run `verify`."""
         warehouse = self._place.warehouse
         lost = 0
         for topic in self._place.topics:

@@ -31,7 +31,7 @@ START_TIMEOUT_S = 300.0
 RUN_TIMEOUT_S = 900.0
 JOB_TIMEOUT_S = 300.0
 USUAL_S = 12.0
-"""How long a task takes: the moment of a kill is drawn from it."""
+"""Usual time of a task: the moment of a kill is drawn from it."""
 DAG = """
 import json, pathlib
 from datetime import UTC, datetime, timedelta

@@ -17,7 +17,7 @@ from millrace.errors import MillraceError
 
 
 class _Tasks:
-    """What a job asks of a distributed list."""
+    """Operations that a job needs of a distributed list."""
 
     def __init__(self, tasks: Iterable[Any]) -> None:
         self._tasks = tasks
@@ -30,7 +30,7 @@ class _Tasks:
 
 
 class _Context:
-    """What a job asks of a Spark context."""
+    """Operations that a job needs of a Spark context."""
 
     defaultParallelism = 2
 

@@ -1,4 +1,4 @@
-"""Who is killed and how often: SIGKILL at a random moment, counted only when it met a living process."""
+"""Choice of kills and their count: SIGKILL at a random moment, counted only if it met a living process."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.warehouses import TestSite
 BROKERS = REPLICAS = 3
 WORKERS = 2
 CORES = 4
-"""Of each worker. The long application keeps its two cores while it has nothing to do; beside it run a
+"""Cores of each worker. The long application keeps its two cores while it has nothing to do; beside it run a
 command, Airflow's job and the job of a task that was killed. While a worker is away two of them run.
 """
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -89,11 +89,11 @@ class Place:
 
     @property
     def spark_environment(self) -> dict[str, str]:
-        """What makes a driver use the settings here."""
+        """Return the environment that makes a driver use the settings here."""
         return {"SPARK_CONF_DIR": str(self.folder / "conf")}
 
     def sources(self) -> dict[str, str]:
-        """Where a load reads, as its settings name it."""
+        """Return the sources of a load, as its settings name them."""
         return {"bootstrap": self.site.cluster.bootstrap, "registry": self.site.registry}
 
     def stop_flaky_reads(self) -> None:
@@ -101,7 +101,7 @@ class Place:
         (self.folder / "flaky-stop").touch()
 
     def reads(self) -> Counter[str]:
-        """What became of the tasks' reads: r(ead), c(ut), f(ailed), s(low)."""
+        """Count the outcomes of the tasks' reads: r(ead), c(ut), f(ailed), s(low)."""
         record = self.folder / "flaky-record"
         return Counter(record.read_text()) if record.exists() else Counter()
 

@@ -45,12 +45,12 @@ class PowerCuts:
         self._topic = place.site.topic("PowerCut", 3)
         self._ledger = Ledger()
         self._published: Sequences = {}
-        """Of the table, when somebody looked last."""
+        """Rows of the table at the last look."""
         self._settings = folder / "settings.json"
 
     @property
     def lost(self) -> str:
-        """What the cuts took: rounds that lost nothing would show nothing."""
+        """Losses by the cuts: rounds that lost nothing would show nothing."""
         return f"{self._disk.lost_bytes} bytes and {self._disk.lost_names} names"
 
     def round(self) -> None:
@@ -92,7 +92,7 @@ class PowerCuts:
             self._ledger.settle(producer)
 
     def _seen(self) -> Topic:
-        """What a reader sees; Problem when it should not."""
+        """Look as a reader does; raise Problem for anything a reader should not see."""
         topic = Topic(self._root, self._topic, self._ledger)
         topic.look(self._chance)
         self._published = published_rows(self._catalog, self._topic)

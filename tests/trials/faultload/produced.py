@@ -72,7 +72,7 @@ class Ledger:
             return {each for each in sequences if not 0 <= each < handed.count}
 
     def acknowledged(self, topic: str) -> dict[int, set[int]]:
-        """What must be there: sequences by instance."""
+        """Return the sequences that must be there, by instance."""
         with self._lock:
             return {
                 instance: set(handed.acknowledged)

@@ -1,4 +1,4 @@
-"""What a fault load says: a bar on a terminal, elsewhere one line per event; all of it also in a file."""
+"""Reports of a fault load: a bar on a terminal, elsewhere one line per event; all of it also in a file."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ TRIES = 15
 TIMEOUT_S = 300.0
 """For one try; the step that the tries are in has a limit of its own."""
 USUAL_S: Mapping[str, float] = {"application": 4.0, "command": 14.0, "publish": 3.0}
-"""How long a run may take without faults; what it really takes is learnt on the way."""
+"""Expected time of a run without faults; the real time is learnt on the way."""
 CUT_BYTES = 20_000
-"""So that a partition is several tasks, some of them slower than others."""
+"""Size limit that splits a partition into several tasks, some of them slower than others."""
 ALL_HOURS = [f"2015-05-17T{10 + hour}" for hour in range(HOURS)]
 
 
@@ -67,7 +67,7 @@ class Application:
         self.run("load", {**settings, **self._place.sources(), "warehouse": str(self._place.warehouse)})
 
     def drivers(self) -> Mapping[str, int]:
-        """What a kill of the driver may hit."""
+        """Processes that a kill of the driver may hit."""
         running = self._running
         if running is None:
             return {}
@@ -101,7 +101,7 @@ class Commands:
         self._run("publish", topic, *hours, "--unasked", *self._into(run_id))
 
     def drivers(self) -> Mapping[str, int]:
-        """What a kill of the driver may hit: the command, the JVM it started, the Python that started."""
+        """Processes that a kill of the driver may hit: the command, its JVM, the Python below the JVM."""
         running = self._running
         if running is None or not running.running:
             return {}

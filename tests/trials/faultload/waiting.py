@@ -1,4 +1,4 @@
-"""Who waits for what: the processes of a fault load, the stacks of those in Python, Spark's applications.
+"""Waits of a fault load: its processes, the stacks of those in Python, Spark's applications.
 
 For a run that stands still. Looks at /proc, asks Python processes for their stacks by a signal, and reads the
 Spark master's page; changes nothing.
@@ -84,7 +84,7 @@ def _size(file: Path) -> int:
 
 
 def _innermost(stacks: str) -> Iterator[str]:
-    """Of what faulthandler writes, the newest frames of each thread; the main thread comes last."""
+    """Yield the newest frames of each thread in faulthandler's output; the main thread comes last."""
     left = 0
     for line in stacks.splitlines():
         left = FRAMES + 1 if "(most recent call first)" in line else left - 1

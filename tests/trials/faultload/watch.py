@@ -59,7 +59,7 @@ def grouped(rows: Iterable[tuple[int, str, int]], what: str) -> Sequences:
 
 
 class Topic:
-    """What the reader has seen of one topic's loads."""
+    """A reader's view of one topic's loads."""
 
     def __init__(self, warehouse: Path, topic: str, ledger: Ledger) -> None:
         self.seen: Sequences = {}
@@ -106,7 +106,7 @@ class Topic:
 
 
 def published_rows(catalog: Path, topic: str) -> Sequences:
-    """What the table of a topic holds; Problem when a row is there twice.
+    """Return the rows of a topic's table; raise Problem if a row is there twice.
 
     Asks a catalog's SQLite file, which may be missing, and reads without any of Millrace's code.
     """

@@ -35,7 +35,7 @@ LOSING = ("lose disk", "restore disk", "restore disk unnoticed", "restore ZooKee
 
 
 class Fault(NamedTuple):
-    """What happens to `broker`, and for how long."""
+    """Fault of `broker`, and its duration."""
 
     at: float
     kind: str

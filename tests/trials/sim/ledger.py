@@ -1,4 +1,4 @@
-"""What was ever committed, by whichever leader, and the invariants that are about it."""
+"""All commits ever, by whichever leader, and the invariants about them."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class MemoryLog:
 
     @property
     def first_state(self) -> int:
-        """What stands for all bytes below the start."""
+        """State for all bytes below the start."""
         return self._batches[0].before if self._batches else self._empty_state
 
     def state_at(self, position: int) -> int | None:
-        """What stands for all bytes up to `position`; None where no batch ends, or none is known."""
+        """Return the state for all bytes up to `position`; None where no batch ends, or no state is known."""
         if position == self.start:
             return self._batches[0].before if self._batches else None
         index = bisect_left(self._ends, position)

@@ -12,7 +12,7 @@ from tests.trials.sim.world import World
 
 @dataclass(slots=True)
 class Tally:
-    """What some histories came to."""
+    """Results of some histories."""
 
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[tuple[int, str]] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Tally:
 
 
 def violation_of(history: History, counts: Counter[str] | None = None) -> str | None:
-    """What a run of the history finds; None when everything holds. An exception is a finding, too."""
+    """Run the history; return the violation found, or None. An exception is a violation, too."""
     world = World(history)
     try:
         world.run()

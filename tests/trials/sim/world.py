@@ -34,7 +34,7 @@ SESSION_S = 1.0
 FETCH_TIMEOUT_S = 0.5
 ZOOKEEPER_TIMEOUT_S = 0.6
 HEALED_S = 25.0
-"""How long a history may take, after the last fault, to have all its replicas again."""
+"""Limit for a history, after the last fault, to have all its replicas again."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Machine:
         self.has_seen_newer = False
         """True from the start after ZooKeeper was restored until that is seen to."""
         self.life = 0
-        """Which process this is: what was meant for another one does not reach it."""
+        """Number of the process's current life: messages meant for another life do not reach it."""
         self.is_up = self.refuses_flushes = self.is_flushing = False
         self.has_zookeeper = True
         self.paused_until = self.slow_until = 0.0
