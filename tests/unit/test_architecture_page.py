@@ -10,7 +10,7 @@ from tests.support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 ROOTS = ("", "docs/", "broker/", "broker/millrace/", "broker/millrace_broker/", "plugins/millrace_avro/")
-"""Where a path in the page may begin."""
+"""Folders in which a path in the page may begin."""
 PATHS = sorted(set(re.findall(r"`((?:[\w.]+/)*[\w.]+(?:\.py|\.md|\.toml|/))`", PAGE)))
 
 

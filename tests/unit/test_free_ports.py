@@ -1,4 +1,4 @@
-"""What tests rely on when they start several servers at once."""
+"""Free ports that tests rely on when they start several servers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation without extras can do, and how it says what is missing."""
+"""Abilities of an installation without extras, and how it reports a missing one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Log:
         self._repeated = RepeatedLines(lambda: self.now)
 
     def line(self, text: str, *args: object) -> str | None:
-        """What is printed of it."""
+        """Return the printed line, None if it is held back."""
         record = logging.LogRecord("millrace.server", logging.WARNING, "", 0, text, args, None)
         return record.getMessage() if self._repeated.filter(record) else None
 

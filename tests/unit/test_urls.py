@@ -77,7 +77,7 @@ class _Teapot(BaseHTTPRequestHandler):
 
 
 def errors_of(url: str) -> list[str]:
-    """What everyone who asks that URL says when it is none of theirs."""
+    """Return the errors of every client of that URL when it belongs to another service."""
     day = datetime(2015, 5, 17, tzinfo=UTC)
     said = []
     with registry.SchemaRegistryClient(url) as client:

@@ -29,7 +29,7 @@ with warnings.catch_warnings():  # Airflow's own web framework has one for its t
 
 
 class Auditor:
-    """What a test says an auditor answers, and what it was asked."""
+    """An auditor that gives a test's answers and keeps the requests it got."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body = 200, {"Content-Type": "text/html"}, b"<p>all complete</p>"

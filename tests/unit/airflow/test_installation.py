@@ -1,4 +1,4 @@
-"""What is installed, and how Airflow finds this package: as a provider, as a plugin, as a plugins folder."""
+"""Installed files, and how Airflow finds this package: as a provider, as a plugin, as a plugins folder."""
 
 from __future__ import annotations
 

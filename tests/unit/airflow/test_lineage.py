@@ -1,4 +1,4 @@
-"""What OpenLineage hears of a task."""
+"""OpenLineage events of a task."""
 
 from __future__ import annotations
 

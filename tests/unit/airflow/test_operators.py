@@ -241,7 +241,7 @@ def test_the_data_interval_names_the_hours_by_default() -> None:
 
 
 def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, Any]:
-    """What `millrace publish --json` says of a topic."""
+    """Return a topic's answer in `millrace publish --json`."""
     verdict: dict[str, Any] = {"verdict": "complete", "watermark": None, "checked": None, "reasons": []}
     change = {"last": "", "kind": "first", "loads": [], "verdict": verdict, "added": 7, "removed": 0}
     return {
@@ -263,7 +263,7 @@ def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, A
 
 
 def finished(operator: PublishOperator, said: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """What a task returns whose command has said that, and the asset events it sends."""
+    """Return a task's result after its command answered `said`, and the asset events the task sends."""
     events = OutletEventAccessors()
     returned: dict[str, Any] = operator.finish([said], context(outlet_events=events))
     return returned, events[PUBLISHED].asset_alias_events
@@ -503,7 +503,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def dead_worker(tmp_path: Path) -> str:
-    """What a task's command runs: it has begun, and its worker was killed since; it goes on when told."""
+    """Return a task's command whose worker was killed; the job goes on when the file `go` exists."""
     began, go = tmp_path / "began", tmp_path / "go"
     code = f"import os, time\nopen({str(began)!r}, 'a').write('x')\n"
     code += f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('[4]')"
@@ -663,7 +663,7 @@ def test_a_job_that_was_killed_or_failed_is_started_again(tmp_path: Path) -> Non
 
 
 class State:
-    """What a watcher of assets keeps in Airflow's database."""
+    """Values that a watcher of assets keeps in Airflow's database."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What follows from the audit's verdict, and the one line that says why."""
+"""Consequences of the audit's verdict, and the one line that says why."""
 
 from __future__ import annotations
 

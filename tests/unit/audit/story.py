@@ -1,4 +1,4 @@
-"""What clusters say in the audit topics, as a test tells it: every partition in its order, with its offsets.
+"""Clusters' records in the audit topics, as a test writes them: every partition in order, with its offsets.
 
 A record is put where its writer would put it. The order between partitions is the auditor's: `apply`
 takes what is new of each, `interleaved` all of it, in any order between partitions, in batches of any size.
@@ -71,7 +71,7 @@ def key_of(instance: int, number: int, cluster: str = "dc1") -> bytes:
 
 
 def prints(instance: int, ranges: Sequence[Range], content: str = "") -> int:
-    """Of the messages with those numbers."""
+    """Return the sum of the fingerprints of the messages with those numbers."""
     numbers = (n for first, last in ranges for n in range(first, last + 1))
     return wrapped(sum(fingerprint(f"{content}{instance}/{n}".encode()) for n in numbers))
 
@@ -185,7 +185,7 @@ class Story:
         size: int = STEP,
         **other: Any,
     ) -> None:
-        """What comes next in a partition of a tier; offline in that which mirrors the cluster's."""
+        """Append to a partition of a tier; offline, to the partition that mirrors the cluster's."""
         origin, number = None, partition
         end = self.ends[tier, cluster, partition] + size
         if tier == OFFLINE and cluster != OFFLINE:
@@ -326,7 +326,7 @@ class Story:
         turn: int | None = 1,
         unkeyed: Sequence[UnkeyedRows] | None = (),
     ) -> None:
-        """What the published table holds of these windows now."""
+        """Report the rows that the published table holds of these windows now."""
         self.published += 1
         record = TableCount(
             time=NOW,
@@ -340,7 +340,7 @@ class Story:
         self.say(OWN, OFFLINE, record, turn)
 
     def verified(self, *problems: tuple[int | None, str], topic: str = TOPIC, turn: int | None = 1) -> None:
-        """What `verify` has found: hour and text."""
+        """Report the problems that `verify` found: hour and text."""
         self.published += 1
         found = [VerifyProblem(*problem) for problem in problems]
         self.say(OWN, OFFLINE, Verified(time=NOW, topic=topic, number=self.published, problems=found), turn)

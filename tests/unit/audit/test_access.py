@@ -1,4 +1,4 @@
-"""Who may ask the auditor what: every route has a role, and nothing is answered without it."""
+"""Access to the auditor: every route has a role, and nothing is answered without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent says and sends, in which order, with brokers in memory."""
+"""Requests and reports of the agent, in their order, with brokers in memory."""
 
 from __future__ import annotations
 

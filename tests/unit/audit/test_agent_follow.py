@@ -44,7 +44,7 @@ class Topics:
 
 
 class Agent:
-    """What of an agent follows a file, over restarts."""
+    """The part of an agent that follows a file, over restarts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "app.log"

@@ -1,4 +1,4 @@
-"""What the agent takes in of requests, read strictly."""
+"""Requests that the agent accepts, read strictly."""
 
 from __future__ import annotations
 

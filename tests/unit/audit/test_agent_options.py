@@ -1,4 +1,4 @@
-"""What `millrace agent` refuses before it takes anything."""
+"""Options that `millrace agent` refuses before it accepts any message."""
 
 from __future__ import annotations
 

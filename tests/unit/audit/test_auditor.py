@@ -44,7 +44,7 @@ class Book:
 
 
 class Registry:
-    """What the aggregate cluster's ZooKeeper and leaders say of mirrors."""
+    """Mirrors as the aggregate cluster's ZooKeeper and leaders report them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.origin, self.position = cluster.origin, cluster.newest_position
@@ -96,10 +96,10 @@ class Cluster:
         self.newest: dict[tuple[str, str], int] = {}
         self.origin_partition = 0
         self.through: int | None = None
-        """What the newest positions account for, if that is not all there is."""
+        """End of the log that the newest positions account for; None: the end of the whole log."""
 
     def publish(self, story: Story, *, positions: bool = True) -> None:
-        """What is new in the story, as its writers and mirrors would put it here."""
+        """Append the story's new records, as its writers and mirrors would."""
         for (topic, tier), there in story.partitions.items():
             log = self.logs[topic][0 if tier == "offline" else int(tier[-1]) - 1]
             begin = self.taken.get((topic, tier), 0)
@@ -125,7 +125,7 @@ class Cluster:
     def newest_position(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
     ) -> tuple[MirrorPosition | None, int]:
-        """What is not visible: a test that does not say it has a leader that does not know it."""
+        """Return the newest position and the end it accounts for, as a leader would."""
         at = self.newest.get((topic, origin.cluster))
         records = self.taken.get((topic, origin.cluster), 0)
         position = None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, records, 0)

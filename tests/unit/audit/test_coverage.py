@@ -1,4 +1,4 @@
-"""Where a reader that begins goes on: from what those before it have signed, read no further than it must."""
+"""Start of a new reader: from what earlier readers have signed, reading no further than it must."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_records_that_come_again_count_once(story: Story) -> None:
 
 
 def everything(story: Story) -> list[object]:
-    """What is concluded, but for revisions: those say how the auditor came to it."""
+    """Return all conclusions without revisions, which depend on how the auditor came to them."""
     answer = story.completeness(W - 2 * WINDOW_MS, 14)
     other = story.completeness(W, 1, "Other")
     windows = [replace(window, revision=0) for window in (*answer.windows, *other.windows)]

@@ -1,4 +1,4 @@
-"""What auditor and readers learn of a copy in an Apache Kafka: from the mirror's own topic there."""
+"""Facts that auditor and readers learn of a copy in an Apache Kafka from the mirror's own topic there."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_position_moves_also_when_nothing_was_copied() -> None:
 
 
 def synced(kafka: Kafka, topic: str, partition: int, offset: int, copy_offset: int) -> None:
-    """What MirrorMaker says of a record of an origin partition."""
+    """Append MirrorMaker's offset sync for a record of an origin partition."""
     key = struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", partition)
     kafka.append(syncs_topic("dc1"), (key, struct.pack(">qq", offset, copy_offset)))
 

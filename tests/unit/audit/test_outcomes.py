@@ -34,7 +34,7 @@ def send(outcomes: Outcomes, topic: str, time_ms: int) -> int:
 
 
 def take_news(outcomes: Outcomes, most: int = outcome.RANGES_PER_REPORT) -> list[list[ReportedWindow]]:
-    """What there is to tell, as reports tell it that hold so many ranges."""
+    """Return the new outcomes in reports of at most `most` ranges."""
     news, portions = outcomes.take_news(), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcome, "RANGES_PER_REPORT", most)

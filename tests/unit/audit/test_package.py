@@ -1,4 +1,4 @@
-"""What the package offers by itself, and what that costs."""
+"""Names that the package itself offers, and the cost of importing it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Cluster:
     published: list[AuditRecord] = field(default_factory=list)
     refuses: bool = False
     open_at: int | None = None
-    """Where a transaction is open."""
+    """Offset at which a transaction is open."""
     parting: Parting | None = None
     """Answer to the next fetch: the log was cut there, and has grown again."""
 
@@ -99,7 +99,7 @@ class Cluster:
         pass
 
     def news(self) -> list[AuditRecord]:
-        """What was published since the last look."""
+        """Return the records published since the last call."""
         new, self.published = self.published, []
         return new
 
@@ -107,7 +107,7 @@ class Cluster:
 
 
 class NoAuditor:
-    """Whom these tests do not ask."""
+    """An auditor that these tests do not ask."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What every reader does: rounds in a turn, another turn when that is lost, and saying how it is."""
+"""Duties of every reader: rounds in a turn, another turn when that is lost, and reporting its state."""
 
 from __future__ import annotations
 

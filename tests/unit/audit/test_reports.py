@@ -1,4 +1,4 @@
-"""What a producer's reports promise while they are told in portions, without any broker."""
+"""Promises of a producer's reports while they are sent in portions, without any broker."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def as_flat(numbers: Iterable[int]) -> list[int]:
 
 
 def held(tier: str, *numbers: int, content: str = "") -> Observed:
-    """What a tier holds: each number as often as it is given."""
+    """Return the observation of a tier that holds each number as often as it is given."""
     mark = 0 if tier in (WAREHOUSE, TABLE) else prints(11, pairs_of(numbers), content)
     repeats = [n for n in {*numbers} for _ in range(numbers.count(n) - 1)]
     return Observed([*as_flat({*numbers}), *flatten(pairs_of(repeats))], mark)

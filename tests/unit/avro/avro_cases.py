@@ -200,7 +200,7 @@ def in_one_buffer(bodies: list[bytes]) -> tuple[PaddedBuffer, np.ndarray[Any, An
 
 
 def shown(node: Node, value: Any) -> Any:
-    """What a table of the node's columns shows (`to_pylist`) for a value as fastavro reads it."""
+    """Return the value that a table of the node's columns shows (`to_pylist`) for fastavro's value."""
     if isinstance(node, Union):
         return _shown_union(node, value)
     if isinstance(node, Record):

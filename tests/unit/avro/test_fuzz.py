@@ -16,7 +16,7 @@ MESSAGES = int(os.environ.get("MILLRACE_FUZZ", "1000000"))
 
 
 def fuzzed(messages: int, seed: int, timeout_s: float) -> dict[str, int]:
-    """What a process of its own did with that many; its end by a signal is an error that names the seed."""
+    """Fuzz that many messages in a separate process. Its end by a signal is an error that names the seed."""
     command = ["-m", "tests.unit.avro.fuzzing", "--messages", str(messages), "--seed", str(seed)]
     paths = os.pathsep.join(str(REPOSITORY / part) for part in ("", "broker", "plugins"))
     done = run_python(*command, timeout_s=timeout_s, env={"PYTHONPATH": paths})

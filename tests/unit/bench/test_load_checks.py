@@ -1,4 +1,4 @@
-"""What the load benchmark believes of a load: rows are counted where readers would find them."""
+"""Checks of a load in the load benchmark: rows are counted where readers would find them."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def lines(text: str, *words: str) -> list[str]:
 
 
 def level(key: str, result: dict[str, Any] = RESULT) -> float | None:
-    """What was measured of the level of that key."""
+    """Return the measured value of the level with that key."""
     return next(level.measured for level in figures.levels(result) if level.key == key)
 
 

@@ -1,4 +1,4 @@
-"""Where Maven is missing, what needs its jars is missing, and says so; nothing is started for it."""
+"""Without Maven, a benchmark part that needs its jars is reported missing; nothing is started for it."""
 
 from __future__ import annotations
 

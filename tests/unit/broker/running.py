@@ -86,7 +86,7 @@ class FakeCluster:
 
 @dataclass
 class Outcome:
-    """What a produce request hears."""
+    """Answers to a produce request."""
 
     acks_all: bool = False
     principal: str = "User:web"

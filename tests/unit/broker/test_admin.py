@@ -703,7 +703,7 @@ def test_producers_are_described_with_their_last_sequence(running: Setup) -> Non
 
 
 def describe_partitions(running: Setup, names: Sequence[str], cursor: Any, limit: int) -> Any:
-    """What is said of the topics (none: of all), from the place on at which another answer ended."""
+    """Describe the topics (none: all), from the cursor at which another answer ended."""
     asked = {"topics": [{"name": name} for name in names], "response_partition_limit": limit}
     body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
     if cursor is not None:  # the request with a cursor

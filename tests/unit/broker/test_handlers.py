@@ -1,4 +1,4 @@
-"""What lies between a frame and the broker: order, memory, errors."""
+"""The layer between a frame and the broker: order, memory, errors."""
 
 from __future__ import annotations
 

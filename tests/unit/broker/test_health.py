@@ -1,4 +1,4 @@
-"""What a health check finds wrong with a broker."""
+"""Problems that a health check finds with a broker."""
 
 from __future__ import annotations
 

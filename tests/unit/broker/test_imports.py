@@ -1,4 +1,4 @@
-"""What a broker's process holds in memory before it does anything."""
+"""Modules that a broker's process holds in memory before it does anything."""
 
 from __future__ import annotations
 

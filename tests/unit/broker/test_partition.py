@@ -1,4 +1,4 @@
-"""When a partition is flushed and who is answered then; the clock and the flushes are the test's."""
+"""Flushes of a partition and the answers that follow; the clock and the flushes are the test's."""
 
 from __future__ import annotations
 

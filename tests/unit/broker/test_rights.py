@@ -1,4 +1,4 @@
-"""Who may do what: every API and version by every kind of client, expected outcomes written by hand.
+"""Rights: every API and version by every kind of client, expected outcomes written by hand.
 
 What is refused has had no effect, and a name that a client may not know is answered as one that is not there.
 """
@@ -212,7 +212,7 @@ class Secured(Running):
         return set(error_codes(answer))
 
     def effects(self) -> object:
-        """What a request could have changed."""
+        """Return everything that a request could have changed."""
         logs = {name: self.broker.partition(name, 0).log for name in self.cluster.topics}
         ends = {name: (log.log_start_offset, log.end) for name, log in logs.items()}
         return dict(self.cluster.topics), ends, list(self.groups.asked), self.acls.acls.rules
@@ -321,7 +321,7 @@ RULES: dict[str, tuple[bool, Callable[[Sequence[Right]], list[Rule]]]] = {
         lambda needed: [*rules(needed), *rules(needed, operation=Operation.ALL, allow=False)],
     ),
 }
-"""What rules user x finds that are made of the rights a request takes, and whether it is served."""
+"""Forms of rules that user x finds, made of the rights a request takes, and whether it is served."""
 
 
 @pytest.mark.parametrize("example", [example for example in EXAMPLES if example.takes[0]], ids=str)

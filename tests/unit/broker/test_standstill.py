@@ -46,7 +46,7 @@ def running(tmp_path: Path, cluster: ConfirmedCluster, clock: Clock) -> Iterator
 
 
 def stored(running: Running) -> bool:
-    """Whether all that was appended is on the disk, as far as the broker has heard."""
+    """Return whether all appended batches are on the disk, as far as the broker knows."""
     log = running.broker.partition("t", 0).log
     return log.visible_end == log.end > 0
 

@@ -1,4 +1,4 @@
-"""What operators are told when replicas cannot be moved."""
+"""Messages to operators when replicas cannot be moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How topics that MirrorMaker 2 fills are seen: as one topic of all origins, whose numbers stay."""
+"""Topics that MirrorMaker 2 fills are seen as one topic of all origins, with lasting partition numbers."""
 
 from __future__ import annotations
 

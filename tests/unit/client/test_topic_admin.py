@@ -1,4 +1,4 @@
-"""What an Apache Kafka cluster says about a topic's settings, in its own bytes."""
+"""Settings of a topic as an Apache Kafka cluster describes them, in its own bytes."""
 
 from __future__ import annotations
 

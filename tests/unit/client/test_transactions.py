@@ -1,4 +1,4 @@
-"""Which batches of an answer a reader of committed records takes."""
+"""Batches of an answer that a reader of committed records takes."""
 
 from __future__ import annotations
 

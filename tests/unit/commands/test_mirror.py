@@ -1,4 +1,4 @@
-"""What `millrace mirror` takes, and prints for people."""
+"""Options of `millrace mirror`, and its output for people."""
 
 from __future__ import annotations
 

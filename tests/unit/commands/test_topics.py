@@ -1,4 +1,4 @@
-"""What `millrace topics describe` makes of a cluster's answers, without a cluster."""
+"""Output of `millrace topics describe` for a cluster's answers, without a cluster."""
 
 from __future__ import annotations
 

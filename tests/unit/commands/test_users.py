@@ -1,4 +1,4 @@
-"""What `millrace users` says before it asks ZooKeeper."""
+"""Messages of `millrace users` before it asks ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers say they store, and which count as alive after this member has lost its session."""
+"""Brokers' reports of what they store, and which count as alive after this member has lost its session."""
 
 from __future__ import annotations
 

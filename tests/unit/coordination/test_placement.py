@@ -1,4 +1,4 @@
-"""Where replicas of new partitions go: no two on a broker, on as many racks as there are, spread evenly."""
+"""Placement of new partitions' replicas: no two on a broker, on as many racks as possible, spread evenly."""
 
 from __future__ import annotations
 

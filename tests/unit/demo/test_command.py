@@ -1,4 +1,4 @@
-"""What `millrace demo` refuses before it starts anything."""
+"""Options that `millrace demo` refuses before it starts anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the demo takes the auditor's answer for its last one."""
+"""The auditor's answer that the demo takes for the last one."""
 
 from __future__ import annotations
 

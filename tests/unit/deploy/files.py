@@ -1,4 +1,4 @@
-"""What docs/deployment.md says is installed where, the settings in those files, what monitoring asks for."""
+"""Files that docs/deployment.md installs and their folders, their settings, and monitoring's queries."""
 
 from __future__ import annotations
 

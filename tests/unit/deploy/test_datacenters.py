@@ -30,7 +30,7 @@ def _config(row: Installed) -> BrokerConfig:
 
 
 def _options(file: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
-    """What the unit's command makes of its options and variables."""
+    """Return the unit's command's reading of its options and variables."""
     variables = environment(file.read_text())
     for name, value in (variables | {"MILLRACE_REGISTRY": "of secrets.env"}).items():
         monkeypatch.setenv(name, value)

@@ -35,7 +35,7 @@ class Load:
 
 
 class Place:
-    """Of its one process nothing comes back."""
+    """A place whose one process never returns anything."""
 
     names = ("zookeeper",)
     auditor_url = "http://127.0.0.1:1"

@@ -27,12 +27,12 @@ from tests.unit.groups.registry import MemoryRegistry
 
 @dataclass
 class Cluster:
-    """What brokers know of each other and of topics."""
+    """Brokers' knowledge of each other and of topics."""
 
     brokers: dict[int, BrokerAddress]
     topics: dict[str, TopicState]
     written: dict[str, TopicState] | None = None
-    """What ZooKeeper has of topics, while brokers do not know it yet."""
+    """Topics that ZooKeeper has while brokers do not know them yet."""
     zookeeper_s: float = 1e12
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
@@ -46,7 +46,7 @@ class Cluster:
 
 @dataclass
 class Answers:
-    """What was heard, errors and results alike."""
+    """The answers received, errors and results alike."""
 
     heard: list[Any] = field(default_factory=list)
 

@@ -60,7 +60,7 @@ class Driven:
         return Joiner(self, name, **told)  # type: ignore[arg-type]
 
     def joined(self, count: int, **told: object) -> list[Joiner]:
-        """So many members of one generation, none of which has asked for its assignment."""
+        """Return `count` members of one generation, none of which has asked for its assignment."""
         members = [self.member(f"client{number}", **told) for number in range(count)]
         for member in members:
             member.join()
@@ -68,7 +68,7 @@ class Driven:
         return members
 
     def stable(self, count: int, **told: object) -> list[Joiner]:
-        """So many members that have their assignments; the first one leads."""
+        """Return `count` members that have their assignments; the first one leads."""
         members = self.joined(count, **told)
         sync_all(members)
         assert self.state is State.STABLE

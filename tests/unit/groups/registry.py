@@ -44,7 +44,7 @@ class MemoryRegistry:
         self.away = False
         self.asked = self.refused = 0
         self.places: list[set[TopicPartition] | None] = []
-        """Of every look at offsets: which were asked for, None for all."""
+        """Partitions that each look at offsets asked for, None for all."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.blocked = threading.Semaphore(0)

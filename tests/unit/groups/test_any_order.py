@@ -163,7 +163,7 @@ def test_members_that_behave_from_now_on_become_stable(plan: list[tuple[int, str
 
 
 def behave(member: Witnessed) -> None:
-    """What a client does that is called now and then."""
+    """Do what a client does that is called now and then."""
     group = member.driven.group
     waits = any(m.member_id == member.member_id for m in group.members) and _waits(member)
     if waits:

@@ -1,4 +1,4 @@
-"""Which broker coordinates a group, how it takes it over and gives it up, and how it is fenced."""
+"""Coordinators of groups: which broker it is, how it takes a group over, gives it up, and is fenced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
 NOT_AVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
 MINE, THEIRS = name_for(1), name_for(2)
 SESSION_S = 30.0
-"""Of a member that `Broker.stable` makes."""
+"""Session timeout of a member that `Broker.stable` makes."""
 RETENTION_S = 7 * 24 * 3600.0
 
 

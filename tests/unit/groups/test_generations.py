@@ -1,4 +1,4 @@
-"""How members agree on a generation: who waits for whom, who leads, what each is told."""
+"""Agreement of members on a generation: which waits for which, which leads, what each receives."""
 
 from __future__ import annotations
 

@@ -416,7 +416,7 @@ def test_what_members_tell_anew_and_are_assigned_is_counted(driven: Driven) -> N
 
 
 def driven_empty_size() -> int:
-    """What a group without members counts for."""
+    """Return the memory that a group without members counts for."""
     for driven in new_group():
         return driven.memory.used
     raise AssertionError

@@ -1,4 +1,4 @@
-"""What a broker writes of offsets and refuses to, and what it says of groups to those who administer them."""
+"""Offsets that a broker writes or refuses to write, and its answers to those who administer groups."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_zookeeper_is_asked_for_no_offset_of_a_partition_that_is_not_there(
 
 @pytest.mark.parametrize("offset", [-1, -2])
 def test_a_negative_offset_is_taken_as_a_reset(one: Broker, offset: int) -> None:
-    """How kafkajs sends a group back to where its reset policy says."""
+    """A negative offset is how kafkajs sends a group back to where its reset policy says."""
     one.commit(MINE, 7)
     one.commit(MINE, offset)
     assert one.offsets(MINE) == {}

@@ -1,4 +1,4 @@
-"""Which topics of an origin are mirrored: by name, by pattern, not at all."""
+"""Choice of an origin's topics to mirror: by name, by pattern, not at all."""
 
 from __future__ import annotations
 

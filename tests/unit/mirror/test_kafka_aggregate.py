@@ -1,4 +1,4 @@
-"""What an Apache Kafka is called in ZooKeeper, where one that is called twice would be filled twice."""
+"""Names of an Apache Kafka in ZooKeeper: a cluster with two names would be filled twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MirrorMaker 2 says of its copies: a record is understood whole, or refused in one line."""
+"""MirrorMaker 2's records about its copies: each is understood whole, or refused in one line."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Copying:
     log: PartitionLog
     rules: OffsetRules
     end: int = 0
-    """Where the origin's next batch begins."""
+    """Offset of the origin's next batch."""
     pending: list[bytes] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     """The origin's offset of every record that was to be copied."""
@@ -58,7 +58,7 @@ class Copying:
             self.end += len(filler)
 
     def copy(self) -> None:
-        """What is new, as one fetch answer."""
+        """Append the new batches, as one fetch answer."""
         before = self.log.mirror_position
         answer = FetchedPartition(0, 1 << 60, 1 << 60, 0, memoryview(b"".join(self.pending)))
         self.pending = []

@@ -54,7 +54,7 @@ class ScriptedOrigin:
     failure: Exception | None = None
     before_answer: Callable[[], None] | None = None
     settings: str = ""
-    """What the topic's `mirror.origins` says."""
+    """Value of the topic's `mirror.origins`."""
     secret: tuple[str, ...] = ()
     """Topics whose settings it does not tell."""
     requests: list[dict[tuple[str, int], int]] = field(default_factory=list)

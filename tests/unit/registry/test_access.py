@@ -1,4 +1,4 @@
-"""Where a request meets its token and a role: every route, and nothing happens without the role."""
+"""Token and role of a request: every route has a role, and nothing happens without the role."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def access_file(tmp_path: Path) -> Path:
 
 
 def header(file: Path, name: str, *roles: str) -> dict[str, str]:
-    """What a new client of the file sends."""
+    """Return the header that a new client of the file sends."""
     return {"authorization": f"Bearer {add_entry(file, name, roles)}"}
 
 

@@ -1,4 +1,4 @@
-"""What a request costs beside a subject of many versions, and for how long a schema is remembered."""
+"""Cost of a request beside a subject of many versions, and for how long a schema is remembered."""
 
 from __future__ import annotations
 

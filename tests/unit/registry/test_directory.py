@@ -1,4 +1,4 @@
-"""What `schemas check` finds without a registry: syntax, names and the header that the audit reads."""
+"""Findings of `schemas check` without a registry: syntax, names and the header that the audit reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How subjects are named: the words of a deployment, each strategy, and ids that are of other subjects."""
+"""Names of subjects: the words of a deployment, each strategy, and ids that are of other subjects."""
 
 from __future__ import annotations
 

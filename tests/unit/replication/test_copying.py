@@ -186,7 +186,7 @@ class World:
             self.counts["changes of the in-sync replicas"] += 1
 
     def check(self) -> None:
-        """What any log shows is the beginning of what any leader ever committed, or the other way round."""
+        """Check each log against all committed messages: the shorter is the beginning of the longer."""
         for broker, node in self.nodes.items():
             if broker in self.down:
                 continue

@@ -163,7 +163,7 @@ class Moves(RuleBasedStateMachine):
     @precondition(lambda self: self.state.leader != NO_LEADER)
     @rule(broker=st.integers(1, 5))
     def gains(self, broker: int) -> None:
-        """Who has copied everything joins."""
+        """Let a replica that has copied everything join."""
         leader, epoch = self.state.leader, self.state.leader_epoch
         joined = expand(self.state, leader, epoch, {broker: self.directories[broker]}, self.minimum)
         if joined is not None:

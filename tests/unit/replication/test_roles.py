@@ -1,4 +1,4 @@
-"""What one replica decides, step by step; whole histories are test_simulation's and `make sim`'s."""
+"""Decisions of one replica, step by step; whole histories are test_simulation's and `make sim`'s."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from millrace.security.folder import USERS, SecurityFolder
 
 
 def subject_names(folder: SecurityFolder, host: str) -> str | None:
-    """What keeps a client that looks for `host` from the brokers' certificate; None: nothing."""
+    """Return the error of a client that looks for `host` in the brokers' certificate; None: no error."""
     server = server_context(TlsConfig(certificate=str(folder.broker)), "none")
     client = client_context(TlsConfig(ca=str(folder.ca)))
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()

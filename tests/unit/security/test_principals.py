@@ -1,4 +1,4 @@
-"""Who a client is by the subject of its certificate."""
+"""Principal of a client by the subject of its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may take, what it owes, and that new quotas count at once."""
+"""A user's quota and debt, and that new quotas count at once."""
 
 from __future__ import annotations
 

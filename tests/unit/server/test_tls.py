@@ -92,7 +92,7 @@ class Pair:
         self._target = memoryview(bytearray(64 << 10))
 
     def client_bytes(self, work: Callable[[], object]) -> bytes:
-        """What the client sends when it does `work` as far as it can."""
+        """Return the bytes that the client sends when it does `work` as far as it can."""
         with contextlib.suppress(ssl.SSLWantReadError):
             work()
         return self._outgoing.read()

@@ -1,4 +1,4 @@
-"""Whom a web application lets in: who has the route's role for what the path names, and no foreign page."""
+"""Admission to a web application: users with the route's role for the path's names, no foreign page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is slow or silent at the port of metrics keeps nobody from being answered."""
+"""A slow or silent client at the port of metrics keeps no other from being answered."""
 
 from __future__ import annotations
 

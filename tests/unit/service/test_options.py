@@ -1,4 +1,4 @@
-"""What the options of a web service refuse before it starts."""
+"""Options that a web service refuses before it starts."""
 
 from __future__ import annotations
 

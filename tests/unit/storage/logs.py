@@ -1,4 +1,4 @@
-"""What the storage tests share: batches with known content, a clock, and a reader like a client."""
+"""Helpers of the storage tests: batches with known content, a clock, and a reader like a client."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_log(directory: Path, clock: Clock | None = None, **settings: int | None
 
 @dataclass(frozen=True)
 class Appended:
-    """Where a batch is in the log; a duplicate stands where its first attempt does."""
+    """Position of a batch in the log; a duplicate has that of its first attempt."""
 
     base_offset: int
     duplicate: bool

@@ -66,7 +66,7 @@ def content(log: PartitionLog) -> dict[str, bytes]:
 
 
 def known(log: PartitionLog) -> tuple[Any, ...]:
-    """What a log knows of itself, but for the number of messages since it was opened."""
+    """Return a log's state, except the number of messages since it was opened."""
     producers = [(id_, state.epoch, [*state.batches]) for id_, state in log.active_producers()]
     return log.appended._replace(messages=0), log.epochs.starts, sorted(producers)
 

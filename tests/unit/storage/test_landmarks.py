@@ -59,7 +59,7 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Where the headers are that look-ups read, by position."""
+    """Record the ranges of the headers that look-ups read, by position."""
     found: list[tuple[int, int]] = []
     real = os.pread
 
@@ -218,7 +218,7 @@ def test_a_sequential_reader_of_one_large_batch_at_a_time_looks_nothing_up(
 
 
 def headers_of_fetches(log: PartitionLog, reads: list[tuple[int, int]], max_bytes: int) -> list[int]:
-    """How many headers each fetch of a sequential reader reads, until the log's end."""
+    """Return the number of headers each fetch of a sequential reader reads, until the log's end."""
     found, offset = list[int](), 0
     while (piece := log.read(offset, max_bytes)) is not None:
         found.append(len(reads))

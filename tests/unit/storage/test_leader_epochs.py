@@ -1,4 +1,4 @@
-"""Which leader wrote what, as a log stamps it, remembers it and finds it again."""
+"""Leader epochs, as a log stamps them, remembers them and finds them again."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.unit.storage.logs import (
 
 
 def kinds(log: PartitionLog) -> list[list[str]]:
-    """What each file holds: d for data, f for a filler, p<next offset> for a position."""
+    """Return each file's content: d for data, f for a filler, p<next offset> for a position."""
     found = []
     for path in log_files(log.directory):
         file, at = [], int(path.stem)

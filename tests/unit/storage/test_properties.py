@@ -63,14 +63,14 @@ class Stored:
 
 
 class Disk:
-    """What is known to be on the disk: bytes per file, and names."""
+    """Data known to be on the disk: bytes per file, and names."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.synced: dict[str, int] = {}
         self.named: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
-        """What the loop does while the next sync waits for the disk."""
+        """Work that the loop does while the next sync waits for the disk."""
 
     def sync(self, fd: int) -> None:
         name = Path(f"/proc/self/fd/{fd}").readlink().name
@@ -122,7 +122,7 @@ class LogMachine(RuleBasedStateMachine):
             self.patches.enter_context(mock.patch(target, self.disk.sync_directory))
         self.stored: list[Stored] = []
         self.sent: dict[int, list[tuple[int, int]]] = {}
-        """Of each idempotent producer (sequence, base offset) of what is in the log, or was once."""
+        """Each idempotent producer's (sequence, base offset) of batches that are or were in the log."""
         self.visible = 0
         self.mark = 0
         self.end = 0

@@ -38,7 +38,7 @@ from tests.unit.storage.logs import (
 
 @dataclass
 class Written:
-    """What a crashed log had been given: every batch's base offset, record count and end with filler."""
+    """The batches given to a crashed log: base offset, record count and end with filler of each."""
 
     directory: Path
     units: list[tuple[int, int, int]]

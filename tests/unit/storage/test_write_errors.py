@@ -1,4 +1,4 @@
-"""When the disk refuses: a full disk, a write that stops half-way, a flush that fails."""
+"""Errors of the disk: a full disk, a write that stops half-way, a flush that fails."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Scenario(Mended):
                 self.editions[load, edition] = rows
 
     def visible(self) -> tuple[Rows, Publication | None]:
-        """What a reader of the table sees, and the publication that the table names."""
+        """Return the rows that a reader of the table sees, and the publication that the table names."""
         with self.catalog() as catalog:
             table = find_table(catalog, TOPIC)
             if table is None:
@@ -187,7 +187,7 @@ class Scenario(Mended):
         ), publication
 
     def problems(self) -> list[str]:
-        """What `verify` finds, with every row."""
+        """Return the problems that `verify` finds, with every row."""
         with self.catalog() as catalog:
             reports = verify(VerifyRun(storage=self.storage(), catalog=catalog, rows=True), TOPIC)
         return [problem for report in reports for problem in report.problems]

@@ -113,7 +113,7 @@ class MemoryLog(ClusterClient):
         self.sequence = 0
         self.epoch = 0
         self.schemas = {SCHEMA_ID: SCHEMA}
-        """What the registry knows; the one with the largest id is the newest."""
+        """Schemas that the registry knows; the one with the largest id is the newest."""
 
     def append(self, partition: int, messages: Sequence[Message], codec: Codec = Codec.NONE) -> None:
         """One batch, visible at once."""
@@ -291,7 +291,7 @@ class Row:
     offset: int
     load: int
     hour: str
-    """What the manifest says of its file."""
+    """The hour that the manifest gives for the row's file."""
 
 
 def rows_of(warehouse: Path | Storage, topic: str = TOPIC) -> list[Row]:
@@ -318,7 +318,7 @@ def rows_of(warehouse: Path | Storage, topic: str = TOPIC) -> list[Row]:
 
 
 def append_position(log: MemoryLog) -> None:
-    """What closes every append to a mirrored partition; it says where the records before it end."""
+    """Append the position that closes every append to a mirrored partition: the end of its records."""
     position = MirrorPosition(Origin("dc1", TOPIC, log.topic_id, 0), 0, Cursor(1), 1, 1, 0)
     log.append_control(0, position.encode(log.partitions[0].high_watermark))
 

@@ -126,7 +126,7 @@ class UnansweredStorage(Wrapped):
 
 
 def problems(storage: Storage | Path, topic: str) -> list[str]:
-    """What is wrong with a topic's loads: the chain, the laws, the ledger, and the hash of every file."""
+    """Return the problems of a topic's loads: the chain, the laws, the ledger, and the hash of every file."""
     storage = open_storage(str(storage)) if isinstance(storage, Path) else storage
     found, stored = list[str](), Topic(storage, topic)
     try:

@@ -1,4 +1,4 @@
-"""What the words of a command line mean."""
+"""Values of a command line's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Millrace's own processes leave out of memory, and what it is still good for."""
+"""Modules that Millrace's own processes leave out of memory, and what still works without them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ MESSAGES = [
 ]
 """Every class of messages that a file of these folders declares."""
 EXAMPLES = 5 * ROUNDS if ROUNDS > 2 else 4
-"""Of each message at each version, which has most of its fields at other versions, too."""
+"""Number of examples of each message at each version. Other versions share most of its fields."""
 _BITS = {"b": 8, "h": 16, "i": 32, "q": 64}
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 

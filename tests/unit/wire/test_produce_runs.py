@@ -115,7 +115,7 @@ STREAMS = st.lists(st.tuples(REQUESTS, st.integers(1, 4)), max_size=6).map(
 
 @dataclass(frozen=True)
 class Single:
-    """What a single request asks for, read in the general way."""
+    """A single request's target and options, read in the general way."""
 
     topic: str
     partition: int
@@ -152,7 +152,7 @@ def general(data: memoryview, position: int) -> Single | None:
 
 
 def next_run(data: memoryview, position: int) -> tuple[Target, ProduceRun] | None:
-    """What the broker serves as a run; None: it reads the request there in the general way."""
+    """Return the run that the broker serves; None: it reads the request there in the general way."""
     target = target_at(data, position)
     if target is None:
         return None

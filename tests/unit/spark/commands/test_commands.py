@@ -33,7 +33,7 @@ AGAIN = ["A", *LOAD, "--reason", "a bug"]
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What would be submitted; the answer is taken from its key `answer`."""
+    """Keep the job that would be submitted; the answer is taken from its key `answer`."""
     seen: dict[str, Any] = {}
 
     def submit(job: str, settings: dict[str, Any], **options: Any) -> Any:
@@ -58,7 +58,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def loaded(topic: str, **changes: Any) -> dict[str, Any]:
-    """What the job says of a topic it has loaded."""
+    """Return the job's answer about a topic it has loaded."""
     values: dict[str, Any] = {
         "topic": topic,
         "load": 1,

@@ -1,4 +1,4 @@
-"""Which PySpark a job's Python workers import: `jobs.daemon` in a process of its own, before it forks."""
+"""The PySpark that a job's Python workers import: `jobs.daemon` in its own process, before it forks."""
 
 from __future__ import annotations
 

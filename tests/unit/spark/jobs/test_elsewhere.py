@@ -22,7 +22,7 @@ from millrace_warehouse.storage.local import LocalStorage
 
 CLUSTER_MODE = {"spark.submit.deployMode": "cluster"}
 ARGUMENT_BYTES = 128 << 10
-"""What Linux lets one variable of the environment have."""
+"""Largest size of one environment variable in Linux."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a job answers when it cannot even begin."""
+"""Answers of a job that cannot even begin."""
 
 from __future__ import annotations
 

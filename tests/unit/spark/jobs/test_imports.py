@@ -1,4 +1,4 @@
-"""What Spark's Python workers import for a job: each of every application does so anew."""
+"""Imports of Spark's Python workers for a job: each worker of every application imports anew."""
 
 from __future__ import annotations
 

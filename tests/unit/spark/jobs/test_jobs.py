@@ -1,4 +1,4 @@
-"""What the jobs put together around loads: many topics at a time, the origin of a partition."""
+"""The jobs' work around loads: many topics at a time, the origin of a partition."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_a_topic_created_anew_is_refused_or_read_from_its_start_as_asked() -> No
 
 
 def values(cluster: MemoryCluster, stream: MillraceStreamReader, start: Json, end: Json) -> list[bytes]:
-    """What the tasks of a micro-batch give Spark."""
+    """Return the values that the tasks of a micro-batch give Spark."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("millrace_spark.source.rows.ClusterClient", lambda *_, **__: cluster)
         tasks = stream.partitions(start, end)

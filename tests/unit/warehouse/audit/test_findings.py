@@ -1,4 +1,4 @@
-"""What `verify` finds goes to the auditor, with the hour it is about, until a run that looks is clean."""
+"""Findings of `verify` go to the auditor, with their hour, until a run that looks is clean."""
 
 from __future__ import annotations
 

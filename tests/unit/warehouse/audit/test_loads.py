@@ -1,4 +1,4 @@
-"""What the warehouse's reader tells of loads: what is in their files, once, whatever the loads say."""
+"""Reports of the warehouse's reader on loads: their files' rows, once, whatever the loads say."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCount]:
-    """What a reader tells now; a killed one dies before it has written down the last of it."""
+    """Report the loads as a reader would; a killed one dies before it writes down the last report."""
     told: list[LoadCount] = []
     for manifest in loads.to_report():
         found = read_back(storage, manifest)

@@ -1,4 +1,4 @@
-"""What the warehouse's reader tells of a published table: what any reader of it gets now, hour by hour."""
+"""Reports of the warehouse's reader on a published table: the rows any reader gets now, hour by hour."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def on(warehouse: Path, command: Any, *words: str) -> Result:
 
 
 def answers(warehouse: Path, command: Any, *words: str) -> list[dict[str, Any]]:
-    """What a command that succeeds says in JSON."""
+    """Return the JSON answers of a command that succeeds."""
     done = on(warehouse, command, *words, "--json")
     assert done.exit_code == 0, done.exception
     said: list[dict[str, Any]] = json.loads(done.stdout)
@@ -51,7 +51,7 @@ def loaded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
-    """What the command hands over; nothing is published."""
+    """Keep the requests that the command hands over; nothing is published."""
     seen: list[Publish] = []
 
     def publish_one(request: Publish, topic: str, progress: Callable[[str], None]) -> dict[str, Any]:

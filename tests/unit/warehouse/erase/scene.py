@@ -36,7 +36,7 @@ from tests.unit.warehouse.memory_log import (
 
 TEN, ELEVEN, TWELVE = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 MEMBER = 7_311_987_654_321_012_345
-"""Whose eight bytes are by accident nowhere."""
+"""A member whose eight bytes occur nowhere by accident."""
 OTHER = 42
 WITH_MEMBER = 8
 MEMBERS = with_field("memberId", ["null", "long"], None)
@@ -112,7 +112,7 @@ class Scene(Warehouse):
         return erase_topic(context, request, Counted(self.storage, verdict_of), lambda: until)
 
     def members(self) -> list[int | None]:
-        """Of every row that a reader of the table gets, sorted."""
+        """Return the member of every row that a reader of the table gets, sorted."""
         rows = self.catalog.load_table(table_identifier(TOPIC)).scan().to_arrow()
         return sorted(rows["memberId"].to_pylist(), key=str)
 

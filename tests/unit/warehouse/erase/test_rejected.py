@@ -30,7 +30,7 @@ from tests.unit.warehouse.memory_log import START
 
 
 def named(done: EraseResult) -> list[str]:
-    """What the answer says of rejected records."""
+    """Return the answer's lines about rejected records."""
     assert done.purged is not None
     return [left.what for left in done.purged.left if "could not be decoded" in left.what]
 

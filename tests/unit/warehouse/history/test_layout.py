@@ -1,4 +1,4 @@
-"""What is found of a topic by names alone."""
+"""Facts about a topic that names alone show."""
 
 from __future__ import annotations
 

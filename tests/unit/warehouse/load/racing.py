@@ -70,7 +70,7 @@ def start(log: MemoryLog, warehouse: Path, seed: int) -> int:
 
 
 def race(warehouse: Path, seed: int, kills: int) -> int:
-    """How many drivers were killed before they were done; AssertionError when one has failed."""
+    """Return the number of drivers killed before they were done; AssertionError when one has failed."""
     log, chance, killed = racing_log(), random.Random(seed), 0
     seeds = iter(range(1_000_000))
     drivers = {start(log, warehouse, next(seeds)) for _ in range(DRIVERS)}

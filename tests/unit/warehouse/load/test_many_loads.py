@@ -1,4 +1,4 @@
-"""What a run asks of storage does not grow with the loads before it; the hint behind that may be lost."""
+"""Requests of a run to storage do not grow with earlier loads; the hint behind that may be lost."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.unit.warehouse.storages import problems
 
 
 class Disk:
-    """What a disk has after a power cut: of each file and folder what it held when it was synced.
+    """A disk after a power cut: each file and folder has the content of its last sync.
 
     The kernel syncs inodes: a file is there once its bytes are and the folder that names it is. Everything
     else may be gone, and here it is.
@@ -47,7 +47,7 @@ class Disk:
             self._folders[inode] = {each.name: (each.inode(), each.is_dir()) for each in entries}
 
     def restored(self, folder: Path, target: Path) -> Path:
-        """What is found in a folder after the power cut, as a new folder."""
+        """Restore a folder as it is after the power cut, as a new folder."""
         self._restore(folder.stat().st_ino, target)
         return target
 

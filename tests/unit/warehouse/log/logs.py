@@ -80,7 +80,7 @@ class MemoryLog(ClusterClient):
         min_bytes: int = 1,
         last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
-        """What a broker would answer."""
+        """Return the answer that a broker would give."""
         ((partition, offset),) = offsets.items()
         self.fetches += 1
         if not self.log_start <= offset <= self.high_watermark:

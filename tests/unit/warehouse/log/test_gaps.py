@@ -1,4 +1,4 @@
-"""What expired before it was loaded: a gap is reported where records are missing, and only there."""
+"""Records that expired before they were loaded: a gap is reported where records are missing, only there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which catalog a warehouse gets, and which are refused before anything is written."""
+"""The catalog that a warehouse gets, and catalogs refused before anything is written."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_an_hour_whose_rows_do_not_close_waits_although_the_auditor_calls_it_com
 def test_rows_that_a_clock_a_day_ahead_kept_out_of_an_hour_are_told_from_rows_that_are_gone(
     mended: Mended, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is filed under no hour is not missing: nothing is to be verified."""
+    """Rows filed under no hour are not missing: nothing is to be verified."""
     monkeypatch.setattr("millrace_warehouse.load.load.now", lambda: "2015-05-16T10:30:00.000Z")
     mended.log.append_events(0, [START + HOUR // 2])
     mended.load()

@@ -1,4 +1,4 @@
-"""How the entries of a table lie in its manifests: by hours, few small, each as its commit left it."""
+"""Entries of a table in its manifests: by hours, few small, each as its commit left it."""
 
 from __future__ import annotations
 

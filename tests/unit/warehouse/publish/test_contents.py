@@ -1,4 +1,4 @@
-"""Which file of the topic a URI in the table's metadata means."""
+"""Files of the topic that URIs in the table's metadata mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is deleted, and what never is: a row that the table does not have, a file that a reader may open."""
+"""Deletion, and what is never deleted: a row missing from the table, a file that a reader may open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others do to the table: a publication names it, a rebuild undoes it as far as files are left."""
+"""Foreign changes to the table: a publication names them, a rebuild undoes them as far as files are left."""
 
 from __future__ import annotations
 

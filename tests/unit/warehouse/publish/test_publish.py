@@ -1,4 +1,4 @@
-"""What a publication makes of loads: each row once, hours whole, late rows and editions by themselves."""
+"""Publications of loads: each row once, hours whole, late rows and editions by themselves."""
 
 from __future__ import annotations
 
