@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 hookimpl = HookimplMarker("airflow")
 JOB_STOP_S = 4.0
-"""Time between SIGTERM and SIGKILL of a job. Its unpublished work does not count."""
+"""Seconds between SIGTERM and SIGKILL of a job. Work that the job has not committed may be lost."""
 
 
 @click.command()

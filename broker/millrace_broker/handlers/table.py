@@ -282,7 +282,9 @@ def serves(
 
 
 def _api_of(request: type, response: type, key: ApiKey | None) -> ApiKey:
-    """Return the only API of this request and this response, or `key` if there are several."""
+    """Return the API that has both this request class and this response class.
+
+    If several have both, `key` must name one of them. Raise TypeError if none fits."""
     keys = set(request_of(request)) & set(response_of(response))
     if key is not None:
         keys &= {key}

@@ -55,8 +55,9 @@ class Source(Protocol):
     def partition(self, topic: str, number: int) -> Partition: ...
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build the landmarks that a read lacked, in a thread, and wake parked fetches. StorageError: not
-        now."""
+        """Start a thread that builds a partition's missing landmarks and then wakes its parked fetches.
+
+        Raise StorageError if no thread can be started."""
 
 
 class Fetch:

@@ -48,7 +48,9 @@ def create_topic(
     check_topic_name(name)
     _check_collision(broker, name)
     if assigned and (partitions, replicas) != (-1, -1):
-        raise InvalidRequest("a topic has numbers of partitions and replicas, or brokers for each")
+        raise InvalidRequest(
+            "give the numbers of partitions and replicas, or the brokers of each partition, not both"
+        )
     count = len(assigned) or (broker.config.default_partitions if partitions == -1 else partitions)
     if count < 1:
         raise InvalidPartitions(f"topic {name} cannot have {count} partitions")

@@ -52,7 +52,7 @@ class ReplicaLog(Protocol):
 
     @property
     def committed(self) -> int:
-        """Position below which everything is known to be committed; it is the end of a unit."""
+        """Position below which everything is known to be committed. An append always ends there."""
 
     @property
     def epochs(self) -> EpochMap:
@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
     version: int
     state: PartitionState
     minimum: int
-    """`min.insync.replicas`, of the same version of the node."""
+    """The topic's `min.insync.replicas`, read from the same version of its node in ZooKeeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +317,12 @@ class Leadership:
             self._ends.popleft()
 
     def _joining(self, live: Directories, now: float) -> Directories:
-        """Return the replicas that have flushed the committed part, and everything that the log held when the
-        epoch began. A replica that would leave at once, as it is late, does not join.
+        """Return the followers that may join the in-sync replicas. Such a follower has flushed all committed
+        bytes, and all bytes that this log held when the epoch began. A late follower is left out: it would be
+        removed at once.
 
-        Return none if this log may be an older copy and a live replica that counts has not reported its end.
+        Return no follower if this log may be an older copy, and a live in-sync or eligible replica has not
+        reported its end.
         """
         state, floor = self.snapshot.state, max(self.committed, self.start)
         if not (self._is_sure or self.is_serving or self._has_seen(live, state)):

@@ -121,7 +121,7 @@ def check_rule(rule: Rule) -> None:
             f"{rule.operation.name} is no operation on a {rule.type.name.lower()}: use {possible}"
         )
     if rule.type is ResourceType.CLUSTER and (rule.name, rule.pattern) != (CLUSTER.name, Pattern.LITERAL):
-        raise InvalidRequest(f"the cluster is named {CLUSTER.name}, and by a literal pattern")
+        raise InvalidRequest(f"a rule on the cluster must have the name {CLUSTER.name} and a literal pattern")
     if not rule.principal.startswith("User:") or rule.principal == "User:":
         raise InvalidRequest(f"principal {rule.principal!r} is not User:NAME")
     if rule.host != EVERYWHERE:

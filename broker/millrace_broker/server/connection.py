@@ -28,8 +28,9 @@ from millrace_broker.server.transport import Transport
 logger = logging.getLogger("millrace.server.connection")
 
 FILE_BYTES_PER_TURN = 1 << 20
-"""Most bytes of one connection's file slices that are sent before other connections get their turn. The value
-is the size of one usual fetch, or about 0.2 ms. With half the value each fetch would cost an eighth more."""
+"""Limit of one connection's bytes of file slices in a row; then other connections get their turn. The value
+is one usual fetch, which takes about 0.2 ms to send. With half the value a fetch would cost an
+eighth more."""
 SEND_BYTES = 256 << 10
 """Size up to which small answers are joined for one send."""
 MIN_UNJOINED_BYTES = 64 << 10

@@ -145,7 +145,7 @@ class PartitionLog:
     def _take_over(self, recovered: Recovered) -> None:
         self._files = recovered.files
         self.epochs = recovered.epochs
-        """The leader epoch of each of its bytes, as appended."""
+        """Leader epochs of all bytes of this log, including appended bytes that are not flushed yet."""
         self._epoch = max(0, recovered.epochs.last)
         self._appended = recovered.state
         self._flushed = self._flushed_whole = recovered.state

@@ -86,7 +86,7 @@ def _widened(damage: Damage, start: int, end: int, lost: tuple[int, int]) -> Dam
 
 
 def _replacement(damage: Damage, timestamp: int) -> bytes:
-    """Return a filler, or a control batch that spans the stretch as offsets, so that readers step over it."""
+    """Return a batch that readers step over, as long as the damaged stretch: a filler or a control batch."""
     base = damage.position if damage.filler_base is None else damage.filler_base
     last = damage.position + damage.length - 1
     return control_batch_of_size(base, damage.length, timestamp=timestamp, last_offset_delta=last - base)

@@ -182,9 +182,9 @@ class LoadManifest:
     edition: int = 1
     """1 for the first reading of these offsets. Each re-load of the offsets has the next number."""
     attempt: str
-    """Name of the attempt that wrote the files in `rows/<10 digits>-<attempt>/`. Nothing lists that folder.
+    """Name of the attempt that wrote the files in `rows/<10 digits>-<attempt>/`, which no process lists.
 
-    It holds the edition in four digits and a random number, so two attempts never share a name.
+    The name is the edition in four digits and a random number, so two attempts never share a name.
     """
     run_id: str
     created: str
@@ -294,7 +294,7 @@ class HourVerdict:
     """The auditor's verdict on an hour when the hour was published."""
 
     verdict: str
-    """The verdict: `complete` also if it is proof enough for the topic; UNASKED without an auditor."""
+    """The auditor's verdict, `complete` also where `carried` is enough; UNASKED without an auditor."""
     watermark: str | None = None
     checked: str | None = None
     reasons: Sequence[str] = ()

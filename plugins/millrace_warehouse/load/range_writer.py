@@ -176,7 +176,9 @@ def parts_to_load(
 def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
-    """Return the range [start, end) of a partition whose first batch begins at byte position `base`."""
+    """Return the range of a partition's offsets [start, end).
+
+    `base` is the byte position at which its first batch must begin if nothing is missing; None: unknown."""
     return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 

@@ -110,10 +110,10 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     Raise Conflict when another run's table has rows already: the rows to add were chosen for an empty table
     and would be there twice.
 
-    Catalogs number the columns of a new table themselves. pyiceberg's number all top-level columns first, as
-    our files do; SeaweedFS numbers each column with the fields inside it. So a column with fields inside is
-    created as text. The first publication's commit gives it its type, with the ids of our files. No row has
-    ever been text.
+    Each catalog assigns its own column ids. The catalogs of pyiceberg number all top-level columns first, as
+    our files do. SeaweedFS numbers each column together with the fields inside it. So that the ids agree, a
+    column with fields inside is created as a string. The first publication's commit changes it to its real
+    type, with the ids of our files. The table is still empty then, so no row was written as a string.
     """
     first = read_schema(topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
