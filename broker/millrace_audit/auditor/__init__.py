@@ -1,4 +1,4 @@
-"""The auditor: reads every report, keeps a ledger of them and judges each window of a topic.
+"""The auditor: applies reports and counts to its database and judges each window of a topic.
 
-A window is judged by the table of `rules`, from its `facts`. An hour is its worst window, see `answers`.
+The table in `rules` judges a window from its `facts`. The verdict on an hour is that of its worst window.
 """

@@ -21,23 +21,23 @@ from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """Without whose word an operator goes on: of one instance, or of a service up to a time."""
+    """Instances to accept or disown: one instance, or those of a service up to a time."""
 
     instance: int | None = None
     service: str | None = None
     server: str | None = None
     before: int = FOR_EVER
-    """Only those that were last heard of before (ms)."""
+    """Only instances whose newest hello or report is from before this time (ms)."""
     disown: bool = False
-    """They are nobody: what they have reported does not count, either."""
+    """True to ignore everything that the instances have reported, too."""
     reason: str
     who: str
 
 
 def accept(session: Session, options: AuditOptions, said: Acceptance) -> list[Instance]:
-    """Go on without the word of silent or false instances from now on; returns them.
+    """Stop waiting for silent instances, or disown false ones; return the instances.
 
-    A later reason takes over.
+    A later reason replaces an earlier one.
     """
     table = ProducerRow
     rows = select(table).where(table.announced, table.heard_at < said.before)
@@ -60,11 +60,11 @@ def accept(session: Session, options: AuditOptions, said: Acceptance) -> list[In
         accepted.append(to_instance(row, NOTHING, options))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
-        gap = store.UnheardRow  # a crowd's ends here: what others said meanwhile stays unknown
+        gap = store.UnheardRow  # a gap of too many instances ends here
         crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
         heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
         session.execute(crowd.values(to=heard.scalar_subquery()))
-        if said.disown:  # what it said may be in any window, and have made it incomplete
+        if said.disown:  # its reports may have made any window incomplete
             judge_again(session, topic)
         whom = (
             f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
@@ -78,7 +78,7 @@ def accept(session: Session, options: AuditOptions, said: Acceptance) -> list[In
 def accept_rejected(
     session: Session, options: AuditOptions, topic: str, load: int, reason: str, who: str
 ) -> int:
-    """Give up the messages that the newest edition of a load set aside; returns how many there are.
+    """Give up the messages that the newest edition of a load set aside; return their number.
 
     Their windows are `carried` at best from then on. Another edition of the load needs its own decision.
     """
@@ -102,9 +102,9 @@ def accept_rejected(
 
 
 def replace_loads(session: Session, options: AuditOptions, topic: str, reason: str, who: str) -> list[int]:
-    """Take the counts of lost loads out, and count what was loaded in their place; returns the lost loads.
+    """Take the counts of lost loads out, and count their replacements; return the lost loads.
 
-    Raises MillraceError when no load is lost, or when the counts of a lost one are no longer kept.
+    Raise MillraceError if no load is lost, or if the counts of a lost load are no longer kept.
     """
     state = session.get(store.WarehouseStateRow, topic)
     if state is None or state.lost_from == FOR_EVER:

@@ -1,4 +1,4 @@
-"""Who may ask the auditor what: the role of each route."""
+"""Roles of the auditor's routes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROLES: dict[tuple[str, str], str] = {
     ("POST", "/v1/topics/{topic}/accept-rejected"): "accept",
     ("POST", "/v1/topics/{topic}/replace-loads"): "accept",
 }
-"""Method and path -> the role that it takes; empty: open to everybody."""
+"""(method, path) -> role that the route requires; empty for a route that is open to everybody."""
 _CONSOLE = "/console/"
-"""What the page is made of has the page's role."""
+"""Prefix of the console's files, which require the role of the console."""
 
 
 def role_of(method: str, path: str) -> str | None:
-    """The role that a route takes; None for a route that is none of the auditor's."""
+    """Return the role that a route requires, or None if the auditor has no such route."""
     if path.startswith(_CONSOLE):
         return "read" if method == "GET" else None
     return ROLES.get((method, path))

@@ -1,6 +1,6 @@
-"""What the auditor answers, read from its database: verdicts, watermarks, instances, strangers, history.
+"""Answers from the auditor's database: verdicts, watermarks, instances, rejected records, history.
 
-Judges only windows of which there is no verdict yet; all others `judging` has judged.
+Judges only windows without a row. `judging` has judged all others.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
 def completeness(session: Session, options: AuditOptions, topic: str, start: int, end: int) -> Completeness:
-    """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
+    """Return the verdicts on [start, end), in ms: on each window that it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
     watermark, held_by = None, None
     known = session.get(TopicRow, topic)
     if known is None:
-        # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
+        # No producer and no reader has named the topic. An unknown topic must not look complete.
         windows = [_special(topic, window, Special.UNKNOWN_TOPIC) for window in starts]
         held_by = windows[0].reasons[0]
     else:
@@ -99,7 +99,7 @@ def _newest(session: Session, topic: str) -> NewestLoad | None:
 
 
 def _hours(session: Session, topic: str, start: int, end: int) -> list[JudgedHour]:
-    """The loads with rows in each hour of [start, end), each by its newest edition that is counted."""
+    """Return the loads with rows in each hour of [start, end), each with its newest counted edition."""
     first, last = start - start % HOUR_MS, end - 1 - (end - 1) % HOUR_MS
     found: dict[int, list[LoadHour]] = {hour: [] for hour in range(first, last + HOUR_MS, HOUR_MS)}
     hours, loads = LoadHourRow, LoadRow
@@ -113,12 +113,12 @@ def _hours(session: Session, topic: str, start: int, end: int) -> list[JudgedHou
 
 
 MOST_CHANGES = 10_000
-"""Hours in one answer."""
+"""Most hours in one answer."""
 _CURSOR = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def changes(session: Session, topic: str, since: str) -> Changes:
-    """Hours whose final verdict has changed since a cursor; all for the cursor of another database."""
+    """Return hours with a final verdict that changed after a cursor; all for another database's cursor."""
     table, name = ChangedRow, session.scalar(select(DatabaseRow.name)) or ""
     cursor = _CURSOR.fullmatch(since)
     after = int(cursor[2]) if cursor is not None and cursor[1] == name else 0
@@ -143,7 +143,7 @@ def _special(topic: str, start: int, special: Special) -> Window:
 
 
 def _judged(topic: str, row: Any, now: int) -> Window:
-    """The window as it was judged last; a window with new facts is not complete."""
+    """Return the window as it was last judged; one with new evidence is not complete."""
     if row.judged is None:
         special = Special.BEING_JUDGED if row.window <= now else Special.IN_THE_FUTURE
         return replace(_special(topic, row.window, special), revision=row.revision)
@@ -156,7 +156,7 @@ def _judged(topic: str, row: Any, now: int) -> Window:
 
 
 def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -> list[Bad]:
-    """Windows that are over and not complete, of one topic or of all, the worst first."""
+    """Return closed windows that are not complete, of one topic or of all, the worst first."""
     now = options.clock_ms()
     over = WindowRow.window < now - options.grace_ms - WINDOW_MS
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
@@ -172,7 +172,7 @@ def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -
 
 
 def topics(session: Session, options: AuditOptions) -> list[Topic]:
-    """Every topic the auditor knows, with its watermark and the instances that have not ended."""
+    """Return every listed topic with its watermark and the instances that have not ended."""
     found = topic_facts(session, options, Progress(session), listed(session))
     return [known_of(session, facts) for facts in found]
 
@@ -182,14 +182,14 @@ def known_of(session: Session, facts: TopicFacts) -> Topic:
 
 
 def heartbeats(session: Session) -> dict[str, int]:
-    """Tier -> time up to which it is counted."""
+    """Return tier -> time up to which it is counted."""
     return {
         row.tier: row.heartbeat for row in session.scalars(select(store.TierRow)) if row.heartbeat != NOTHING
     }
 
 
 def strangers(session: Session) -> list[dict[str, Any]]:
-    """Records that have no effect, because who wrote them cannot be who they say; the newest first."""
+    """Return the rejected records with their causes, the newest first."""
     table = store.StrangerRow
     columns = (table.place, table.kind, table.cause, table.who, table.count, table.first, table.last)
     rows = session.execute(select(*columns).order_by(table.last.desc()))
@@ -197,7 +197,7 @@ def strangers(session: Session) -> list[dict[str, Any]]:
 
 
 def history(session: Session, topic: str, start: int, end: int) -> list[dict[str, Any]]:
-    """What operators said of a topic, and how final verdicts of [start, end) changed; the oldest first."""
+    """Return operators' decisions on a topic and changes of final verdicts in [start, end), oldest first."""
     table = HistoryRow
     here = or_(table.window.between(window_start(start), end - 1), table.window.is_(None))
     columns = select(table.time, table.window, table.who, table.what)
@@ -208,7 +208,7 @@ def history(session: Session, topic: str, start: int, end: int) -> list[dict[str
     ]
 
 
-# Every topic is asked for these: to build a statement takes longer than its answer.
+# Built once and executed for every topic: building a statement takes longer than executing it.
 _OF_TOPIC = WindowRow.topic == bindparam("topic")
 _FIRST = select(func.min(WindowRow.window)).where(_OF_TOPIC)
 _FIRST_DOUBTFUL = (
@@ -221,11 +221,11 @@ _FIRST_DOUBTFUL = (
 
 
 def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, str | None]:
-    """The time before which every window is complete or carried, and what holds it there."""
+    """Return the time before which every window is final and not incomplete, and what holds it there."""
     first = session.scalar(_FIRST, {"topic": facts.topic})
     through, held_by = facts.final_through, _first_reason(facts)
     for gap in facts.gaps:
-        if gap.since == NOTHING and first is not None:  # what is known begins behind it
+        if gap.since == NOTHING and first is not None:  # the known part begins after the gap
             if gap.until == FOR_EVER:
                 return None, gap_text(gap, facts.topic)
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
@@ -241,13 +241,13 @@ def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, 
 
 
 def _first_reason(facts: TopicFacts) -> str | None:
-    """The reason why nothing is final behind `final_through`."""
+    """Return the reason for which no window after `final_through` is final."""
     causes = judge(facts.waited_for(min(facts.final_through, FOR_EVER - WINDOW_MS))).causes
     return next((cause.text for cause in causes if cause.verdict in (Verdict.UNKNOWN, Verdict.PENDING)), None)
 
 
 def _first_cause(judged: Mapping[str, Any] | None) -> str:
-    """What is wrong with a window first, in one sentence."""
+    """Return the first finding or reason of a window as one sentence."""
     if judged is None:
         return "it is being judged"
     for finding in judged["findings"]:

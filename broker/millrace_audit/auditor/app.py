@@ -2,21 +2,20 @@
 
     GET  /v1/topics/{topic}/completeness?from=ISO&to=ISO
     GET  /v1/topics/{topic}/history?from=ISO&to=ISO   acceptances, and changes of final verdicts
-    GET  /v1/topics/{topic}/changes?since=CURSOR      hours whose final verdict has changed
+    GET  /v1/topics/{topic}/changes?since=CURSOR      hours with a changed final verdict
     GET  /v1/topics                          watermarks and instances
-    GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, the worst first
-    GET  /v1/strangers                       records without effect
-    GET  /v1/health                          up to when every tier is counted; 503 while that is behind
+    GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
+    GET  /v1/strangers                       rejected records
+    GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
-    GET  /console                            the page for people
+    GET  /console                            the web page
     POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
     POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
     POST /v1/topics/{topic}/accept-rejected  {"load": 3, "reason": "...", "who": "..."}
     POST /v1/topics/{topic}/replace-loads    {"reason": "...", "who": "..."}
 
-An error is {"error": "one line"} with status 400, 413 for a body that is too large, 408 for one that
-trickles, or 503 when the database
-fails. Knows no verdict by itself.
+An error is {"error": "one line"} with status 400, 413 for a body that is too large, 408 for a body that
+arrives too slowly, or 503 when the database fails. All verdicts come from `answers`.
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
 
 logger = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
-"""In one answer: about 69 days."""
+"""Most windows in one answer, about 69 days."""
 BEHIND_S = 60.0
-"""A tier that was not counted for longer makes the auditor unhealthy."""
+"""Longest lag of a tier while the auditor is healthy."""
 
 JUDGING_S = 0.5
-"""Time of judging after an operator's decision, before its answer; the worker judges what is left."""
+"""Time for judging windows before a decision is answered; the worker judges the remaining windows."""
 
 MAX_BODY_BYTES = 64 << 10
-"""Of what an operator says."""
+"""Most bytes in the body of a request."""
 
 
 class Decision(BaseModel):
-    """Reason of an operator's decision, and who decides."""
+    """Reason for an operator's decision, and the operator's name."""
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
@@ -81,14 +80,14 @@ class LoadDecision(Decision):
 
 
 class Reason(Decision):
-    """Decision to go on without the reports of instances."""
+    """Decision to stop waiting for the reports of instances."""
 
     disown: bool = False
-    """What it has reported does not count, either."""
+    """True to ignore everything that the instance has reported, too."""
 
 
 class ServiceReason(Reason):
-    """The same of all silent instances of a service, of one server of it, up to a time."""
+    """Decision to stop waiting for a service's silent instances, optionally on one server or up to a time."""
 
     service: str
     server: str | None = None
@@ -96,7 +95,7 @@ class ServiceReason(Reason):
 
 
 class Worker(Protocol):
-    """What fills the database."""
+    """Thread that fills the database."""
 
     trouble: str | None
     applied_at: int | None
@@ -111,9 +110,9 @@ def build_app(
     cluster: ClusterLook | None = None,
     access: AccessList | None = None,
 ) -> FastAPI:
-    """The application on a database that a worker fills; the console shows `cluster` where it is given.
+    """Return the application for a database that `worker` fills; the console shows `cluster` if it is given.
 
-    With `access` it answers who has the route's role only.
+    With `access`, only clients that have the route's role get an answer.
     """
     app = FastAPI(
         title="Millrace auditor",
@@ -127,7 +126,7 @@ def build_app(
 
     @app.get("/", response_model=None)
     def index(request: Request) -> dict[str, Any] | RedirectResponse:
-        """What can be asked; a browser is sent to the console."""
+        """List the paths; redirect a browser to the console."""
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("console")
         paths = sorted({getattr(route, "path", "/") for route in app.routes})
@@ -137,7 +136,7 @@ def build_app(
     def completeness(
         topic: str, start: Annotated[str, Query(alias="from")], end: Annotated[str, Query(alias="to")]
     ) -> dict[str, Any]:
-        """The verdict on [from, to) and on each of its ten-minute windows."""
+        """Return the verdict on [from, to) and on each of its ten-minute windows."""
         first, last = _span(start, end)
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
             raise MillraceError(f"more than {MOST_WINDOWS} windows between {start} and {end}: ask for less")
@@ -149,7 +148,7 @@ def build_app(
 
     @app.get("/v1/topics/{topic}/changes")
     def changes(topic: str, since: Annotated[str, Query(max_length=100)] = "") -> dict[str, Any]:
-        """Hours in which a final verdict has changed since a cursor was given out; all without one."""
+        """List the hours with a final verdict that changed after the cursor `since`."""
         with store.reading() as session:
             answer: dict[str, Any] = to_json(answers.changes(session, topic, since))
         return answer
@@ -158,14 +157,14 @@ def build_app(
     def history(
         topic: str, start: Annotated[str, Query(alias="from")], end: Annotated[str, Query(alias="to")]
     ) -> list[dict[str, Any]]:
-        """Who accepted what, and how final verdicts on windows of [from, to) changed."""
+        """List operators' decisions on a topic, and changes of final verdicts on windows of [from, to)."""
         first, last = _span(start, end)
         with store.reading() as session:
             return answers.history(session, topic, first, last)
 
     @app.get("/v1/topics")
     def topics() -> list[dict[str, Any]]:
-        """Every topic: its watermark and its producer instances."""
+        """List every topic with its watermark and its producer instances."""
         with store.reading() as session:
             return [to_json(topic) for topic in answers.topics(session, options)]
 
@@ -173,21 +172,21 @@ def build_app(
     def bad(
         topic: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 100
     ) -> list[dict[str, Any]]:
-        """Windows that are not complete, over all time, the worst first."""
+        """List windows of any time that are not complete, the worst first."""
         with store.reading() as session:
             return [to_json(window) for window in answers.bad(session, options, topic, limit)]
 
     @app.get("/v1/strangers")
     def strangers() -> list[dict[str, Any]]:
-        """Records of the audit topics that have no effect, and why."""
+        """List rejected records of the audit topics, with their causes."""
         with store.reading() as session:
             return answers.strangers(session)
 
     @app.get("/v1/health")
     def health(request: Request) -> JsonAnswer:
-        """The lag of each tier; 503 with the reason while that is more than a minute.
+        """Return the lag of each tier; 503 with the reason while a tier lags by more than a minute.
 
-        An auditor with tokens gives strangers no reason.
+        An auditor with tokens gives the reason only to clients with a token.
         """
         with store.reading() as session:
             counted = answers.heartbeats(session)
@@ -219,7 +218,7 @@ def build_app(
 
     @app.get("/metrics")
     def metrics() -> Response:
-        """All numbers for Prometheus."""
+        """Return all metrics for Prometheus."""
         return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
     def take(request: Request, said: Reason, **whom: Any) -> list[int]:
@@ -234,7 +233,7 @@ def build_app(
 
     @app.post("/v1/instances/{instance}/accept")
     def accept_instance(request: Request, instance: int, said: Reason) -> dict[str, Any]:
-        """Go on without the word of an instance; the reason stays visible beside its windows."""
+        """Stop waiting for the reports of an instance; the reason stays visible beside its windows."""
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
         if not take(request, said, instance=instance):
@@ -246,14 +245,14 @@ def build_app(
 
     @app.post("/v1/accept")
     def accept_service(request: Request, said: ServiceReason) -> dict[str, Any]:
-        """Go on without the word of a service's silent instances that were last heard of before a time."""
+        """Stop waiting for a service's silent instances without a hello or report since a time."""
         before = FOR_EVER if said.before is None else _ms(said.before, "before")
         instances = take(request, said, service=said.service, server=said.server, before=before)
         return {"instances": instances, "accepted": said.reason.strip()}
 
     @app.post("/v1/topics/{topic}/accept-rejected")
     def accept_rejected_messages(request: Request, topic: str, said: LoadDecision) -> dict[str, Any]:
-        """Give up the messages that a load rejected; the reason stays visible beside their windows."""
+        """Give up the messages that a load rejected. The reason stays visible beside their windows."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             messages = accept_rejected(session, options, topic, said.load, reason, who)
@@ -262,7 +261,7 @@ def build_app(
 
     @app.post("/v1/topics/{topic}/replace-loads")
     def replace_lost_loads(request: Request, topic: str, said: Decision) -> dict[str, Any]:
-        """Count the loads that replaced lost ones."""
+        """Count the loads that have replaced lost loads."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             loads = replace_loads(session, options, topic, reason, who)
@@ -313,5 +312,5 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
 
 
 def _ms(text: str, name: str) -> int:
-    """A time in ISO 8601 as ms since the epoch."""
+    """Convert a time in ISO 8601 to ms since the epoch."""
     return (parse_time(text.strip(), name) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)

@@ -1,7 +1,7 @@
 """The auditor's reading thread: applies the audit topics of the aggregate cluster to the database.
 
-Every part of a fetch is applied in the same transaction as the position behind it, so a kill at any moment
-loses and repeats nothing. Whose word a partition is, the cluster says whose mirror it is, never its records:
+Each part of a fetch and the position after it are committed in one transaction, so a kill at any moment
+loses and repeats nothing. The aggregate cluster, and never a record, tells which origin a partition mirrors:
 `audit` and `audit-counts` have a partition for each origin, `audit-offline` is the aggregate cluster's own.
 """
 
@@ -60,9 +60,9 @@ logger = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
 PART_BYTES = 256 << 10
-"""Bytes of messages that are decoded and applied at a time: in memory they may take 80 times as much."""
+"""Bytes of messages to decode and apply at a time; decoded, they may take 80 times the memory."""
 MOST_SAID_BYTES = 512 << 10
-"""Of a hello or a report, which anybody may write; no producer puts so much into one."""
+"""Most bytes of a hello or report, which any client may write; producers stay below."""
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
     AUDIT_TOPIC: (Hello, Report),
     COUNTS_TOPIC: (Count, Heartbeat),
@@ -73,7 +73,7 @@ _CHECK_S = 3.0
 _RETRY_S = 1.0
 _SETTLE_S = 5.0
 _TURN_S = 2.0
-"""Time of judging in a turn; what is left waits for the next turn."""
+"""Time for judging in a turn; the remaining windows wait for the next turn."""
 _TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
 
@@ -83,47 +83,47 @@ class _Part(NamedTuple):
 
     heard: list[Heard]
     lost: tuple[int, int] | None = None
-    """Loss in the origin's log behind the records: the offset where the log goes on, and the time there."""
+    """Loss in the origin's log after the records: the offset at which the log goes on, and its time."""
     goes_on: bool = False
-    """True if the next part may lie before the same offset of the origin's log."""
+    """True if the next part may have records before the same offset of the origin's log."""
 
 
 class _Waiting(NamedTuple):
-    """A batch as it was fetched: what anybody may have written is not unpacked before it is applied."""
+    """A batch as fetched. It may come from any client, so it stays packed until it is applied."""
 
     header: BatchHeader
     batch: bytes
     first: int
-    """Messages with offsets below are applied already."""
+    """First offset to apply; earlier messages of the batch are applied already."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """One partition: what is fetched of it and not applied yet."""
+    """Fetched batches of one partition that are not applied yet."""
 
     topic: str
     topic_id: str
     partition: int
     fetch_at: int
     origin: Origin | None
-    """What it is a mirror of."""
+    """Origin partition that the partition mirrors; None if it is not a mirror."""
     held: list[_Waiting] = field(default_factory=list)
-    """Batches that wait for the position batch behind them."""
+    """Batches that wait for the next position batch."""
     ready: list[tuple[_Waiting, int]] = field(default_factory=list)
-    """Those to be applied, and what they lie before in their origin's log."""
+    """Batches to apply, each with an offset of the origin's log after it."""
     lost: list[tuple[int, int, int]] = field(default_factory=list)
-    """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
+    """Losses in the origin's log: (ready batches before it, offset where the log goes on, time there)."""
     apply_to: int = 0
-    """The offset behind the last one of them."""
+    """Offset up to which the partition is applied once `ready` is applied."""
     shift: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
-    """Leader epochs of the batches that end at `fetch_at` and `apply_to`, as far as they are known."""
+    """Offset -> leader epoch of the batch before it, for `fetch_at` and `apply_to` if it is known."""
     heard_through: int = 0
-    """All that is left of what was said before it in the origin lies before `apply_to`."""
+    """Offset of the origin's log: the mirror has all surviving records before it before `apply_to`."""
     applied: tuple[int, int] | None = None
-    """What the two before were when all was applied."""
+    """Values of `apply_to` and `heard_through` when everything was last applied."""
     ask_at: float = 0.0
-    """When its mirror is asked again how far it has come."""
+    """Monotonic time at which to ask the mirror for its position again."""
 
     @property
     def place(self) -> Place:
@@ -131,30 +131,30 @@ class _Reading:
         if self.origin is not None:
             tier = self.origin.cluster
             if self.origin.partition != 0:
-                takes = ()  # publishers write to the first one alone
+                takes = ()  # publishers write to partition 0 only
         elif self.topic == COUNTS_TOPIC:
-            takes = ()  # nobody counts there but the readers of origins
+            takes = ()  # only the readers of origins write counts there
         return Place(self.topic, self.topic_id, self.partition, tier, takes, self.shift)
 
     def take(self, fetched: FetchedPartition) -> None:
-        """Sort what was fetched into what may be applied and what waits for a position batch."""
+        """Sort fetched batches into batches to apply and batches that wait for a position batch."""
         name = f"{self.topic}-{self.partition}"
         for header, batch, readable in batches_from(fetched, self.fetch_at, name):
             if readable:
                 self.held.append(_Waiting(header, bytes(batch), self.fetch_at))
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
-                if header.base_offset in (0, position.reset_at):  # it goes on elsewhere than where it was
+                if header.base_offset in (0, position.reset_at):  # the position has jumped: messages are lost
                     goes_on = position.cursor.next_offset if header.base_offset else position.start
                     self.lost.append((len(self.ready), goes_on, header.max_timestamp))
                 self.release(position.cursor.next_offset, header.next_offset)
             self.fetch_at = header.next_offset
             self.epochs[self.fetch_at] = header.partition_leader_epoch
-        # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
+        # Counts are ordered by their offset in this log and need not wait. Reports need the origin's offset.
         if self.origin is None or self.topic != AUDIT_TOPIC:
             self.release(self.fetch_at, self.fetch_at)
 
     def release(self, at: int, apply_to: int) -> None:
-        """What is held before the offset `apply_to` lies before `at` in its origin's log."""
+        """Make held batches before offset `apply_to` ready: they lie before `at` in the origin's log."""
         count = sum(waiting.header.base_offset < apply_to for waiting in self.held)
         self.ready += [(waiting, at) for waiting in self.held[:count]]
         del self.held[:count]
@@ -164,7 +164,7 @@ class _Reading:
 
 
 class Auditor:
-    """Applies the audit topics until it is told to stop."""
+    """Thread that applies the audit topics until it is stopped."""
 
     def __init__(
         self, store: AuditStore, options: AuditOptions, bootstrap: str, registry_url: str, zookeeper: str
@@ -183,16 +183,16 @@ class Auditor:
         self._settle_due = self._tidy_due = self._renew_due = 0.0
         self.is_standby = False
         """True while another process writes to the database."""
-        self._is_stale = True  # something was applied that is not settled
+        self._is_stale = True  # True if windows may need judging
         self.numbers = AuditNumbers(store, options)
         self._judging = Judging(store, options, self.numbers.note_final)
         self.trouble: str | None = "the audit topics are not read to their end yet"
-        """Why the database is behind what was said; None while it is not."""
+        """Reason for which the database lags behind the audit topics; None while it does not."""
         self.applied_at: int | None = None
-        """Time when the auditor last had applied every record (ms, by the auditor's clock)."""
+        """Time at which every record was last applied (ms, by the auditor's clock)."""
 
     def check(self) -> None:
-        """MillraceError in one line when no broker or no ZooKeeper answers soon."""
+        """Raise MillraceError in one line if no broker or no ZooKeeper answers soon."""
         with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
             client.topics()
         self._session = ZooKeeperSession.connect(self._zookeeper)
@@ -200,7 +200,7 @@ class Auditor:
         self._mirrors = Mirrors(self._session, self._client)
 
     def run(self, stop: threading.Event) -> None:
-        """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""
+        """Apply records until `stop` is set; log errors and try again. Call `check` first."""
         while not stop.is_set():
             try:
                 if time.monotonic() >= self._renew_due:
@@ -221,11 +221,11 @@ class Auditor:
             except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())
                 logger.warning("%s; trying again", self.trouble)
-                self._readings.clear()  # what was fetched and not applied is fetched again
+                self._readings.clear()  # batches that are not applied are fetched again
                 stop.wait(_RETRY_S)
 
     def _stand_by(self, why: str) -> None:
-        """Forget what was read of the database, as another process writes to it."""
+        """Drop everything read from the database, since another process writes to it."""
         if not self.is_standby:
             logger.warning("%s", why)
         self.is_standby, self.trouble, self.applied_at = True, why, None
@@ -239,7 +239,7 @@ class Auditor:
             self._session.close()
 
     def apply_all(self) -> bool:
-        """Apply everything up to the high watermarks, then settle what may have changed; True for news."""
+        """Apply all records up to the high watermarks, then judge; return True if there were new records."""
         news = False
         topics = self._client.topics(_TAKES)
         unapplied = 0
@@ -249,7 +249,7 @@ class Auditor:
                 news |= new
                 unapplied += left
         self.numbers.unapplied = unapplied
-        # Only now: half-read topics could look final although the other half says otherwise.
+        # Judge only now: with half of the records applied, a window could look final and not be.
         now = time.monotonic()
         self._is_stale |= news
         if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
@@ -288,7 +288,7 @@ class Auditor:
     def _fetch(
         self, topic: str, offsets: Mapping[int, int], readings: dict[int, _Reading]
     ) -> dict[int, FetchedPartition]:
-        """Fetch the records behind some offsets; partitions whose log was cut back leave `readings`."""
+        """Fetch records from the given offsets; remove partitions whose log was cut back from `readings`."""
         if not offsets:
             return {}
         epochs = {p: readings[p].epochs.get(readings[p].fetch_at, -1) for p in offsets}
@@ -301,7 +301,7 @@ class Auditor:
         return fetched
 
     def _go_back(self, reading: _Reading, epoch: int, parting: Parting) -> None:
-        """Read on where a log was cut back. Records that come twice count once; lost records stay unknown."""
+        """Read on where a log was cut back. Repeated records count once; lost records stay unknown."""
         place, offset = reading.place, reading.fetch_at
         logger.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
         with self._store.writing() as session:
@@ -313,9 +313,10 @@ class Auditor:
         self._is_stale = True
 
     def _hear_newest(self, reading: _Reading) -> None:
-        """Release what the leader's position accounts for: the newest is not visible before the next append.
+        """Release held batches up to the mirror's position, as the partition's leader reports it.
 
-        Without anything to release it is asked for now and then: what brings no message moves it, too.
+        The log shows a position only after the next append. Without held batches, the leader is asked now and
+        then: a position also moves without new messages.
         """
         now = time.monotonic()
         if reading.origin is None or self._mirrors is None or not (reading.held or now >= reading.ask_at):
@@ -324,14 +325,14 @@ class Auditor:
         where = (reading.topic, reading.topic_id, reading.partition)
         position, through = self._mirrors.position(*where, reading.origin, reading.fetch_at)
         if position is None or not reading.apply_to <= through <= reading.fetch_at:
-            return  # more of it is on its way
+            return  # the rest is not fetched yet
         if self._mirrors.in_kafka and reading.apply_to == 0 and position.start:
-            reading.lost.append((0, position.start, FOR_EVER))  # no position batch says it there
-        if position.reset_at < through:  # else it was moved behind that, and what is lost comes first
+            reading.lost.append((0, position.start, FOR_EVER))  # Kafka has no position batch for the start
+        if position.reset_at < through:  # else the loss at the reset is applied first
             reading.release(position.cursor.next_offset, through)
 
     def _readings_of(self, topic: str, topic_id: str) -> dict[int, _Reading]:
-        """Where to read on in every partition: as the database stands, or earliest."""
+        """Return partition -> reading, from the position in the database or the earliest offset."""
         earliest = self._client.list_offsets(topic, EARLIEST)
         readings = {}
         for partition, start in earliest.items():
@@ -348,7 +349,7 @@ class Auditor:
                     if row.next_offset < start and self._is_all_applied(
                         session, topic, topic_id, partition, origin
                     ):
-                        row.next_offset = start  # nothing but a position batch has expired
+                        row.next_offset = start  # only a position batch has expired
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
                         logger.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
@@ -365,7 +366,7 @@ class Auditor:
     def _is_all_applied(
         self, session: Session, topic: str, topic_id: str, partition: int, origin: Origin | None
     ) -> bool:
-        """True if the mirror has not come further than what is applied."""
+        """True if all that the mirror has copied from its origin is applied."""
         if topic != AUDIT_TOPIC or origin is None or self._mirrors is None:
             return False
         position, _ = self._mirrors.position(topic, topic_id, partition, origin, 0)
@@ -374,7 +375,7 @@ class Auditor:
         return position is not None and position.cursor.next_offset <= heard_through
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:
-        """Apply what is ready, a part in a transaction; True if there was any."""
+        """Apply ready records, one part per transaction; return True if there were any."""
         fetch = next(self._fetches)
         news = False
         for reading in readings.values():
@@ -400,7 +401,7 @@ class Auditor:
         return news
 
     def _parts(self, reading: _Reading, fetch: int) -> Iterator[_Part]:
-        """Yield the ready records in parts of a bounded size; the last one neither goes on nor has a loss."""
+        """Yield ready records in parts of a bounded size; the last part neither goes on nor has a loss."""
         lost, place = deque(reading.lost), reading.place
         heard: list[Heard] = []
         size = 0
@@ -431,10 +432,10 @@ class Auditor:
             if turn is None and kind is Heartbeat and tier == OFFLINE:
                 tier = WAREHOUSE
                 turn = self._book.signed(tier, key, value, fetch)
-        # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
+        # Decode only records that count: an attacker writes records more cheaply than the auditor reads them.
         may_count = turn is not None if kind in SIGNED else len(value) <= MOST_SAID_BYTES
         counts = kind in place.takes and may_count
         record = self._codec.decode(value) if counts else None
         if isinstance(record, Heartbeat) and WAREHOUSE in (tier, record.tier) and record.tier != tier:
-            turn = None  # who may speak for one of the two may not for the other
+            turn = None  # a signature for one of the two tiers does not hold for the other
         return Heard(record, offset, value, at, turn, kind)

@@ -1,7 +1,7 @@
-"""What a batch of audit records changes: windows, producers and strangers, each read and written once.
+"""Changes by a batch of audit records: windows, producers, rejected records, each row read and written once.
 
-Knows rows and sums; what a record means is decided in `reported` and `counted`. What changes a window that
-was final before raises its revision.
+Only rows and sums are here; `reported` and `counted` interpret the records. A change of a window that was
+final raises its revision.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millrace_audit.reports.messages import (
 )
 
 MOST_STRANGERS = 1000
-"""Rows of strangers; beyond, they are only counted."""
+"""Most rows of rejected records; further records share one row."""
 _SERIAL_BITS = 44
 
 
@@ -41,39 +41,39 @@ class Heard(NamedTuple):
     """One record of an audit topic's partition."""
 
     record: AuditRecord | None
-    """None when it could not be read as one."""
+    """None if the message is not decoded: it has no effect, or cannot be decoded."""
     offset: int
     value: bytes
     at: int
-    """Behind it: an offset of the log that it was published to, where its producer's cluster keeps it."""
+    """Offset after the record in the log of its producer's cluster; only hellos and reports use it."""
     turn: int | None = None
-    """Whose turn signed it; None for nobody's."""
+    """Turn of the reader that signed the record; None if no reader did."""
     kind: Kind | None = None
-    """What it says it is; the record is read only where that has an effect, and is signed if it must be."""
+    """Kind that the message names; it is decoded only if the partition takes that kind, signed if needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition of an audit topic, and for whose word it stands."""
+    """A partition of an audit topic, and the tier whose records it holds."""
 
     topic: str
     topic_id: str
     partition: int
     tier: str
-    """The cluster that it is a mirror of; `offline` where it is none."""
+    """Origin that the partition mirrors; `offline` if it is not a mirror."""
     takes: tuple[type[AuditRecord], ...]
     """The kinds of records that have an effect here."""
     shift: int = 0
-    """See AuditPosition."""
+    """Number added to offsets, see `AuditPosition.shift`."""
 
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition} ({self.tier})"
 
     def serial(self, offset: int) -> int:
-        """Orders the records of a tier, even when its topic was recreated and has another partition here.
+        """Return the log position of a record, which orders a tier's records.
 
-        The same holds when its log was cut back, and offsets mean other records.
+        The order holds even if the topic was recreated with another partition, or its log was cut back.
         """
         return (self.partition << _SERIAL_BITS) + offset + self.shift
 
@@ -83,14 +83,14 @@ def names_hash(server: str, service: str) -> str:
 
 
 class Producers:
-    """The rows of producers that a batch names, made where there are none."""
+    """Rows of the producers that a batch names; missing rows are created."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._rows: dict[tuple[str, int], dict[str, ProducerRow]] = {}
 
     def prepare(self, origin: str, instances: Iterable[int]) -> list[ProducerRow]:
-        """Read all of them at once: asking for each by itself would cost as much as everything else here."""
+        """Read the rows of all instances at once; single queries would double the time of a batch."""
         numbers = sorted({n for n in instances if (origin, n) not in self._rows})
         read = []
         for some in store.slices(numbers):
@@ -125,12 +125,12 @@ class Producers:
                 new = True
             found[key] = rows[names]
         if new:
-            self._session.flush()  # the database numbers them
+            self._session.flush()  # the database numbers the new rows
         return found
 
 
 class Strangers:
-    """Records without effect, counted by who seems to have written them."""
+    """Rejected records, counted by kind, cause and apparent writer."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -167,7 +167,7 @@ class Strangers:
 
 
 class Change:
-    """What a batch adds to one window."""
+    """Changes of one window by a batch."""
 
     __slots__ = (
         "counts",
@@ -190,13 +190,13 @@ class Change:
         self.unkeyed: list[tuple[str, str, int, int]] = []
         self.table: list[tuple[int, SequenceTally]] = []
         self.is_table_new = False
-        """`table` takes the place of what was there before."""
+        """True if `table` replaces the counts that the window had of the published table."""
         self.table_unkeyed: int | None = None
-        """Rows of the table without a whole header; None where no reader has reported them."""
+        """Rows of the table without a whole audit header; None if not reported."""
         self.unkeyed_rows: list[tuple[int, int]] = []
-        """(all, of these in an hour's partition) of what loads hold without a whole header."""
+        """Rows of loads without a whole audit header: (all, of these in an hour's partition)."""
         self.is_touched = False
-        """True if something beside the evidence has changed that concerns this window alone."""
+        """True if a fact outside the evidence has changed for this window alone."""
         self.positions: dict[tuple[str, str], int] = {}
         self.late = False
 
@@ -207,20 +207,20 @@ class Change:
 
     @property
     def is_of_table(self) -> bool:
-        """True if it says nothing but what the published table holds."""
+        """True if only the counts of the published table change."""
         others = self.reports or self.counts or self.removed or self.unkeyed or self.unkeyed_rows
         return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
 class Changes:
-    """What a batch changes, by topic and window: every window is read and written once."""
+    """Changes by a batch, by topic and window; every window is read and written once."""
 
     def __init__(self, session: Session, now_ms: int) -> None:
         self._session = session
         self.now_ms = now_ms
         self._topics: dict[str, dict[int, Change]] = {}
         self.unkeyed_from: dict[str, int] = {}
-        """Topic -> the time before which loads reported no rows without a header."""
+        """Topic -> time of the newest load that did not report its rows without a header."""
 
     def topic(self, topic: str) -> dict[int, Change]:
         return self._topics.setdefault(topic, {})
@@ -256,9 +256,9 @@ class Changes:
         for start, change in windows.items():
             row = rows.get(start)
             if row is None and start < topic.kept_from:
-                continue  # it has expired from the database
+                continue  # the window has expired
             if row is None and change.is_of_table and not (change.table or change.table_unkeyed):
-                continue  # no event was ever there
+                continue  # neither the window nor the table has events
             values = {
                 "topic": topic.topic,
                 "window": start,
@@ -278,13 +278,13 @@ class Changes:
 
 
 def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
-    """The window's revision with a change: raised by what comes after a verdict that was final.
+    """Return the window's revision after a change: one more if the verdict was final before.
 
-    That what was missing arrives is no revision: it was awaited.
+    Missing events that arrive in an incomplete window were expected, and do not raise the revision.
     """
     if row is not None and change.is_of_table:
-        return int(row.revision)  # its events are what they were
-    if row is None:  # a time that was final already begins at revision 1
+        return int(row.revision)  # its events are the same
+    if row is None:  # a window that was final without a row begins at revision 1
         return int(start + WINDOW_MS <= final_through or change.late)
     again = row.settled and (row.verdict != Verdict.INCOMPLETE or change.reports)
     again = again or (change.late and row.revision == 0)
@@ -322,5 +322,5 @@ def _moved(positions: Mapping[str, Mapping[str, int]], change: Change) -> dict[s
 
 
 def storable(text: str) -> str:
-    """What somebody called himself, without what PostgreSQL or UTF-8 cannot hold."""
+    """Return a text without characters that PostgreSQL or UTF-8 cannot store."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

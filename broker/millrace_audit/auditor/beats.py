@@ -1,9 +1,9 @@
-"""How far tiers are counted: their beats and marks, and what follows from positions instead of clocks.
+"""Progress of the tiers' counts: checkpoints, partition positions, and conclusions from them without clocks.
 
-A *beat* is a heartbeat that is kept, one for every five seconds of a tier's own time; after an hour one for
-every ten minutes. A *mark* says where a topic's partitions were counted to at a beat. Of a window the home
-cluster is past once there is a beat that is later than the window and than all that was said of it; the mark
-at that beat is what everything behind it must have come to. Nothing here depends on the order between tiers.
+A *beat* is a checkpoint: a heartbeat that is kept, one per five seconds of a tier's own time, after an hour
+one per ten minutes. A *mark* holds the positions of a topic's partitions at a checkpoint. The home has read a
+window at the first checkpoint after the close, the newest report and the newest count of the window. Later
+tiers have read the window when they reach the mark at that checkpoint. The tiers' order does not matter.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ends = Mapping[str, Sequence[Any]]
 
 
 class Beat(NamedTuple):
-    """A heartbeat that is kept."""
+    """Checkpoint: a heartbeat that is kept."""
 
     serial: int
     time: int
@@ -41,15 +41,15 @@ def bucket(time: int) -> int:
 
 
 def name(row: CoverageRow) -> str:
-    """A partition as marks name it."""
+    """Return the name of a partition in marks."""
     return f"{row.topic_id}-{row.partition}"
 
 
 class Beats(list[Beat]):
-    """Those of a tier, in the order of their serials."""
+    """Checkpoints of a tier, in the order of their log positions."""
 
     def __init__(self) -> None:
-        self._latest: list[int] = []  # time and reported_through at each beat or before: clocks are set back
+        self._latest: list[int] = []  # largest time up to each checkpoint: clocks may be set back
         self._through: list[int] = []
 
     def add(self, beat: Beat) -> None:
@@ -59,7 +59,7 @@ class Beats(list[Beat]):
         self._through.append(max(through, self._through[-1] if self._through else through))
 
     def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
-        """The first one behind `serial`, at or after `time`, that stands for what was reported by then."""
+        """Return the first checkpoint after `serial`, with at least this time and `reported_through`."""
         begin = max(
             bisect_right(self, serial, key=lambda beat: beat.serial),
             bisect_left(self._latest, time),
@@ -73,12 +73,12 @@ class Beats(list[Beat]):
 
     @property
     def began_anew(self) -> bool:
-        """True when the audit topic ends before where it ended once: its log was lost, and another began."""
+        """True if the audit topic has become shorter: its log was lost, and a new log began."""
         through = self[-1].reported_through if self else None
         return through is not None and through < self._through[-1]
 
     def time_before(self, at: int) -> tuple[int, bool]:
-        """Time of the newest one from when the audit topic ended at `at` or before; True if it is known."""
+        """Return the time of the newest checkpoint with an audit topic up to `at`; True if it is known."""
         if self and self[0].reported_through is None:
             return NOTHING, False
         index = bisect_right(self._through, at)
@@ -86,7 +86,7 @@ class Beats(list[Beat]):
 
 
 def time_at(session: Session, row: CoverageRow, end: int) -> int:
-    """Time of the newest beat by which a partition was counted to `end` or less; NOTHING if none is kept."""
+    """Return the time of the newest checkpoint with a partition counted to at most `end`, or NOTHING."""
     marks = select(MarkRow.serial, MarkRow.ends).where(MarkRow.tier == row.tier, MarkRow.topic == row.topic)
     before = FOR_EVER
     for serial, ends in session.execute(marks.order_by(MarkRow.serial.desc())):
@@ -99,10 +99,10 @@ def time_at(session: Session, row: CoverageRow, end: int) -> int:
 
 
 def thin(session: Session, tier: str, before: int, now: int) -> None:
-    """Of the beats that have become an hour old since the time `before`, keep one for every ten minutes."""
+    """Keep one per ten minutes of the checkpoints that have become an hour old since `before`."""
     hour = ALL_KEPT_MS // WINDOW_MS
     beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier).order_by(BeatRow.serial)
-    # Those behind each other alone: of a clock that was set back the same minutes come again.
+    # Group consecutive checkpoints only: a clock that was set back repeats the same minutes.
     for at, some in groupby(session.execute(beats).all(), key=lambda beat: bucket(beat.time)):
         if not bucket(before) - hour <= at < bucket(now) - hour:
             continue
@@ -110,7 +110,7 @@ def thin(session: Session, tier: str, before: int, now: int) -> None:
         if not others:
             continue
         session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
-        # The next beat that is kept stands for what was marked last before it.
+        # The next kept checkpoint uses the newest marks before it.
         _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
 
 
@@ -121,7 +121,7 @@ def _keep_newest_marks(session: Session, *among: ColumnElement[bool]) -> None:
 
 
 def forget(session: Session, before: int) -> None:
-    """Drop the beats before that time, and the marks that no beat behind them needs."""
+    """Delete the checkpoints before a time, and the marks that no later checkpoint needs."""
     for tier in session.scalars(select(TierRow.tier)).all():
         last = session.scalar(
             select(func.max(BeatRow.serial)).where(BeatRow.tier == tier, BeatRow.time < before)
@@ -133,7 +133,7 @@ def forget(session: Session, before: int) -> None:
 
 
 class Progress:
-    """How far every tier has come, read once for many windows."""
+    """Progress of every tier, read once for many windows."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -148,7 +148,7 @@ class Progress:
             tier: next((beat.time for beat in reversed(beats) if self.has_heard(tier, beat)), NOTHING)
             for tier, beats in self.beats.items()
         }
-        """Tier -> time of its newest beat by which all that its producers had said is applied."""
+        """Tier -> time of its newest checkpoint with all earlier reports of its producers applied."""
         by_topic = select(CoverageRow).order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
         self.coverage = session.scalars(by_topic).all()
         self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
@@ -171,16 +171,16 @@ class Progress:
         return self._marks[tier, topic]
 
     def has_heard(self, tier: str, beat: Beat) -> bool:
-        """True if what producers had said when all before a beat was counted is applied."""
-        later = self.beats[tier].first(serial=beat.serial)  # it looked after the counting
+        """True if all reports that producers had sent before a checkpoint are applied."""
+        later = self.beats[tier].first(serial=beat.serial)  # its position was read after the counting
         heard = self._heard_through.get(tier, 0)
         if later is None or (later.reported_through or 0) > heard:
             return False
-        # What is heard may be of the log that was there before.
+        # The applied reports may be those of the log before the new one.
         return not self.beats[tier].began_anew or heard <= (self.beats[tier][-1].reported_through or 0)
 
     def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
-        """Where the topic was counted to at a beat; without what has been deleted since."""
+        """Return the topic's positions at a checkpoint, without partitions deleted since."""
         serials, ends = self._marks_of(tier, topic)
         index = bisect_right(serials, beat.serial) - 1
         return self._there(tier, topic, ends[index]) if index >= 0 else {}
@@ -190,21 +190,21 @@ class Progress:
         return {partition: end for partition, end in ends.items() if partition in there}
 
     def began(self, tier: str, topic: str) -> int | None:
-        """Serial behind which a tier's reader counts a topic; None when it does not."""
+        """Return the log position after which a tier's reader counts a topic; None if it does not."""
         return min((row.began for row in self._coverage[tier, topic]), default=None)
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
-        """True if the aggregate cluster is counted as far as those ends of an origin."""
+        """True if the aggregate cluster is counted up to the given ends of an origin."""
         return _covers(self._mirrored(topic, origin), ends)
 
     def _mirrored(self, topic: str, origin: str) -> dict[str, int]:
-        """Origin partition -> how far the aggregate cluster's copy of it is counted."""
+        """Return origin partition -> next origin offset after the counted part of its copy."""
         rows = self._coverage[OFFLINE, topic]
         ends = [[row.end, *(row.origin or ())] for row in rows if not row.gone]
         return self._origin_ends(topic, ends, origin)
 
     def _origin_ends(self, topic: str, ends: Any, origin: str) -> dict[str, int]:
-        """Origin partition -> next origin offset, of the partitions that mirror it."""
+        """Return origin partition -> next origin offset, for the partitions that are mirrored."""
         names = names_by_number(self._coverage[origin, topic])
         return {
             names.get(end[2], end[2]): end[3]
@@ -213,7 +213,7 @@ class Progress:
         }
 
     def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
-        """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
+        """Return the first checkpoint of `offline` after `serial` that covers `needed`, and its ends."""
         beats = self.beats[OFFLINE]
         serials, marks = self._marks_of(OFFLINE, topic)
         first = beats.first(serial=serial)
@@ -229,15 +229,15 @@ class Progress:
         return None
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:
-        """True if loads have said that all before those ends of the aggregate cluster is in the warehouse."""
+        """True if counted loads contain everything before the given ends of the aggregate cluster."""
         loaded = {name(row): row.end for row in self._coverage[WAREHOUSE, topic]}
         return bool(loaded) and _covers(loaded, ends)
 
     def is_ahead(self, topic: str, origin: str, serial: int) -> bool:
-        """True if the origin's reader has counted all that the copies hold which were counted by `serial`."""
+        """True if the origin's reader has counted all events of the copies that were counted by `serial`."""
         for row in self._coverage[OFFLINE, topic]:
             if row.origin and row.origin[0] == origin and not row.gone and row.unplaced <= serial:
-                return False  # how far these copies go in the origin is not known yet
+                return False  # the origin offset of these copies is not known yet
         rows = self._coverage[origin, topic]
         counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
         return _covers(counted, {key: [end] for key, end in self._mirrored(topic, origin).items()})
@@ -253,7 +253,7 @@ class Progress:
 
 
 def names_by_number(rows: Iterable[CoverageRow]) -> dict[str, str]:
-    """Of an origin's partitions of a topic: what copies call them that know no topic's id -> their names."""
+    """Return partition name without topic id, as some copies give it -> name, for a topic at an origin."""
     return {f"{NO_ID.hex}-{row.partition}": name(row) for row in rows if not row.gone}
 
 

@@ -1,10 +1,10 @@
-"""The console: one page for people, made from the database when somebody looks.
+"""The console: one web page, rendered from the database on every request.
 
     GET /console?days=2&until=ISO             hours by verdict, topics, mirrors, loads, groups, replicas
-    GET /console?...&topic=NAME&at=DATE[THH]  the same, and one day or hour of a topic before it
+    GET /console?...&topic=NAME&at=DATE[THH]  the same, after details of one day or hour of a topic
 
-Changes nothing, and knows no verdict by itself. All that producers wrote is text: the template escapes it,
-and the browser is told to run no script and load no style but the two files beside the template.
+The page changes nothing, and judges no window itself. The template escapes all texts from producers. Headers
+allow the browser only the script and the style file beside the template.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from millrace_audit.reports.ranges import in_words
 
 DAY_MS = 24 * HOUR_MS
 DAYS = (2, 7, 30)
-"""How much of the past a picture may show."""
+"""Numbers of days that a picture may show."""
 MOST_GROUPS = 100
 MOST_LACKING = 100
-"""Shown of the partitions that lack replicas."""
+"""Most partitions to show that lack a leader or replicas."""
 _LOOKED_AT = 48
-"""Newest windows of a topic among which the newest published hour is looked for."""
+"""Number of a topic's newest windows in which to look for the newest published hour."""
 MARKS: Mapping[Verdict | None, str] = {
     Verdict.COMPLETE: "+",
     Verdict.CARRIED: "=",
@@ -60,7 +60,7 @@ MARKS: Mapping[Verdict | None, str] = {
     Verdict.INCOMPLETE: "X",
     None: "·",
 }
-"""A verdict's shape in the picture: nobody needs the colours to read it."""
+"""Character of each verdict in the picture, which is readable without colours."""
 _PAGES = Path(__file__).with_name("pages")
 _LOOK_AGAIN_S = 5.0
 _BROKERS_TIMEOUT_S = 3.0
@@ -68,41 +68,41 @@ _BROKERS_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A consumer group of the aggregate cluster, and how far it is behind in a topic."""
+    """A consumer group of the aggregate cluster and its lag in a topic."""
 
     group: str
     state: str
     members: int
     topic: str
     lag: int | None
-    """In offsets, over all partitions: bytes on Millrace, messages on Apache Kafka; None: nobody tells."""
+    """Offsets over all partitions: bytes on Millrace, messages on Apache Kafka; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LackingPartition:
-    """A partition of the aggregate cluster that nobody leads, or of which not all replicas are in sync."""
+    """A partition of the aggregate cluster without a leader, or with replicas that are not in sync."""
 
     name: str
     leader: int
-    """-1: nobody."""
+    """Broker id; -1 without a leader."""
     replicas: Sequence[int]
     in_sync: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The aggregate cluster's groups and the partitions that lack something."""
+    """The aggregate cluster's groups, and its partitions that lack a leader or replicas."""
 
     groups: Sequence[GroupLag] = ()
     lacking: Sequence[LackingPartition] = ()
     is_known: bool = False
-    """False: nobody knows, and `trouble` says why."""
+    """False if the cluster was not read; `trouble` has the reason."""
     trouble: str = ""
-    """Why not more is said."""
+    """Reason for which the cluster is not shown in full."""
 
 
 class ClusterLook:
-    """The aggregate cluster as it was seconds ago: no page waits for a broker."""
+    """State of the aggregate cluster, seconds old, so that no page waits for a broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -111,7 +111,7 @@ class ClusterLook:
         self._seen = ClusterSeen(trouble="the brokers are being asked: look again in a moment")
 
     def seen(self) -> ClusterSeen:
-        """What was seen last; asks again in a thread when that is old."""
+        """Return the last state; when it is old, start a thread that reads it again."""
         with self._lock:
             if time.monotonic() >= self._due:
                 self._due = float("inf")  # until this look is over
@@ -181,7 +181,7 @@ class Run:
 
 @dataclass(slots=True)
 class PartitionLine:
-    """How far a partition is counted at a tier, and how far it is behind what it is read from."""
+    """A partition at a tier: the offset up to which it is counted, and its lag behind its source."""
 
     topic: str
     tier: str
@@ -189,7 +189,7 @@ class PartitionLine:
     end: int
     source: str = ""
     lag: int | None = None
-    """Offsets of the source that are not here yet."""
+    """Offsets of the source that this tier lacks; None if unknown."""
 
 
 def add_console(
@@ -205,7 +205,7 @@ def add_console(
     def console(
         days: int = DAYS[0], until: str | None = None, topic: str | None = None, at: str | None = None
     ) -> Response:
-        """The page for people."""
+        """Render the web page."""
         try:
             view = _View.of(days, until)
             with store.reading() as session:
@@ -226,13 +226,13 @@ def add_console(
 def _serve(app: FastAPI, name: str, kind: str, content: bytes) -> None:
     @app.get(f"/console/{name}", name=name)
     def file() -> Response:
-        """A file of the console."""
+        """Return a file of the console."""
         return Response(content, media_type=kind, headers=HEADERS)
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Which hours are asked for: so many days up to a time, or up to now."""
+    """Requested hours: a number of days up to a time, or up to now."""
 
     days: int
     until: int | None
@@ -251,7 +251,7 @@ class _View:
 
 
 class _Console:
-    """What one page shows, read from one state of the database."""
+    """Content of one page, read from one state of the database."""
 
     def __init__(self, session: Session, options: AuditOptions, numbers: AuditNumbers, view: _View) -> None:
         self._session, self._options, self._numbers, self._view = session, options, numbers, view
@@ -296,14 +296,14 @@ class _Console:
         }
 
     def _scale(self) -> str:
-        """The line above the picture: each day at its beginning, and every sixth hour where there is room."""
+        """Return the line above the picture: days and, in a short picture, every sixth hour."""
         text, hours = "", (self._end - self._start) // HOUR_MS
         for hour in range(self._start, self._end, HOUR_MS):
             if len(text) > (hour - self._start) // HOUR_MS:
                 continue
             at, forms = utc(hour), tuple[str, ...]()
             if at.hour == 0:
-                forms = ("%a %d %b", "%a %d", "%d")  # at the end of the line there may be room for less
+                forms = ("%a %d %b", "%a %d", "%d")  # shorter forms for the end of the line
             elif self._view.days == DAYS[0] and at.hour % 6 == 0:
                 forms = ("%H",)
             names = (at.strftime(form) for form in forms)
@@ -311,7 +311,7 @@ class _Console:
         return text[:hours]
 
     def _runs(self, row: TopicHours) -> Iterator[Run]:
-        """A row's links: to each hour, or in a long picture to each day, cut where the verdict changes."""
+        """Yield a row's links to its hours, or in a long picture to its days, split by verdict."""
         base = self._view.link(topic=row.known.topic)
         done = 0
         for name, size in self._links:
@@ -324,7 +324,7 @@ class _Console:
 
     @cached_property
     def _links(self) -> Sequence[tuple[str, int]]:
-        """Each hour or day that a row leads to: as a link names it, and how many hours it has here."""
+        """Hours or days that a row links to: name in the link, and number of hours in the picture."""
         by_hour = self._view.days == DAYS[0]
         step = HOUR_MS if by_hour else DAY_MS
         steps = groupby(range(self._start, self._end, HOUR_MS), lambda at: at - at % step)
@@ -332,7 +332,7 @@ class _Console:
         return [(utc(at).strftime(form), len([*hours])) for at, hours in steps]
 
     def detail(self, topic: str, at: str) -> dict[str, Any]:
-        """One hour by its windows, or a day by its hours."""
+        """Return the details of an hour by its windows, or of a day by its hours."""
         first, is_hour = _full_hour(at, "at"), "T" in at
         last = first + (HOUR_MS if is_hour else DAY_MS)
         answer = answers.completeness(self._session, self._options, topic, first, last)
@@ -356,7 +356,7 @@ class _Console:
 
 
 def _partitions(progress: Progress) -> Iterator[PartitionLine]:
-    """Every partition at every tier that counts it, with its lag behind where it comes from."""
+    """Yield every partition at every tier that counts it, with its lag behind its source."""
     rows = [row for row in progress.coverage if not row.gone]
     ends = {(row.tier, f"{row.topic_id}-{row.partition}"): row.end for row in rows}
     of_topic: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
@@ -380,15 +380,15 @@ def _partitions(progress: Progress) -> Iterator[PartitionLine]:
 
 @dataclass(frozen=True, slots=True)
 class MirrorLine:
-    """What is mirrored from an origin, all topics together."""
+    """Mirrored partitions of an origin, all topics together."""
 
     origin: str
     partitions: int
     lag: int
     behind: int
-    """Partitions that are not at their origin's end."""
+    """Partitions that lag behind their origin."""
     unknown: int
-    """Partitions whose origin nobody counts."""
+    """Partitions with an unknown lag."""
 
 
 def _mirrors(partitions: Sequence[PartitionLine]) -> list[MirrorLine]:
@@ -419,7 +419,7 @@ _NEWEST_IN_TABLE = select(func.max(_NEWEST.c.window)).where(_NEWEST.c.positions.
 
 
 def _loads(session: Session) -> list[dict[str, Any]]:
-    """Of each topic the newest load that was read back, and which of its newest hours its table holds."""
+    """Return each topic's newest reported load, and the newest hour in its published table."""
     newest = select(LoadRow.topic, func.max(LoadRow.load).label("load")).group_by(LoadRow.topic).subquery()
     rows = session.scalars(
         select(LoadRow)
@@ -441,7 +441,7 @@ def _loads(session: Session) -> list[dict[str, Any]]:
 
 
 def _worst(topics: Sequence[TopicHours]) -> list[tuple[str, int]]:
-    """How many hours of the picture have each verdict that is no proof."""
+    """Return the number of the picture's hours with each verdict that is no proof."""
     hours = [verdict for topic in topics for verdict in topic.hours]
     named = (Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.PENDING)
     return [(str(verdict), count) for verdict in named if (count := hours.count(verdict))]
@@ -463,7 +463,7 @@ def _minute(at: datetime) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """A duration for people, with its unit."""
+    """Format a duration with its unit."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:,.1f} {unit}"

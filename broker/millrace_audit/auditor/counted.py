@@ -1,7 +1,7 @@
-"""Counts of the readers of one tier, and how far they have come. The warehouse's reader is `warehouse`'s.
+"""Counts and positions of one tier's readers. `warehouse` applies the records of the warehouse's reader.
 
-Only records of the newest turn count. A range counts if it begins where its partition is counted to. If it
-begins behind that point, the part between will never be counted, and is noted as a gap.
+Only records of the newest turn count. A range counts if it begins where the counted part of its
+partition ends. If it begins later, the offsets between will never be counted, and are noted as a gap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millrace_audit.reports.messages import (
 
 
 class Counted:
-    """Counts and heartbeats of one tier's readers, and behind the aggregate cluster those of loads."""
+    """Counts and heartbeats of one tier's readers; in the aggregate cluster's topic also those of loads."""
 
     def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
@@ -79,7 +79,7 @@ class Counted:
                 self._follow_truncated(record, serial)
             else:
                 is_first = tier.beaten_turn != entry.turn
-                if is_first or record.number > tier.beaten_number:  # else somebody sends it again
+                if is_first or record.number > tier.beaten_number:  # else the heartbeat is a repeat
                     self._beat(record, serial, is_first=is_first)
                     tier.beaten_turn, tier.beaten_number = entry.turn, record.number
 
@@ -88,7 +88,7 @@ class Counted:
         if row is None:
             row = self._cover(count, count.topic, count.start, serial)
         if count.start < row.end:
-            return  # it has come before
+            return  # the count is a repeat
         if count.start > row.end:
             self._uncounted(row, row.end, count.start, serial)
         for first, last in count.expired:
@@ -103,7 +103,7 @@ class Counted:
             end = count.origin.end if count.origin.end is not None else row.origin[2] if row.origin else None
             row.origin, row.unplaced = [origin, place, end], _unplaced(count, row.unplaced, serial)
             if self._place.tier != OFFLINE:
-                return  # a mirror within a cluster that is produced to: it is counted where it comes from
+                return  # a mirror at an origin: its events are counted at their home
         outside = self._add(count.topic, origin, count.counts, serial)
         for foreign in count.foreign:
             if is_of_this_world(foreign.window):
@@ -119,7 +119,7 @@ class Counted:
             )
 
     def _add(self, topic: str, origin: str, counts: SequenceCounts, serial: int) -> int:
-        """Add counts of a tier to the windows; how many keys have an impossible time."""
+        """Add counts of a tier to the windows; return the number of keys with an impossible time."""
         tier = self._place.tier
         keys = [key for key in counts.tallies if is_of_this_world(key.window)]
         for key, producer in self._producers.get_all(origin, keys).items():
@@ -143,14 +143,14 @@ class Counted:
         )
         self._session.add(row)
         self._coverage[of.topic_id, of.partition] = row
-        if end > 0:  # its reader began there, or what was counted before is not known in this database
+        if end > 0:  # offsets before the first known count are not counted
             self._uncounted(row, 0, end, serial)
         return row
 
     def _uncounted(
         self, row: CoverageRow, start: int, end: int, serial: int, since: int | None = None
     ) -> None:
-        """Offsets that nobody will ever count; `since` is the heartbeat before they were, the newest one."""
+        """Note offsets that will never be counted; `since`: heartbeat before them, by default the newest."""
         assert self._tier is not None
         key: dict[str, Any] = {"tier": row.tier, "topic_id": row.topic_id, "partition": row.partition}
         key["start"] = start
@@ -159,7 +159,7 @@ class Counted:
         if gap is None:
             gap = store.UncountedRow(**key, end=end, topic=row.topic, since=since, serial=serial)
             self._session.add(gap)
-        else:  # a log that was truncated there twice
+        else:  # the log was truncated there twice
             gap.end, gap.since = max(gap.end, end), min(gap.since, since)
             gap.serial, gap.until = serial, FOR_EVER
         self._session.flush()
@@ -167,15 +167,15 @@ class Counted:
     def _beat(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
         tier = self._tier
         assert tier is not None
-        self._follow_positions(beat, serial - 1, is_first=is_first)  # the beat stands for them, too
+        self._follow_positions(beat, serial - 1, is_first=is_first)  # the checkpoint covers them
         self._follow_truncated(beat, serial)
         gap = store.UncountedRow
-        # A clock set back closes nothing: what is missing lies between, whatever it says now.
+        # A heartbeat from before the gap, by a clock that was set back, does not end the gap.
         tiers = (OFFLINE, WAREHOUSE) if tier.tier == OFFLINE else (tier.tier,)
         here = (gap.tier.in_(tiers), gap.until == FOR_EVER, gap.since <= beat.time)
         self._session.execute(update(gap).where(*here).values(until=beat.time))
         self._note_unreadable(beat, tier.heartbeat, serial)
-        # The newest word counts, not the largest: a clock that ran ahead is set right again.
+        # The newest heartbeat counts, not the largest time: a clock that ran ahead may be corrected.
         tier.heartbeat = beat.time
         if tier.kept == NOTHING or abs(beat.time - tier.kept) >= beats.APART_MS:
             new = {"serial": serial, "time": beat.time, "reported_through": beat.reported_through}
@@ -186,7 +186,7 @@ class Counted:
             tier.kept = beat.time
 
     def _mark(self, serial: int) -> None:
-        """Note how far the topics are counted that were counted on since the beat before."""
+        """Store the positions of the topics that have new counts since the checkpoint before."""
         ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._unmarked}
         for row in self._coverage.values():
             if row.counted and not row.gone and row.topic in ends:
@@ -200,10 +200,10 @@ class Counted:
         self._unmarked.clear()
 
     def _follow_positions(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
-        """Where a reader stands beyond what it was heard of, the counts between have expired unread."""
+        """Note gaps before positions in a heartbeat: counts between have expired before they were read."""
         named = {(position.topic_id, position.partition): position for position in beat.positions}
         gone = {key for key, position in named.items() if position.offset is None}
-        if is_first and named:  # the first heartbeat of a turn names all that there are
+        if is_first and named:  # the first heartbeat of a turn names all partitions
             gone |= self._coverage.keys() - named.keys()
         for key in gone:
             if key not in self._coverage:
@@ -213,7 +213,7 @@ class Counted:
             if position.offset is None:
                 continue
             row = self._coverage.get(key)
-            if row is None:  # nothing of it is counted yet, or not since this database began
+            if row is None:  # this database has no counts of the partition yet
                 self._cover(position, position.topic, position.offset, serial)
                 continue
             row.gone = False
@@ -222,7 +222,7 @@ class Counted:
                 row.end = position.offset
 
     def _follow_truncated(self, beat: Heartbeat, serial: int) -> None:
-        """What had been counted of a log is gone from it, and what is in its place will be counted."""
+        """Note counted offsets that are gone from a truncated log; their replacements will be counted."""
         for log in beat.truncated:
             row = self._coverage.get((log.topic_id, log.partition))
             if row is not None and log.end < row.end == log.counted:
@@ -259,10 +259,10 @@ class Counted:
 
 
 def _unplaced(count: Count, before: int, serial: int) -> int:
-    """Serial of the first count with copies behind the origin's known end, given that `before` this count."""
+    """Return the first count with copies after the origin's known end; `before` is the value so far."""
     known = count.origin is not None and count.origin.end is not None
     through = count.copied_through if known else NOTHING
-    if through is None or through >= count.end:  # readers of the version before do not tell
+    if through is None or through >= count.end:  # None: a reader of an earlier version
         return FOR_EVER
     if through >= count.start or (before == FOR_EVER and count.end > count.start):
         return serial

@@ -1,8 +1,8 @@
-"""Everything that is known of one window, as one value: who reported what, and what every tier holds.
+"""Evidence of one window as one value: producers' reports, and the events observed at every tier.
 
-Kept as flat lists of ranges, [first, last, first, last ...], which are only added to while records come, and
-become sets when the window is judged. Packed it is compressed JSON; a tier that holds just what was
-acknowledged, the usual case, takes three bytes. Passes no verdict and knows no database.
+Kept as flat lists of ranges, [first, last, first, last ...], which only grow while records arrive, and become
+sets when the window is judged. The packed form is compressed JSON. A tier that holds exactly the acknowledged
+events, the usual case, takes three bytes there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace_audit.reports.ranges import SequenceRanges, merged
 from millrace_audit.reports.seals import wrapped
 
 MOST_RANGES_KEPT = 200_000
-"""Ranges of one window: about 4 MB, read and written with every change. Of one with more nothing is kept."""
+"""Most ranges of a window, about 4 MB, rewritten with every change. A window with more keeps none."""
 Flat = list[int]
 _FAST, _SMALL = 1, 9  # zlib's levels: while a window changes, and once it is folded
 
@@ -30,7 +30,7 @@ def pairs(flat: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Reported:
-    """What a producer reported of a window."""
+    """A producer's reports on a window."""
 
     acknowledged: Flat = field(default_factory=list)
     fingerprint: int = 0
@@ -40,7 +40,7 @@ class Reported:
 
 @dataclass(slots=True)
 class Observed:
-    """What a tier holds of a producer; numbers that are there twice are in two ranges."""
+    """Events of a producer observed at a tier; a number that occurs twice is in two ranges."""
 
     ranges: Flat = field(default_factory=list)
     fingerprint: int = 0
@@ -48,18 +48,18 @@ class Observed:
 
 @dataclass(slots=True)
 class Evidence:
-    """Producers by the number of their row, clusters and tiers by name."""
+    """Evidence of one window: producers by the number of their row, clusters and tiers by name."""
 
     reported: dict[int, Reported] = field(default_factory=dict)
     observed: dict[str, dict[int, Observed]] = field(default_factory=dict)
-    """Tier -> producer -> what is there."""
+    """Tier -> producer -> observed events."""
     unkeyed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    """Origin -> tier -> [messages, fingerprint] of those without an audit header."""
+    """Origin -> tier -> [messages, fingerprint] of the messages without an audit header."""
     unkeyed_rows: dict[str, list[int]] = field(default_factory=dict)
     """Rows without a whole audit header: `warehouse` -> [all, of these in an hour's partition], `table` ->
-    [those in an hour's partition]; no entry where no reader has reported it."""
+    [those in an hour's partition]; no entry if not reported."""
     is_too_much: bool = False
-    """More was reported or counted than is kept: nothing of it is."""
+    """True if the window had more ranges than may be kept; then none is kept."""
 
     def report(
         self, producer: int, ranges: SequenceRanges, fingerprint: int, failed: SequenceRanges, failed_sum: int
@@ -75,7 +75,7 @@ class Evidence:
         new = list(tally.ranges())
         ranges = observed.ranges
         if ranges and len(new) == 1 and new[0][0] == ranges[-1] + 1:
-            ranges[-1] = new[0][1]  # it goes on, as it usually does
+            ranges[-1] = new[0][1]  # the usual case: the new range continues the last one
         else:
             whole = SequenceTally((*pairs(ranges), *new))
             observed.ranges = [*chain.from_iterable(whole.ranges())]
@@ -106,7 +106,7 @@ class Evidence:
         return set(chain(self.reported, *self.observed.values()))
 
     def pack(self, *, fold: bool = False) -> bytes:
-        """The evidence as bytes; `fold` leaves out the fingerprints, equal where all is complete."""
+        """Return the evidence as bytes; `fold` drops the fingerprints, which agree in a complete window."""
         reported = {
             str(producer): [s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint]
             for producer, s in self.reported.items()
@@ -159,7 +159,7 @@ class Evidence:
 
 
 def _joined(flat: Flat, more: SequenceRanges) -> Flat:
-    """The union, as a flat list."""
+    """Return the union as a flat list."""
     if not more:
         return flat
     if flat and more.range_count == 1 and (first := next(iter(more)))[0] == flat[-1] + 1:

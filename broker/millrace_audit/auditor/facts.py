@@ -75,7 +75,7 @@ class ReportStream:
 
 
 class LegState(StrEnum):
-    """How far a tier has read one origin's events of the window."""
+    """State of a tier's reading of one origin's events of the window."""
 
     READ = "read"
     """Everything that the tier will receive is counted: what it lacks, it lacks for good."""
@@ -114,7 +114,7 @@ class Leg:
 
 
 class DebtState(StrEnum):
-    """What a producer that has not closed the window owes."""
+    """State of a producer that has not closed the window."""
 
     OPEN = "open"
     """More reports may come: the newest one is younger than the patience."""
@@ -292,7 +292,7 @@ class WindowFacts:
         return self.start - self.start % HOUR_MS
 
     def leg(self, origin: str, tier: str) -> Leg:
-        """The leg of an origin into a tier; its state is NOT_REACHED when nothing is known of it."""
+        """Return the leg of an origin into a tier; NOT_REACHED if nothing is known about the leg."""
         origin = "" if tier in (WAREHOUSE, TABLE) else origin
         found = (leg for leg in self.legs if leg.tier == tier and leg.origin == origin)
         return next(found, None) or Leg(origin, tier, LegState.NOT_REACHED)
@@ -307,7 +307,7 @@ class WindowFacts:
 
     @property
     def tiers_behind(self) -> tuple[str, ...]:
-        """Tiers behind the home, in the order of the events' way."""
+        """Tiers after the home, in the order in which events reach them."""
         return (*DOWNSTREAM, TABLE) if self.is_table_compared else DOWNSTREAM
 
     def digest(self) -> str:

@@ -15,7 +15,7 @@ from millrace_audit.reports.messages import FOR_EVER
 
 
 def gaps_of(session: Session, progress: Progress, topics: Sequence[str]) -> dict[str, list[Gap]]:
-    """The gaps of each topic; read for many of them at once."""
+    """Return the gaps of each topic, read for many topics at once."""
     found: defaultdict[str, list[Gap]] = defaultdict(list)
     for topic, gap in (*_not_counted(session, topics), *_reports_lost(session, progress, topics)):
         found[topic].append(gap)
@@ -25,7 +25,7 @@ def gaps_of(session: Session, progress: Progress, topics: Sequence[str]) -> dict
 
 
 def note_reports_lost(session: Session, progress: Progress) -> None:
-    """Note the times of lost reports as soon as they are known: later their checkpoints are deleted."""
+    """Store the times of lost reports as soon as they are known, since checkpoints expire."""
     table = UnheardRow
     unknown = or_(table.since.is_(None), table.until == FOR_EVER)
     for row in session.scalars(select(table).where(unknown)):

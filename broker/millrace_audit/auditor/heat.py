@@ -1,6 +1,6 @@
-"""The verdict on every hour of every topic, for a picture of many days: judged before they are read.
+"""Verdicts on every hour of every topic, for a picture of many days.
 
-An hour is as bad as its worst window, as everywhere. Knows no page.
+The verdict on an hour is that of its worst window. Windows are judged before they are read here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 
 _WORST_FIRST = tuple(Verdict)
 _RECENT_MS = 30 * 24 * HOUR_MS
-"""A picture ends now when the newest event is younger than this, else behind the newest event."""
+"""Largest age of the newest event for a picture to end now; else it ends after the newest event."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicHours:
-    """What is known of a topic, and of each hour of the picture its verdict; None for one without events."""
+    """A topic with its verdict on each hour of the picture; None for an hour without events."""
 
     known: Topic
     hours: Sequence[Verdict | None]
@@ -44,7 +44,7 @@ _NEWEST = select(func.max(_NEWEST_OF_TOPIC)).select_from(TopicRow)
 
 
 def newest_end(session: Session, now: int) -> int:
-    """Where a picture ends that nobody has asked for: behind the hour of now, or of the newest event."""
+    """Return the default end of a picture: after the current hour, or after that of the newest event."""
     newest = session.scalar(_NEWEST, {"now": now})
     end = now if newest is None or newest > now - _RECENT_MS else newest
     return end - end % HOUR_MS + HOUR_MS
@@ -53,7 +53,7 @@ def newest_end(session: Session, now: int) -> int:
 def hours_of_all(
     session: Session, options: AuditOptions, progress: Progress, start: int, end: int
 ) -> list[TopicHours]:
-    """Every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
+    """Return every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
     topics = listed(session)
     judged = _judged_hours(session, topics, start, end)
     return [
@@ -65,14 +65,14 @@ def hours_of_all(
 def _judged_hours(
     session: Session, topics: Sequence[str], start: int, end: int
 ) -> Mapping[str, list[Verdict | None]]:
-    """Topic -> each hour's worst verdict on windows that have events; news not judged yet is pending."""
+    """Return topic -> worst verdict of each hour's windows with events; unjudged changes are pending."""
     ranks = {str(verdict): rank for rank, verdict in enumerate(_WORST_FIRST)}
     pending = ranks[Verdict.PENDING]
     rank = case(ranks, value=WindowRow.verdict, else_=pending)
     rank = case((WindowRow.dirty & (rank > pending), pending), else_=rank)
     hour = WindowRow.window - WindowRow.window % HOUR_MS
     here = (WindowRow.window >= start, WindowRow.window < end)
-    # Nearly all hours are complete: a database finds the others several times as fast as the worst of each.
+    # Nearly all hours are complete: querying only the others is several times as fast.
     not_complete = select(WindowRow.topic, hour, func.min(rank)).group_by(WindowRow.topic, hour)
     not_complete = not_complete.where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty), *here)
     hours = select(literal(start, BigInteger).label("start")).cte(recursive=True)
@@ -99,7 +99,7 @@ def _judged_hours(
 
 
 def _hours(verdicts: list[Verdict | None], facts: TopicFacts, start: int, end: int) -> list[Verdict | None]:
-    """Of each hour: where somebody may still say something of it, no event is no proof."""
+    """Return the verdict on each hour; an hour that is not final can be pending without events."""
     hours = range(start, end, HOUR_MS)
     open_at = bisect_right(hours, facts.final_through - HOUR_MS)
     future_at = max(bisect_right(hours, facts.now), open_at)
@@ -109,7 +109,7 @@ def _hours(verdicts: list[Verdict | None], facts: TopicFacts, start: int, end: i
 
 
 def _open(judged: Verdict | None, facts: TopicFacts, hour: int) -> Verdict | None:
-    """Of an hour that is not final as a whole."""
+    """Return the verdict on an hour that is not final as a whole."""
     newest = min(hour + HOUR_MS - WINDOW_MS, window_start(facts.now))
     causes = judge(facts.of_window(newest, None)).causes
     waiting = [cause.verdict for cause in causes if cause.verdict not in (Verdict.CARRIED, NOTE)]

@@ -1,7 +1,7 @@
 """Judges windows whose facts have changed since their last verdict, and keeps the verdicts.
 
-Producers decide how many windows are open. So windows are judged in turns of a bounded time: a portion of
-each topic in a transaction, the newest first. An operator's decision goes between two transactions. A window
+The number of open windows is not bounded. So windows are judged in turns of a bounded time: a portion of each
+topic per transaction, the newest first. An operator's decision is applied between two transactions. A window
 that waits for its turn has a verdict that proves nothing.
 """
 
@@ -38,27 +38,27 @@ PORTION = 300
 TRANSACTION_S = 0.5
 """Time of judging after which a transaction begins with no other topic."""
 _BETWEEN_S = 0.02
-"""Pause between transactions: who waits for the lock gets it."""
+"""Pause between transactions, in which waiting writers get the lock."""
 Final = Callable[[Window, WindowFacts], object]
 
 
 class Judging:
-    """Judges open windows in turns: each one the newest, then those that the turn before has left."""
+    """Judge of open windows, in turns: first the newest windows, then those left by the turn before."""
 
     def __init__(self, store: AuditStore, options: AuditOptions, note_final: Final = lambda *_: None) -> None:
         """`note_final` is called with each window that is final for the first time."""
         self._store, self._options, self._note_final = store, options, note_final
         self._next = ""
-        """The topic that the next turn begins with."""
+        """Topic at which the next turn begins."""
         self._below: dict[str, int] = {}
-        """Topic -> the window below which its windows are still to be judged."""
+        """Topic -> window before which its windows are still to be judged."""
         self.is_behind = False
         """True if the last turn has left windows to the next."""
 
     def turn(self, seconds: float) -> int:
-        """Judge until everything is judged or that time is over; return how many windows were judged.
+        """Judge until everything is judged or the time is over; return the number of judged windows.
 
-        Call it when all that was said is applied.
+        Call it when all fetched records are applied.
         """
         until = time.monotonic() + seconds
         with self._store.reading() as session:
@@ -73,9 +73,9 @@ class Judging:
         return judged
 
     def _transaction(self, queue: dict[str, int]) -> int:
-        """Judge a portion of each topic in the queue, below its window there; what is left is queued again.
+        """Judge a portion of each queued topic, before its window in the queue; queue the rest again.
 
-        The newest portion of a topic comes with one of its older windows: each turn brings both forward.
+        With the newest portion of a topic comes a portion of its older windows, so each turn advances both.
         """
         until, judged = math.inf, 0
         with self._store.writing() as session:
@@ -83,7 +83,7 @@ class Judging:
             _note_hellos(session, progress)
             note_reports_lost(session, progress)
             for facts in topic_facts(session, self._options, progress, [*queue]):
-                until = min(until, time.monotonic() + TRANSACTION_S)  # what they all need is read by now
+                until = min(until, time.monotonic() + TRANSACTION_S)  # common facts are read by now
                 if facts.is_announced:
                     row = session.get_one(TopicRow, facts.topic)
                     row.final_through = max(row.final_through, facts.final_through)
@@ -92,7 +92,7 @@ class Judging:
                 below, older = queue.pop(facts.topic), self._below.pop(facts.topic, None)
                 changed, rest = judging.portion(below)
                 judged += changed
-                if rest is not None and below == FOR_EVER and older is not None:  # all between is judged
+                if rest is not None and below == FOR_EVER and older is not None:  # windows between are judged
                     changed, rest = judging.portion(min(rest, older))
                     judged += changed
                 if rest is not None:
@@ -129,9 +129,9 @@ class _TopicJudge:
         self._instances: dict[int, Instance] = {}
 
     def portion(self, below: int) -> tuple[int, int | None]:
-        """Judge the newest open windows below one; return their number, and the last one if more are left."""
+        """Judge the newest open windows before `below`; return the number judged, and where to go on."""
         topic = self._facts.topic
-        # Nobody can have sent events that are still to come, whatever clocks say: they wait for their time.
+        # Windows in the future, by the auditor's clock, are not judged yet.
         still_open = _COLUMNS.where(
             ~WindowRow.settled,
             WindowRow.topic == topic,
@@ -172,7 +172,7 @@ class _TopicJudge:
         return len(changes), rows[-1].window if len(rows) == PORTION else None
 
     def _with_evidence(self, facts: WindowFacts) -> WindowFacts:
-        """The facts of a window with its evidence, and with the rows that it is compared with."""
+        """Return a window's facts with its evidence and the rows to compare it with."""
         here = (WindowRow.topic == facts.topic, WindowRow.window == facts.start)
         evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
         self._read_instances(evidence)
@@ -200,7 +200,7 @@ class _TopicJudge:
 
 
 def window_of(facts: WindowFacts, judged: Judged) -> Window:
-    """The answer about a window."""
+    """Return the window as answers show it."""
     reported = [source.reported for source in facts.sources]
     return Window(
         start=utc(facts.start),
@@ -273,7 +273,7 @@ def _doubt_table(session: Session, facts: TopicFacts) -> None:
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:
-    """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
+    """Store the time from which new instances are awaited: the first checkpoint after their hello."""
     new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
     for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
         if beat := progress.beats[row.origin].first(reported_at=row.hello_at):

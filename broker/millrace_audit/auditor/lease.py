@@ -1,10 +1,9 @@
-"""The lease of the auditor's database: one process writes, any other stands by and answers questions.
+"""Lease of the auditor's database: one process writes, any other stands by and answers requests.
 
 Every transaction that writes renews the lease in the same step, so a process that has lost it cannot commit.
-Only `take` takes the lease, and says so: another process may meanwhile have applied what this one had read,
-even if that process has ended since. No clock of another machine counts: a standby takes over when the
-number of renewals has not changed for LEASE_S by its own clock, or at once when the holder was a process of
-this machine that has ended.
+Only `take` takes the lease, and returns True: another process may have applied the records that this process
+has read. Clocks of other machines do not matter. A standby takes over when the number of renewals has not
+changed for LEASE_S by its own clock, or at once if the holder was a process of this machine that has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from millrace_audit.auditor.store import LeaseRow
 LEASE_S = 30.0
 """Time without a renewal after which another process takes over."""
 RENEW_S = 5.0
-"""The holder renews at least this often."""
+"""Longest time between two renewals by the holder."""
 _ONLY = "auditor"
 
 
@@ -44,14 +43,14 @@ class Lease:
         self._seen_at = 0.0
 
     def renew(self, session: Session) -> None:
-        """Renew the lease; LeaseHeld when it was lost, or never taken."""
+        """Renew the lease. Raise LeaseHeld if it was lost or never taken."""
         row = session.get(LeaseRow, _ONLY)
         if row is None or row.token != self._token:
             raise _held_by(row)
         row.renewals += 1
 
     def take(self, session: Session) -> bool:
-        """Renew the lease, or take it if it is free; True if it was taken. LeaseHeld names its holder."""
+        """Renew the lease, or take it if it is free; return True if taken. Raise LeaseHeld if it is held."""
         row = session.get(LeaseRow, _ONLY)
         if row is None:
             session.add(LeaseRow(name=_ONLY, token=self._token, host=self._host, process=self._process))
@@ -64,7 +63,7 @@ class Lease:
         return is_new
 
     def release(self, session: Session) -> None:
-        """Give the lease up, so that another process need not wait."""
+        """Release the lease, so that another process need not wait."""
         row = session.get(LeaseRow, _ONLY)
         if row is not None and row.token == self._token:
             session.delete(row)
@@ -90,15 +89,15 @@ def _held_by(row: LeaseRow | None) -> LeaseHeld:
 
 
 def process_of(pid: int) -> str:
-    """Boot and namespace, number and start of a process: no later one has the same (Linux).
+    """Return a process's boot, namespace, number and start, which no later process shares (Linux).
 
-    Containers with one host name have namespaces of their own, where the same number is another process.
+    Containers with one host name differ in their namespace, where the same number is another process.
     """
     boot = started = "ended"
     with suppress(FileNotFoundError, ProcessLookupError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         boot += f" {Path('/proc/self/ns/pid').readlink()}"
-        # Behind the command's name, which may hold anything, the start is the twentieth field.
+        # The start is the twentieth field after the command's name, which may contain any character.
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{boot}/{pid}/{started}"
 

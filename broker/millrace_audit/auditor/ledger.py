@@ -1,9 +1,8 @@
-"""Applying audit records to the database: who is known, what was reported, what was counted.
+"""Application of audit records to the database: producers, reports and counts.
 
-A batch holds records of one partition in its order, and runs inside the caller's transaction. What a batch
-does depends on that partition alone, so any interleaving of partitions comes to the same. Records that come
-again count once. What is said by somebody who cannot be who he says is listed among the strangers and has no
-effect. Passes no verdict on its own.
+A batch holds records of one partition in their order, and is applied inside the caller's transaction. Its
+effect depends on that partition alone, so any interleaving of partitions has the same result. Repeated
+records count once. Records of an unknown or unauthorized writer are listed as rejected, and have no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, 
 
 logger = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
-"""What the database raises when it does not answer, whatever it is asked."""
+"""Errors of a database that does not answer."""
 
 __all__ = ["Heard", "Place", "apply", "lose"]
 
@@ -32,10 +31,10 @@ __all__ = ["Heard", "Place", "apply", "lose"]
 def apply(
     session: Session, place: Place, heard: Sequence[Heard], now_ms: int, *, goes_on: bool = False
 ) -> None:
-    """Take records of one partition in; nothing happens for those that were taken in before.
+    """Apply records of one partition; repeated records have no effect.
 
-    One that cannot be taken in is listed among the strangers, so that nobody's record stops all others. With
-    `goes_on` more records may lie before the same offset of the origin's log.
+    A record that cannot be applied is listed as rejected, so that it does not stop all others. With
+    `goes_on`, more records may lie before the same offset of the origin's log.
     """
     try:
         with session.begin_nested():
@@ -80,24 +79,24 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int, g
 
 
 def note_heard(session: Session, place: Place, through: int) -> None:
-    """All that producers of the place's cluster said before an offset of its own audit topic is applied."""
+    """Note that all reports before offset `through` of the cluster's own audit topic are applied."""
     if Hello in place.takes:
         tier = _tier(session, place)
         tier.heard_through = max(tier.heard_through, through)
 
 
 def miss_words(session: Session, place: Place, goes_on_at: int | None, until: int = FOR_EVER) -> None:
-    """What producers said behind all that is applied is lost; None where it is not known up to where.
+    """Note that reports after the applied ones are lost.
 
-    `goes_on_at` is where the origin's log goes on. Before what is applied only a log does that has begun
-    anew; `until` is then the time of what it goes on with.
+    The origin's log goes on at `goes_on_at`; None if unknown. If that is before the applied offset, the log
+    was recreated, and `until` is the time at which it goes on.
     """
     if Hello in place.takes:
         tier = _tier(session, place)
         if goes_on_at == tier.heard_through:
             return
         gap = store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through, to=goes_on_at)
-        if goes_on_at is not None and goes_on_at < tier.heard_through:  # its log has begun anew
+        if goes_on_at is not None and goes_on_at < tier.heard_through:  # its log was recreated
             gap.until, tier.heard_through = until, goes_on_at
         session.merge(gap)
         session.flush()
@@ -113,7 +112,7 @@ def _tier(session: Session, place: Place) -> TierRow:
 
 
 def lose(session: Session, place: Place, start: int, end: int) -> None:
-    """Records in offsets [start, end) of an audit topic's partition expired before they were applied."""
+    """Note that offsets [start, end) of an audit partition expired before they were applied."""
     miss_words(session, place, None)
     if place.takes and Hello not in place.takes:
         tier = _tier(session, place)

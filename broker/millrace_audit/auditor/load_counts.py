@@ -1,7 +1,7 @@
-"""Counts of loads: added to their windows part after part, and taken out again with loads that are lost.
+"""Counts of loads: added to their windows part by part, and taken out again when loads are lost.
 
-Each part is kept, so that a load which the warehouse has lost can be taken out. While a topic has lost loads,
-the counts of loads in their place wait until an operator says that they are replaced.
+Each part is kept, so that the counts of a lost load can be taken out. While a topic has lost loads, the
+counts of their replacements wait until an operator confirms the replacement.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LoadCounts:
             if row.counted == row.parts:
                 self._complete(load, row, serial)
                 return None
-            load = replace(load, unkeyed=None, hours=None, rejected=[])  # all parts are told again
+            load = replace(load, unkeyed=None, hours=None, rejected=[])  # all parts are reported again
         if self._is_next_part(load, row):
             self._note_part(load, row)
             self._count(load, serial)
@@ -101,7 +101,7 @@ class LoadCounts:
     def _is_next_part(self, load: LoadCount, row: LoadRow | None) -> bool:
         """True if this part follows what is counted of its load, given the row of its edition."""
         source = load.source
-        if source.edition > 1:  # an edition says nothing without the one before
+        if source.edition > 1:  # an edition counts only after the edition before
             before = self._session.get(LoadRow, (load.topic, source.load, source.edition - 1))
             if before is None or before.counted < before.parts:
                 return False
@@ -127,7 +127,7 @@ class LoadCounts:
         self._session.flush()
 
     def _complete(self, load: LoadCount, row: LoadRow, serial: int) -> None:
-        """Complete a load that the version before reported only in part."""
+        """Add the rows without a header, which an earlier version did not report, to a load."""
         source = load.source
         if source.part != row.retold + 1:
             return
@@ -144,7 +144,7 @@ class LoadCounts:
                 topic.unkeyed_from = NOTHING
 
     def _count(self, load: LoadCount, serial: int, *, take_out: bool = False) -> None:
-        """Add what a part holds to the windows, or take it out again."""
+        """Add the counts of a part to the windows, or take them out again."""
         topic = load.topic
         self._changes.topic(topic)
         for counts, is_less in ((load.counts, take_out), (load.removed, not take_out)):
@@ -171,7 +171,7 @@ class LoadCounts:
             self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
 
     def _finish(self, load: LoadCount) -> None:
-        """Replace the edition before by one that is counted to its end."""
+        """Replace the edition before by a fully counted edition."""
         source = load.source
         self._forget(load.topic, source.load, before=source.edition)
         for each in load.rejected:
@@ -209,7 +209,7 @@ class LoadCounts:
                 row.end = max(row.end, end.end)
 
     def _forget(self, topic: str, load: int, *, before: int) -> None:
-        """Drop the hours and rejected messages of a load's editions before one."""
+        """Delete the hours and rejected messages of a load's editions before edition `before`."""
         table = RejectedRow
         old = (table.topic == topic, table.load == load, table.edition < before)
         for row in self._session.scalars(select(table).where(*old)):
@@ -258,7 +258,7 @@ class LoadCounts:
         self._keep(load, serial, waits=True)
 
     def lose_from(self, state: WarehouseStateRow, load: int) -> None:
-        """Note from which load on the counted loads are gone or different; FOR_EVER for none."""
+        """Note the first counted load that is gone or different; FOR_EVER for none."""
         if state.lost_from == load:
             return
         changed = min(state.lost_from, load)
@@ -274,7 +274,7 @@ class LoadCounts:
             judge_hour_again(self._session, topic, hour)
 
     def compare(self, state: WarehouseStateRow) -> None:
-        """Compare what is in the folder with the loads that were counted."""
+        """Compare the loads in the folder with the counted loads."""
         newest = newest_load(self._session, state.topic)
         if newest is None:
             return
@@ -282,7 +282,7 @@ class LoadCounts:
         is_same = there is not None and there.sha256 == state.sha256
         if is_same and newest.load > state.newest_load:
             self.lose_from(state, state.newest_load + 1)
-        elif is_same:  # each manifest names the one before it: all loads are those that were counted
+        elif is_same:  # manifests are chained: all loads are the counted ones
             self.lose_from(state, FOR_EVER)
             parts = LoadPartRow
             self._session.execute(delete(parts).where(parts.topic == state.topic, parts.waits))
@@ -324,7 +324,7 @@ class LoadCounts:
         return loads
 
     def _go_back(self, topic: str) -> None:
-        """Set how far the topic is loaded to the end of the newest load that is left."""
+        """Set the topic's loaded positions to the ends of the newest remaining load."""
         rows = (CoverageRow.tier == WAREHOUSE, CoverageRow.topic == topic)
         self._session.execute(update(CoverageRow).where(*rows).values(end=0))
         self._session.expire_all()
@@ -336,7 +336,7 @@ class LoadCounts:
             self._set_ends(topic, unpacked(last.record).ends if last is not None else ())
 
     def waiting(self, topic: str) -> Iterator[tuple[LoadCount, int]]:
-        """Return the waiting parts in the order of their arrival, and let them wait no longer."""
+        """Yield the waiting parts in the order of their arrival, and delete them."""
         parts = LoadPartRow
         rows = select(parts).where(parts.topic == topic, parts.waits).order_by(parts.serial)
         for row in self._session.scalars(rows).all():
@@ -346,7 +346,7 @@ class LoadCounts:
 
 
 def newest_load(session: Session, topic: str) -> LoadRow | None:
-    """The newest load of a topic that is counted to its end."""
+    """Return the newest fully counted load of a topic."""
     table = LoadRow
     counted = (table.topic == topic, table.edition == 1, table.counted == table.parts)
     return session.scalar(select(table).where(*counted).order_by(table.load.desc()).limit(1))

@@ -22,7 +22,7 @@ from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 TABLE_PATIENCE_MS = 15 * 60_000
-"""Time for which a table may be away without doubt: a catalog is restarted now and then."""
+"""Time for which a table may be unavailable without effect, such as during a restart of its catalog."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class LoadFacts:
     lost_somewhere: Sequence[LostLoad] = ()
     """The first lost load whose hours are not known."""
     others: frozenset[int] = frozenset()
-    """Hours with rows of editions for which the warehouse has others."""
+    """Hours with rows of counted editions that differ from the warehouse's."""
     unkeyed_from: int = NOTHING
     """Windows before this time are in loads that reported no rows without a header."""
 
@@ -54,13 +54,13 @@ class LoadFacts:
         return [self._rejected(span) for span in self.spans if span.window <= window <= span.last]
 
     def rejected_in(self, session: Session, window: int) -> Iterator[Rejected]:
-        """The messages that loads set aside, of this window alone."""
+        """Return the messages that loads set aside and that are surely of this window."""
         table = RejectedRow
         here = (table.topic == self.topic, table.window == window, ~table.is_span)
         return map(self._rejected, session.scalars(select(table).where(*here).order_by(table.load)))
 
     def erased_in(self, session: Session, window: int) -> int:
-        """Rows without a header that were erased from the window's hour, or from no hour."""
+        """Count the rows without a header that were erased from the window's hour, or from no hour."""
         table = LoadHourRow
         hours = (window - window % HOUR_MS, NOTHING)
         here = (table.topic == self.topic, table.hour.in_(hours))
@@ -74,7 +74,7 @@ class LoadFacts:
 def load_facts(
     session: Session, topics: Sequence[str], unkeyed_from: Mapping[str, int]
 ) -> dict[str, LoadFacts]:
-    """The facts of each topic; read for many of them at once."""
+    """Return the facts of each topic, read for many topics at once."""
     found = {topic: LoadFacts(topic, unkeyed_from=unkeyed_from.get(topic, NOTHING)) for topic in topics}
     for some in slices(topics):
         for state in session.scalars(select(WarehouseStateRow).where(WarehouseStateRow.topic.in_(some))):

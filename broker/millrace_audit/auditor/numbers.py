@@ -1,6 +1,6 @@
-"""The auditor's numbers for Prometheus: verdicts, watermarks, lags, strangers, and how long each hop takes.
+"""The auditor's metrics for Prometheus: verdicts, watermarks, lags, rejected records, delays of tiers.
 
-Counted from the database when Prometheus asks; the histograms of delays are of this process.
+Read from the database on every scrape; the histograms of delays are those of this process.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 REPLAYED_S = 24 * 3600.0
-"""Events that were produced so long after their window are replayed: their age is nobody's delay."""
+"""Delay of the home from which on a window counts as replayed, and not as delayed."""
 
 
 class AuditNumbers(Collector):
-    """Collects when it is asked; `note_final` takes every window that becomes final."""
+    """Metrics, read on every scrape; `note_final` takes every window that becomes final."""
 
     def __init__(self, store: AuditStore, options: AuditOptions) -> None:
         self._store, self._options = store, options
         self.unapplied = 0
         """Bytes of the audit topics that are not applied yet."""
         self._lived: dict[tuple[str, str], tuple[float, int]] = {}
-        """Topic and tier -> sum of the delays, and how many windows: of those that were not replayed."""
+        """(topic, tier) -> (sum of delays, number of windows), without replayed windows."""
         self._registry = EscapingRegistry()
         self._delays = Histogram(
             "millrace_audit_delay_seconds",
@@ -51,7 +51,7 @@ class AuditNumbers(Collector):
         ProcessCollector(registry=self._registry)
 
     def note_final(self, window: Window, facts: WindowFacts) -> None:
-        """Note how long each tier took for a window that is final for the first time."""
+        """Record the delay of each tier for a window that is final for the first time."""
         end = window.end.timestamp()
         home = max((time for tier, time in facts.read_at.items() if tier != OFFLINE), default=None)
         offline, topic = facts.read_at.get(OFFLINE), facts.topic
@@ -65,7 +65,7 @@ class AuditNumbers(Collector):
                     self._lived[topic, tier] = seconds + delay, windows + 1
 
     def delays(self, topic: str) -> list[tuple[str, float, int]]:
-        """Tier, average delay in seconds and number of windows of a topic, in order; without replays."""
+        """Return (tier, average delay in seconds, number of windows) of a topic, without replays."""
         found = [(tier, self._lived.get((topic, tier))) for tier in ("home", OFFLINE, WAREHOUSE)]
         return [(tier, sums[0] / sums[1], sums[1]) for tier, sums in found if sums is not None]
 

@@ -1,4 +1,4 @@
-"""The options of `millrace auditor` that verdicts rest on: what the operator says about the installation."""
+"""Options of `millrace auditor` on which verdicts depend."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from millrace_audit.reports.messages import now_ms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """What the operator says about the installation."""
+    """Options on which verdicts depend."""
 
     origins: Sequence[str]
-    """Clusters that are produced to; each must be heard of before anything is final."""
+    """Clusters that producers send to. No window is final before each of them has sent a heartbeat."""
     carried: str = ""
-    """A regular expression of the topics for which `carried` is proof enough."""
+    """Regular expression for topics that need no better verdict than `carried`."""
     policies: TopicPolicies = field(default_factory=dict)
-    """The file of topics: owners, and topics for which `carried` is enough as well."""
+    """Policies from the file of topics: owners, and further topics for which `carried` is enough."""
     grace_ms: int = 60_000
-    """How far clocks may differ: a window can be final this long after its end at the earliest."""
+    """Largest difference between clocks. A window is final no earlier than this time after its end."""
     hello_patience_ms: int = 600_000
-    """An instance that has only said hello is awaited for this long, and a silent one is only pending."""
+    """Time to wait for an instance with only a hello; also the time after which any instance is silent."""
     fold_after_ms: int = 24 * 3_600_000
-    """A complete window takes less room when it has not changed for so long."""
+    """Time without a change after which a complete window is folded, which saves space."""
     keep_ms: int = 90 * 24 * 3_600_000
-    """Windows that old are deleted once they have not changed for so long, but for incomplete ones."""
+    """Age at which a window expires if it has not changed for as long; incomplete windows never expire."""
     clock_ms: Callable[[], int] = now_ms
-    """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
+    """The auditor's clock. A reader's heartbeat with a later time counts as one with this time."""
 
     def carried_is_enough(self, topic: str) -> bool:
         """True if an hour of the topic is proven once it is `carried`."""
@@ -37,5 +37,5 @@ class AuditOptions:
         return policy.proof == "carried" or re.fullmatch(self.carried, topic) is not None
 
     def owner_of(self, topic: str) -> str:
-        """Return the topic's owner in the file of topics, empty if it has none."""
+        """Return the topic's owner in the file of topics, or an empty text."""
         return self.policies.get(topic, NO_POLICY).owner

@@ -1,4 +1,4 @@
-"""Reconciliation: what each tier should hold of each source against what it holds. Pure.
+"""Reconciliation: expected against observed events of each source at each tier. Pure functions.
 
 Every difference is reported once, at the first tier that shows it: the home is compared with the producer's
 reports, each later tier with the tier before it.
@@ -31,7 +31,7 @@ from millrace_audit.reports.seals import wrapped
 
 UNKEYED = "messages without a header"
 _WITHOUT_CONTENT = (WAREHOUSE, TABLE)
-"""Rows are no messages any more: nobody can take their fingerprint."""
+"""Tiers without fingerprints: they hold rows, not messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Difference:
     home: str
     finding: Finding
     gap: Gap | None = None
-    """Late gap in which the events may be that would make the difference right."""
+    """Late gap that may explain the difference."""
     is_given_up: bool = False
-    """Loads rejected as many messages, and an operator gave them up."""
+    """True if rejected messages that an operator gave up explain the difference."""
 
 
 def before(tier: str, home: str) -> str:
@@ -59,13 +59,13 @@ def may_report(instance: Instance, end: int) -> bool:
 def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_table: bool) -> list[Source]:
     """The sources of a window; `producers` by the numbers in the evidence."""
     if not with_table:
-        evidence.observed.pop(TABLE, None)  # it is older than the loads, which is no loss
+        evidence.observed.pop(TABLE, None)  # the table is older than the loads, which is no loss
     sources: dict[int, Source] = {}
     by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
     for number in sorted(evidence.producers(), key=lambda n: _order(producers[n])):
         instance = producers[number]
         if not instance.cluster:
-            continue  # a load's: rows know no cluster
+            continue  # a producer in loads, whose rows know no cluster
         reported = evidence.reported.get(number, Reported()) if instance.announced else Reported()
         observed = {tier: held[number] for tier, held in evidence.observed.items() if number in held}
         source = sources[number] = Source(instance, reported, observed)
@@ -91,7 +91,7 @@ def _names(instance: Instance) -> tuple[int, str, str]:
 
 
 def _assign_rows(same: Sequence[Source], tier: str) -> None:
-    """Of one name at several homes: give each source the rows it brought, and the rest to the first."""
+    """Assign the rows of one name at several homes: its own to each source, the rest to the first."""
     rows = same[0].observed.get(tier)
     if rows is None or len(same) == 1:
         return
@@ -136,7 +136,7 @@ def _is_lost_row(finding: Finding) -> bool:
 
 
 def _gap(facts: WindowFacts, difference: Difference) -> Gap | None:
-    """The late gap in which the events may be that would make the difference right."""
+    """Return the late gap that may explain the difference, or None."""
     kind, tier, home = difference.finding.kind, difference.finding.tier, difference.home
     for gap in facts.gaps:
         if not gap.is_late:
@@ -155,7 +155,7 @@ def _gap(facts: WindowFacts, difference: Difference) -> Gap | None:
 def _of_source(
     facts: WindowFacts, source: Source, behind: Sequence[str], incomparable: set[str]
 ) -> Iterator[Finding]:
-    """What is wrong with one source's events, each at the first tier that shows it."""
+    """Yield the differences in one source's events, each at the first tier that shows it."""
     instance, reported, home = source.instance, source.reported, source.home
     is_fully_reported = instance.announced and not may_report(instance, facts.end)
     is_accepted = not is_fully_reported and instance.accepted is not None
@@ -167,7 +167,7 @@ def _of_source(
     optional = anywhere - acknowledged if is_partly_reported else failed
     explained = acknowledged | optional
     expected = acknowledged | (optional & anywhere)
-    previous: SequenceTally | None = None  # what the tier before holds; None where that is not known
+    previous: SequenceTally | None = None  # content of the tier before; None if unknown
     for tier, here in tallies.items():
         is_comparable = tier not in incomparable
         missing = unexpected = duplicate = altered = SequenceRanges()
@@ -189,7 +189,7 @@ def _of_source(
         for kind, sequences in kinds.items():
             if sequences:
                 yield Finding(kind, tier, *names, sequences.pairs(), len(sequences))
-        # The next tier must hold what this one holds. Where this one has a gap, nobody knows what that is.
+        # The next tier must hold what this one holds. With a gap here, that is unknown.
         expected, previous = (here.present, here) if is_comparable else (expected | here.present, None)
 
 
@@ -224,7 +224,7 @@ def _altered(
         return SequenceRanges()
     reported = source.reported
     if tier == source.home or previous is None:
-        acknowledged = acknowledged_of(reported)  # the fingerprint is without those that failed afterwards
+        acknowledged = acknowledged_of(reported)  # the fingerprint excludes later failures
         failed = SequenceRanges(pairs(reported.failed))
         if here.layers == [acknowledged]:
             expected = reported.fingerprint
@@ -310,7 +310,7 @@ def reported_of(source: Source) -> SequenceRanges:
 
 
 def acknowledged_of(reported: Reported) -> SequenceRanges:
-    """Acknowledged sequences without those that were reported as failed afterwards."""
+    """Return the acknowledged sequences that were not reported as failed afterwards."""
     acknowledged = SequenceRanges(pairs(reported.acknowledged))
     return acknowledged - SequenceRanges(pairs(reported.failed)) if reported.failed else acknowledged
 

@@ -1,7 +1,8 @@
-"""What producers of one cluster say: hellos and reports, and who may say them.
+"""Hellos and reports of one cluster's producers, and the check of their writers.
 
 The first hello of an instance fixes its names. A report counts if it is the next one and its key fits the
-seal of what was said before. Nobody can tell whose report is further on: it says only that one is missing.
+seal of the report before. The writer of a report further ahead cannot be checked: such a report shows only
+that one is missing.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, MOST_WI
 from millrace_audit.reports.seals import seal_of
 
 MOST_OPEN = 10_000
-"""Instances of a topic and origin that may be open at once; further ones are strangers."""
+"""Most open instances of a topic and origin; records of further instances are rejected."""
 MOST_MISSING = 1000
-"""Reports that may be missing before the next one of an instance; one further on is a stranger."""
+"""Most missing reports before a report of an instance; a report further ahead is rejected."""
 MOST_RANGES = 50_000
-"""Of all windows of a report: more than twice what producers put into one."""
+"""Most ranges in all windows of a report, more than twice what producers send."""
 _HOLD = text(
     'INSERT INTO held_open (producer, "window", topic) VALUES (:producer, :window, :topic)'
     " ON CONFLICT DO NOTHING"
@@ -38,11 +39,11 @@ class Reported:
     def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
         self._producers = Producers(session)
-        self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
+        self._links: set[tuple[str, int]] = set()  # (topic, producer) of the announced topics
         self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
-        """Producer -> windows that are surely among those that it holds open."""
+        """Producer -> known (window, topic) among its rows in `held_open`."""
         self._open: dict[str, int] = {}
-        # Whose hello may have been lost: as long as windows of that time are kept.
+        # True if a hello may have been lost: while windows of that time are kept.
         gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
         self._has_gap = session.scalar(gaps.limit(1)) is not None
 
@@ -86,7 +87,7 @@ class Reported:
             return _ended(row)
         if row is not None and row.seal != hello.seal and not row.missing:
             return "it does not have the instance's seal"
-        if row is None:  # in a crowd, too: else somebody else could speak in its name
+        if row is None:  # even with too many instances: else others could use its names
             row = self._announce(hello, at)
             row.closed_through = hello.closed_through
         row.heard_at = max(row.heard_at, hello.time)
@@ -102,10 +103,10 @@ class Reported:
         return row
 
     def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:
-        """Whether the topic has room for one more; if not, what is said of it is not all known from here."""
+        """Return True if the topic may have one more open instance; if not, note a gap from `at` on."""
         if row is not None and (topic, row.producer) in self._links:
             return True
-        if self._open.get(topic, MOST_OPEN) >= MOST_OPEN:  # some may have ended meanwhile
+        if self._open.get(topic, MOST_OPEN) >= MOST_OPEN:  # some instances may have ended
             link = store.ProducerTopicRow
             known = (
                 select(func.count())
@@ -139,7 +140,7 @@ class Reported:
         if row is None:
             if not self._has_gap:
                 return "its instance has not said hello"
-            row = self._announce(report, entry.at)  # its hello had no effect: a gap doubts what lies before
+            row = self._announce(report, entry.at)  # its hello was lost in a gap
             row.first_report = row.next_report = report.number
         elif report.number < row.next_report:
             repeated = report.number == row.next_report - 1 and digest == row.last_report
@@ -156,7 +157,7 @@ class Reported:
         if self._held_open(row, report) > MOST_OPEN_WINDOWS:
             row.missing = [[report.number, report.number]]
             return f"more than {MOST_OPEN_WINDOWS} windows of its instance are open"
-        row.missing = []  # no producer writes a report before the next one is there: who seemed to did not
+        row.missing = []  # reports come in order: one ahead was forged
         promised, row.closed_through = row.closed_through, report.closed_through
         row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
         row.heard_at = max(row.heard_at, report.time)
@@ -171,9 +172,9 @@ class Reported:
                 row.be_in(news.window)
                 change.positions["reported", self._place.tier] = entry.at
                 change.positions["origins", self._place.tier] = 1
-                change.late |= promised >= news.window + WINDOW_MS  # it had said that nothing would follow
+                change.late |= promised >= news.window + WINDOW_MS  # the instance had closed it
             else:
-                row.first_report = row.next_report  # what it said before is not all known
+                row.first_report = row.next_report  # earlier reports are not all known
                 self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
         return ""
 

@@ -31,7 +31,7 @@ from millrace_audit.reports.ranges import in_words
 
 INCOMPLETE, UNKNOWN, PENDING, CARRIED = Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.PENDING, Verdict.CARRIED
 NOTE = Verdict.COMPLETE
-"""Verdict of a rule that only says something beside the verdict."""
+"""Verdict of a note: a rule that adds a reason and leaves the verdict as it is."""
 
 
 class Case:
@@ -66,7 +66,7 @@ class Rule:
     find: Find
     reason: str
     command: str = ""
-    """Next command; empty where waiting is all there is to do."""
+    """Next command for the operator; empty if there is nothing to do but wait."""
     cause: str = ""
     """Key of the cause: windows with the same rule and key have one cause."""
     runbook: str = ""
@@ -488,7 +488,7 @@ RULES = (
          _given_up,
          "{count} events with a header are not in the warehouse: they were rejected, and given up"),
 )  # fmt: skip
-"""In the order in which reasons are shown, the worst verdict first."""
+"""Rules in the order in which reasons are shown, the worst verdict first."""
 
 
 def gap_text(gap: Gap, topic: str) -> str:

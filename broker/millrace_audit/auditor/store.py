@@ -1,7 +1,7 @@
-"""The auditor's database: what was read from the audit topics, and how far, in one transaction.
+"""The auditor's database: applied records and positions of the audit topics, committed together.
 
-Rows only; what they mean is decided in `ledger` and `verdict`. SQLite by default, or PostgreSQL. Times are ms
-since the epoch; offsets are those of the log that is named.
+Rows only; `ledger` writes them, and `rules` judges. SQLite by default, or PostgreSQL. Times are ms since the
+epoch; offsets are those of the named log.
 """
 
 from __future__ import annotations
@@ -42,93 +42,93 @@ ABANDONED_S = 60
 
 
 def slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """The values in portions that one query may name."""
+    """Yield the values in portions that fit into one query."""
     for index in range(0, len(values), _IN_ONE_QUERY):
         yield values[index : index + _IN_ONE_QUERY]
 
 
 class Row(MappedAsDataclass, DeclarativeBase, kw_only=True, eq=False, repr=False):
-    """Every table of the auditor."""
+    """Base of the auditor's tables."""
 
     type_annotation_map = {int: BigInteger, Ranges: JSON, Vector: JSON}  # noqa: RUF012  # SQLAlchemy's own way
 
 
 class LeaseRow(Row):
-    """The process that writes; one row. `Lease` decides which process that is."""
+    """The process that may write; one row, managed by `Lease`."""
 
     __tablename__ = "lease"
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
     token: Mapped[str] = mapped_column(String(32))
-    """Drawn by the holder."""
+    """Random token of the holder."""
     host: Mapped[TierName]
     process: Mapped[TierName]
-    """Boot, number and start of the process: no later one on the host has the same."""
+    """Boot, number and start of the process, which no later process on the host shares."""
     renewals: Mapped[int] = mapped_column(default=0)
 
 
 class AuditPosition(Row):
-    """How far a partition of an audit topic is applied: exactly as far as all the other rows say."""
+    """Position up to which a partition of an audit topic is applied; committed with the other rows."""
 
     __tablename__ = "audit_positions"
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
     epoch: Mapped[int] = mapped_column(default=-1)
-    """Leader epoch of the batch before `next_offset`; -1: not known."""
+    """Leader epoch of the batch before `next_offset`; -1 if not known."""
     shift: Mapped[int] = mapped_column(default=0)
-    """Number added to offsets to keep their order: the log was cut back by so much after it was applied."""
+    """Number added to offsets to keep their order: length by which the log was cut back after applying."""
 
 
 class ProducerRow(Row):
-    """Who sent messages of a cluster: as they name themselves, and what of it a hello has announced."""
+    """A producer instance at one origin, by the names that it gives, with the state of its reports."""
 
     __tablename__ = "producers"
     __table_args__ = (Index("producer_names", "origin", "instance", "names", unique=True),)
     producer: Mapped[CountedKey] = mapped_column(init=False)
     origin: Mapped[TierName]
-    """The cluster that it produces to; empty for what a load counts, which knows no cluster."""
+    """Cluster that the producer sends to; empty for rows in loads, which know no cluster."""
     instance: Mapped[int]
     names: Mapped[str] = mapped_column(String(32))
-    """A hash of server and service: an index takes no text of any length."""
+    """Hash of server and service, because an index limits the length of texts."""
     server: Mapped[LongText]
     service: Mapped[LongText]
     announced: Mapped[bool] = mapped_column(default=False, index=True)
     hello_at: Mapped[int] = mapped_column(default=NOTHING)
-    """An offset of its cluster's audit topic behind its hello."""
+    """Offset in its cluster's audit topic after its hello."""
     heard_at: Mapped[int] = mapped_column(default=NOTHING)
-    """When its newest hello or report was written."""
+    """Time of its newest hello or report."""
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
     first_report: Mapped[int] = mapped_column(default=0)
-    """Number of its first one that had an effect."""
+    """Number of its first report that had an effect."""
     next_report: Mapped[int] = mapped_column(default=0)
     seal: Mapped[bytes | None] = mapped_column(default=None)
     last_report: Mapped[bytes | None] = mapped_column(default=None)
-    """Hash of its newest report: the same one again is a repeat."""
+    """Hash of its newest report, to recognize a repeat."""
     missing: Mapped[Ranges] = mapped_column(default_factory=list)
-    """[first, last] numbers of the reports that are missing before what may be its next one."""
+    """[first, last] numbers of missing reports before a report that may be genuine."""
     counted: Mapped[bool] = mapped_column(default=False)
-    """An event of it was counted in its own cluster."""
+    """True if an event of the producer was counted in its own cluster."""
     awaited_from: Mapped[int] = mapped_column(default=NOTHING)
-    """Its cluster's heartbeat time when the hello was surely there."""
+    """Time of its cluster's first checkpoint after its hello."""
     held_open: Mapped[int] = mapped_column(default=0)
-    """Number of windows that it holds open: of its rows in `held_open`."""
+    """Number of windows that it holds open, which are its rows in `held_open`."""
     done: Mapped[bool] = mapped_column(default=False)
-    """It has closed for ever and no report is missing: nothing of it is awaited."""
+    """True if it has ended and no report is missing, or if it is disowned: no report is awaited."""
     accepted: Mapped[LongText | None] = mapped_column(default=None)
     disowned: Mapped[bool] = mapped_column(default=False)
-    """An operator has accepted it as nobody: what it says counts for nothing, and it is done."""
+    """True if an operator has disowned it: its reports do not count, and it is done."""
     first_window: Mapped[int] = mapped_column(default=FOR_EVER)
     last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
-    """No window before the first one or behind the last one holds anything of it."""
+    """Only windows from `first_window` to `last_window` can have its events or reports."""
 
     def be_in(self, window: int) -> None:
-        """Note that there is something of it in that window."""
+        """Extend the producer's windows to `window`."""
         self.first_window = min(self.first_window, window)
         self.last_window = max(self.last_window, window)
 
 
 class ProducerTopicRow(Row):
-    """An instance has announced events of a topic."""
+    """A topic of which an instance has announced events."""
 
     __tablename__ = "producer_topics"
     topic: Mapped[TopicKey]
@@ -145,10 +145,10 @@ class HeldOpenRow(Row):
 
 
 class UnheardRow(Row):
-    """What producers of a cluster said between two offsets of its audit topic had no effect.
+    """Lost reports of a cluster's producers, between two offsets of its audit topic.
 
-    Of every topic: it had expired before it was applied. Of one topic: more instances said hello than may be
-    open, until an operator accepts some. What was sent in event times [since, until) is not known in full.
+    For every topic: the reports expired before they were applied. For one topic: too many instances were
+    open, until an operator accepts some. Events of the times [since, until) are not known in full.
     """
 
     __tablename__ = "unheard"
@@ -156,30 +156,30 @@ class UnheardRow(Row):
     topic: Mapped[TopicKey]
     """Empty for every topic."""
     at: Mapped[NumberKey]
-    """All before it had its effect."""
+    """Offset after the last report before the gap."""
     to: Mapped[int | None] = mapped_column(default=None)
-    """All behind it has; None until something is heard again."""
+    """Offset after which reports are applied again; None until the first."""
     since: Mapped[int | None] = mapped_column(default=None)
-    """Time of the cluster's newest heartbeat that was written before `at`; None until the next is known."""
+    """Time of the cluster's newest checkpoint before `at`; None until a later checkpoint is known."""
     until: Mapped[int] = mapped_column(default=FOR_EVER)
-    """That of the first one behind `to`; for ever until there is one."""
+    """Time of the first checkpoint after `to`; FOR_EVER until there is one."""
 
 
 class TopicRow(Row):
-    """A topic that a producer or a reader has spoken of."""
+    """A topic that a producer or a reader has named."""
 
     __tablename__ = "topics"
     topic: Mapped[TopicKey]
     final_through: Mapped[int] = mapped_column(default=NOTHING)
-    """Windows before this were final once, even those without a row."""
+    """Time before which all windows were final once, even windows without a row."""
     kept_from: Mapped[int] = mapped_column(default=NOTHING)
-    """Windows before this have expired from the database."""
+    """Time before which windows have expired from the database."""
     unkeyed_from: Mapped[int] = mapped_column(default=NOTHING)
-    """Windows from here on are in loads that reported rows without a header, too."""
+    """Time from which on loads have reported all rows without a header."""
 
 
 class WindowRow(Row):
-    """A window with events: its evidence, the verdict, and how often that changed after it was final."""
+    """A window with events: its evidence, its verdict, and its revision."""
 
     __tablename__ = "windows"
     __table_args__ = (
@@ -192,23 +192,23 @@ class WindowRow(Row):
     revision: Mapped[int] = mapped_column(default=0)
     verdict: Mapped[str] = mapped_column(String(16), default="pending")
     settled: Mapped[bool] = mapped_column(default=False)
-    """The verdict is final: nothing more is awaited."""
+    """True if the verdict is final: nothing more is awaited."""
     last_settled: Mapped[str | None] = mapped_column(String(16), default=None)
     """The last verdict that was final."""
     dirty: Mapped[bool] = mapped_column(default=True)
-    """The evidence has changed since the verdict."""
+    """True if the evidence or another fact has changed since the verdict."""
     signature: Mapped[str] = mapped_column(String(32), default="")
-    """Of everything beside the evidence that the verdict rests on."""
+    """Digest of the facts, beside the evidence, from which the verdict follows."""
     touched: Mapped[int] = mapped_column(default=NOTHING)
-    """When the evidence was last changed, by the auditor's clock."""
+    """Time of the last change of the evidence, by the auditor's clock."""
     folded: Mapped[bool] = mapped_column(default=False)
     positions: Mapped[dict[str, dict[str, int]]] = mapped_column(JSON, default_factory=dict)
-    """`reported`: origin -> an offset of its audit topic behind the last report on the window; `counted`:
-    tier -> serial of the last count of it; `origins`: those that its events come from."""
+    """`reported`: origin -> offset in its audit topic after the last report on the window; `counted`: tier ->
+    log position of the last count of the window; `origins`: origins of its events."""
     evidence: Mapped[bytes] = mapped_column(default=b"")
     """An `Evidence`, packed."""
     judged: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
-    """The answer's JSON of the window."""
+    """JSON of the window in answers."""
 
 
 class TierRow(Row):
@@ -217,33 +217,33 @@ class TierRow(Row):
     __tablename__ = "tiers"
     tier: Mapped[TierKey]
     turn: Mapped[int] = mapped_column(default=-1)
-    """Whose word counts; that of older turns no longer does."""
+    """Newest turn; records of older turns are rejected."""
     beaten_turn: Mapped[int] = mapped_column(default=-1)
     """The turn of the newest heartbeat."""
     beaten_number: Mapped[int] = mapped_column(default=0)
-    """Its number in that turn."""
+    """Number of the newest heartbeat in its turn."""
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
     kept: Mapped[int] = mapped_column(default=NOTHING)
     """Time of the newest heartbeat that is kept as a beat."""
     unmarked: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
-    """Topics that were counted on since then."""
+    """Topics with new counts since that checkpoint."""
     heard_through: Mapped[int] = mapped_column(default=0)
-    """An offset of the cluster's audit topic: what its producers said before it is applied."""
+    """Offset in the cluster's audit topic before which all reports are applied."""
 
 
 class BeatRow(Row):
-    """A heartbeat that is kept: by then everything was counted that is in the log."""
+    """Checkpoint: a heartbeat that is kept. All events visible at its time were counted before it."""
 
     __tablename__ = "beats"
     tier: Mapped[TierKey]
     serial: Mapped[NumberKey]
-    """Orders what a tier has said."""
+    """Log position of the heartbeat, which orders a tier's records."""
     time: Mapped[int]
     reported_through: Mapped[int | None]
 
 
 class MarkRow(Row):
-    """How far a topic's partitions were counted at a beat, and at the beats behind it up to the next mark.
+    """Positions of a topic's partitions at a checkpoint, valid until the topic's next mark.
 
     Partition -> [end] or, where it is a mirror, [end, origin cluster, origin partition, origin end].
     """
@@ -256,7 +256,7 @@ class MarkRow(Row):
 
 
 class CoverageRow(Row):
-    """Up to which offset a partition of a tier is counted; of tier `warehouse`: is loaded."""
+    """Position up to which a partition is counted at a tier, or loaded for tier `warehouse`."""
 
     __tablename__ = "coverage"
     tier: Mapped[TierKey]
@@ -265,21 +265,21 @@ class CoverageRow(Row):
     topic: Mapped[TopicName]
     end: Mapped[int]
     began: Mapped[int] = mapped_column(default=NOTHING)
-    """Serial before which nothing was said of it."""
+    """Log position of the record that named the partition first."""
     counted: Mapped[bool] = mapped_column(default=False)
-    """There was something to count."""
+    """True if the partition had something to count."""
     gone: Mapped[bool] = mapped_column(default=False)
-    """It has been deleted: nothing more will come of it."""
+    """True if the partition is deleted."""
     origin: Mapped[list[Any] | None] = mapped_column(JSON, default=None)
-    """Of a mirrored partition: [cluster, topic id-partition, next offset]."""
+    """Origin of a mirrored partition: [cluster, topic id-partition, next offset]."""
     unplaced: Mapped[int] = mapped_column(default=FOR_EVER)
-    """Serial of the first count with copies that may lie behind that next offset; FOR_EVER for none."""
+    """Log position of the first count with copies that may be after that next offset, or FOR_EVER."""
 
 
 class UncountedRow(Row):
-    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired.
+    """Offsets [start, end) of a partition that will never be counted.
 
-    Without a topic the partition is that of the tier's own counts, and what they counted is not known.
+    Without a topic, the partition is that of the tier's counts: counts themselves were lost.
     """
 
     __tablename__ = "uncounted"
@@ -290,15 +290,15 @@ class UncountedRow(Row):
     end: Mapped[int]
     topic: Mapped[TopicName] = mapped_column(index=True)
     since: Mapped[int]
-    """The heartbeat before the gap."""
+    """Time of the last heartbeat before the gap."""
     serial: Mapped[int]
-    """Of the record that told it."""
+    """Log position of the record that named the gap."""
     until: Mapped[int] = mapped_column(default=FOR_EVER)
-    """The heartbeat behind it; for ever until there is one."""
+    """Time of the first heartbeat after the gap; FOR_EVER until there is one."""
 
 
 class UnreadableRow(Row):
-    """A partition that a reader cannot read on, as its newest heartbeat says."""
+    """A partition that a reader cannot read on, according to its newest heartbeat."""
 
     __tablename__ = "unreadable"
     tier: Mapped[TierKey]
@@ -308,13 +308,13 @@ class UnreadableRow(Row):
     offset: Mapped[int]
     cause: Mapped[LongText]
     since: Mapped[int]
-    """The last heartbeat before."""
+    """Time of the last heartbeat before the failure."""
     serial: Mapped[int]
-    """Of the heartbeat that told it first."""
+    """Log position of the heartbeat that named the failure first."""
 
 
 class LoadRow(Row):
-    """How many parts of a load's edition are counted."""
+    """An edition of a load, and the number of its parts that are counted."""
 
     __tablename__ = "loads"
     topic: Mapped[TopicKey]
@@ -323,7 +323,7 @@ class LoadRow(Row):
     counted: Mapped[int]
     parts: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
-    """Of its manifest."""
+    """Hash of the load's manifest."""
     whole: Mapped[bool] = mapped_column(default=True)
     """True if all parts reported hours and rows without a header. The version before reported neither."""
     retold: Mapped[int] = mapped_column(default=0)
@@ -349,7 +349,7 @@ class LoadPartRow(Row):
 
 
 class LoadHourRow(Row):
-    """Rows of an edition of a load in one hour; those of the newest edition count."""
+    """Number of rows of a load's edition in one hour; the newest edition counts."""
 
     __tablename__ = "load_hour"
     __table_args__ = (Index("hours_of_load", "topic", "load"),)
@@ -378,7 +378,7 @@ class RejectedRow(Row):
     window: Mapped[NumberKey]
     last: Mapped[NumberKey]
     is_span: Mapped[bool]
-    """True if it is not known which of the windows it is."""
+    """True if the messages may be in any window from `window` to `last`."""
     messages: Mapped[int]
     keyed: Mapped[int]
     """Messages among them that have an audit header."""
@@ -435,18 +435,18 @@ class DatabaseRow(Row):
 
 
 class VerifiedRow(Row):
-    """Something that the newest `millrace verify` of a topic has found."""
+    """A finding of the newest `millrace verify` of a topic."""
 
     __tablename__ = "verified"
     topic: Mapped[TopicKey]
     number: Mapped[NumberKey]
     hour: Mapped[int | None]
-    """Start of the hour that it is about; None for the whole topic."""
+    """Start of the hour that the finding concerns; None for the whole topic."""
     text: Mapped[LongText]
 
 
 class StrangerRow(Row):
-    """Records that have no effect, because who wrote them cannot be who they say."""
+    """Rejected records with one cause and one apparent writer."""
 
     __tablename__ = "strangers"
     place: Mapped[str] = mapped_column(String(300), primary_key=True)
@@ -459,7 +459,7 @@ class StrangerRow(Row):
 
 
 class HistoryRow(Row):
-    """What an operator said, or how a final verdict changed."""
+    """A decision of an operator, a finding of `millrace verify`, or a change of a final verdict."""
 
     __tablename__ = "history"
     number: Mapped[CountedKey] = mapped_column(init=False)
@@ -474,23 +474,23 @@ class Holding(Protocol):
     """The right to write, of one process at a time."""
 
     def renew(self, session: Session) -> None:
-        """Renew it within a transaction that writes. Raises MillraceError when it is no longer held."""
+        """Renew the right within a transaction that writes. Raise MillraceError if it is no longer held."""
 
     def take(self, session: Session) -> bool:
-        """Renew or take it within a transaction; True if it was taken, MillraceError when another has it."""
+        """Renew or take the right; return True if taken. Raise MillraceError if another process has it."""
 
     def release(self, session: Session) -> None:
-        """Give it up within a transaction."""
+        """Release the right within a transaction."""
 
 
 class AuditStore:
     """The database, with the tables of the newest revision. Safe between threads of one process."""
 
     def __init__(self, url: str, lease: Holding | None = None) -> None:
-        """Raises MillraceError in one line when the URL or the database behind it will not do.
+        """Open the database. Raise MillraceError in one line if the URL or the database is unusable.
 
-        With `lease`, which `renew` takes, a transaction that writes renews it first. Without one nobody else
-        may use the database.
+        With `lease`, which `renew` takes, every transaction that writes renews it first. Without a lease, no
+        other process may use the database.
         """
         self._engine = open_database(url, _prepare)
         self._lease = lease
@@ -498,47 +498,47 @@ class AuditStore:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session on one consistent state; what it changes is thrown away."""
+        """Open a session on one consistent state; its changes are discarded."""
         with Session(self._engine) as session:
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session whose changes are committed together at the end, or not at all on an error.
+        """Open a session; commit all its changes at the end, or none on an error.
 
         Raise MillraceError when this process does not hold the lease.
         """
         with self._immediate() as session:
             if self._lease is not None:
                 self._lease.renew(session)
-                session.flush()  # PostgreSQL refuses it here if another process was faster
+                session.flush()  # PostgreSQL fails here if another process was faster
             yield session
 
     def renew(self) -> bool:
         """Renew the lease, or take it if it is free. Raise MillraceError when another process holds it.
 
-        True if it was taken: whatever was read of the database before may be stale.
+        Return True if it was taken: everything read from the database before may be stale.
         """
         with self._immediate() as session:
             return self._lease is not None and self._lease.take(session)
 
     @contextmanager
     def _immediate(self) -> Iterator[Session]:
-        # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
+        # One writer at a time: SQLite does not queue a reader that becomes a writer, but fails.
         with self._write_lock, Session(self._engine) as session, session.begin():
             connection = session.connection(execution_options={BEGIN: "BEGIN IMMEDIATE"})
-            if connection.dialect.name == "postgresql":  # a process that stands still keeps no row locked
+            if connection.dialect.name == "postgresql":  # a stopped process must not keep rows locked
                 limit = f"SET LOCAL idle_in_transaction_session_timeout = '{ABANDONED_S}s'"
                 connection.exec_driver_sql(limit)
             yield session
 
     def close(self) -> None:
-        """Give up the lease, if it is held, and close all connections."""
+        """Release the lease if it is held, and close all connections."""
         try:
             if self._lease is not None:
                 with self._immediate() as session:
                     self._lease.release(session)
-        except SQLAlchemyError as error:  # then another process waits for a while
+        except SQLAlchemyError as error:  # another process then waits until it expires
             logger.warning("the lease of the database is not given up: %s", reason_of(error))
         finally:
             self._engine.dispose()
@@ -547,7 +547,7 @@ class AuditStore:
 def _prepare(engine: Engine) -> None:
     """Bring the tables to the newest revision and give the database its name, one process at a time."""
     options = {BEGIN: "BEGIN IMMEDIATE"}
-    if engine.dialect.name == "postgresql":  # to see what a process before has committed
+    if engine.dialect.name == "postgresql":  # to see the commits of the process before
         options["isolation_level"] = "READ COMMITTED"
     with engine.connect().execution_options(**options) as connection, connection.begin():
         if engine.dialect.name == "postgresql":

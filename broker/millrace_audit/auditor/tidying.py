@@ -1,4 +1,4 @@
-"""What the database forgets: windows that no longer change are folded, and deleted when they are old."""
+"""Expiry in the database: complete windows without changes are folded, and old windows deleted."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, win
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
 _AT_ONCE = 1000
-"""Windows that are folded in one transaction."""
+"""Most windows to fold in one transaction."""
 
 
 def tidy(session: Session, options: AuditOptions) -> bool:
-    """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
+    """Fold unchanged complete windows, delete expired ones; return True if there is more to do."""
     now = options.clock_ms()
     kept_from = window_start(now - options.keep_ms)
     old = (
@@ -35,7 +35,7 @@ def tidy(session: Session, options: AuditOptions) -> bool:
         row = session.get_one(TopicRow, topic)
         row.kept_from = max(row.kept_from, last + WINDOW_MS)
         session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
-    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
+    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # of wrong clocks
     session.execute(delete(WindowRow).where(*far))
     _forget_producers(session, now, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - options.keep_ms))
@@ -57,17 +57,17 @@ def tidy(session: Session, options: AuditOptions) -> bool:
         session.execute(update(WindowRow), folded)
     still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
     first_open = session.scalar(still_open)
-    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # which has no beats
+    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # it has no checkpoints
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE
 
 
 def _forget_loads(session: Session, kept_from: int) -> None:
-    """Delete the loads' contents of windows that have expired, and the counts of loads that are as old."""
+    """Delete loads' rows on expired windows, and loads' parts of the same age."""
     hours, rejected, parts = store.LoadHourRow, store.RejectedRow, store.LoadPartRow
     changed = store.ChangedRow
-    newest = select(func.max(changed.number)).scalar_subquery()  # the next one is numbered behind it
+    newest = select(func.max(changed.number)).scalar_subquery()  # the next number follows it
     for topic, before in session.execute(select(TopicRow.topic, TopicRow.kept_from)).all():
         if before == NOTHING:
             continue
@@ -84,7 +84,7 @@ def _forget_loads(session: Session, kept_from: int) -> None:
 
 
 def _forget_producers(session: Session, now: int, kept_from: int) -> None:
-    """Delete producers that have ended and of whom no window holds anything, and topics of nobody."""
+    """Delete ended producers that no window refers to, and topics without any reference."""
     table = ProducerRow
     ended = (
         or_(table.done, table.accepted.is_not(None), ~table.announced),

@@ -38,15 +38,15 @@ from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 MOST_UNCOUNTED = 100
-"""Topics that are judged though no reader names them: who may produce to `audit` may make up any number."""
+"""Most topics to judge that no reader names, since a client of `audit` may invent any number."""
 MOST_NAMED = 10
 """Most producers in debt that a window names; the others are counted."""
 STALE_MS = 60_000
-"""A reader that has counted nothing for so long is stale: what waits for it is not just on its way."""
+"""Age of the newest heartbeat after which a reader is stale."""
 
 
 class _Debts:
-    """Debts of producers that have not ended: those that hold windows open the longest come first."""
+    """Debts of producers that have not ended, sorted by the time through which they have closed."""
 
     def __init__(self, debts: Iterable[Debt]) -> None:
         awaited = (debt for debt in debts if not debt.instance.idle)
@@ -70,7 +70,7 @@ def _closed_through(instance: Instance) -> int:
 
 @dataclass(slots=True)
 class _Way:
-    """How far the tiers have read a window."""
+    """State of the tiers' reading of one window."""
 
     legs: list[Leg] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class TopicFacts:
         """Facts of a window without its evidence; `positions` as its row has them, None without events."""
         facts, hour, loads = self.waited_for(start), start - start % HOUR_MS, self.loads
         closes_at = facts.end + self._options.grace_ms
-        # What a tier holds matters for events that are known of.
+        # Gaps of single partitions matter only for windows with events.
         gaps = [gap for gap in self.gaps if start < gap.until and (positions or gap.is_of_all)]
         early = [gap for gap in gaps if gap.since < closes_at]
         blocked = {gap.tier for gap in early if gap.is_ongoing}
@@ -188,11 +188,11 @@ class TopicFacts:
 
     def _debt(self, instance: Instance) -> Debt:
         since = self._watermark(instance.cluster) - instance.heard_at
-        # A producer that names a time still to come would be awaited until then.
+        # A producer whose newest report is from the future counts as silent, too.
         is_silent = not -self._options.grace_ms <= since <= self._options.hello_patience_ms
         if is_silent and not instance.missing_reports:
             return Debt(instance, DebtState.SILENT)
-        # The time of a newest report that others follow is no fact about a window.
+        # The time of the newest report changes with every report, so it is no fact about a window.
         instance = replace(instance, heard_at=NOTHING)
         return Debt(instance, DebtState.REPORT_MISSING if instance.missing_reports else DebtState.OPEN)
 
@@ -272,7 +272,7 @@ class TopicFacts:
 
 
 def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Beat]) -> Iterator[Gap]:
-    """Gaps from after a window's close that may hold its events: those lie where they were looked for."""
+    """Yield late gaps that may hold a window's events or reports."""
     for gap in gaps:
         checkpoint = checkpoints.get(gap.tier or gap.origin)
         if gap.tier:
@@ -285,7 +285,7 @@ def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Beat]) -> Iterator[Gap]
 def topic_facts(
     session: Session, options: AuditOptions, progress: Progress, topics: Sequence[str]
 ) -> Iterator[TopicFacts]:
-    """The facts of each of the topics; read for many of them at once."""
+    """Yield the facts of each topic, read for many topics at once."""
     link = store.ProducerTopicRow
     named = join(link, ProducerRow, ProducerRow.producer == link.producer)
     for some in store.slices(topics):
@@ -320,7 +320,7 @@ def is_listed(topic: InstrumentedAttribute[str]) -> ColumnElement[bool]:
 
 
 def listed(session: Session) -> Sequence[str]:
-    """The topics that are judged and shown, by name."""
+    """Return the topics that are judged and shown, by name."""
     return session.scalars(
         select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
     ).all()
@@ -329,7 +329,7 @@ def listed(session: Session) -> Sequence[str]:
 def to_instance(
     row: ProducerRow, heartbeat: int, options: AuditOptions, *, is_of_topic: bool = True
 ) -> Instance:
-    """What is known of a producer; to a topic that it has not announced it has announced nothing."""
+    """Return a producer as an instance; not announced for a topic that it has not announced."""
     nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
     return Instance(
         instance=row.instance,

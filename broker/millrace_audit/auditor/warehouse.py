@@ -1,6 +1,6 @@
-"""Records of the warehouse's reader: loads, the published table, what `verify` found, and what is there now.
+"""Records of the warehouse's reader: loads, the published table, findings of `verify`, and the present state.
 
-Only records of the newest turn count. `load_counts` takes the loads.
+Only records of the newest turn count. `load_counts` applies the loads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Warehouse:
                 tier.heartbeat = record.time
 
     def _verified(self, verified: Verified) -> None:
-        """Replace the findings by the new ones, and have the windows that they concern judged again."""
+        """Replace the findings of `verify`, and have the affected windows judged again."""
         table, topic = VerifiedRow, verified.topic
         rows = self._session.scalars(select(table).where(table.topic == topic).order_by(table.number))
         before = [(row.hour, row.text) for row in rows]
@@ -108,7 +108,7 @@ class Warehouse:
             producer.be_in(key.window)
 
     def _state(self, state: WarehouseState) -> None:
-        """Note the state of now. A counted load that is gone, or that differs, proves nothing any more."""
+        """Store the present state. A counted load that is gone or differs proves nothing any more."""
         if state.load == 0 and self._session.get(TopicRow, state.topic) is None:
             return  # a topic that is not audited has no load, either
         row = state_of(self._session, state.topic)

@@ -1,4 +1,4 @@
-"""Revisions of the auditor's database: each file of `versions/` changes the tables of the one before.
+"""Revisions of the auditor's database: each file of `versions/` changes the tables of the revision before.
 
 A change of a table in `store` needs a new file there. No revision can be undone: an older Millrace needs an
 empty database, which the audit topics fill again.
@@ -27,7 +27,7 @@ _EMPTY_ONE = "give --database-url of an empty one, which the audit topics fill a
 
 
 def migrate(connection: Connection, tables: MetaData) -> None:
-    """Create the tables in an empty database, or change those of an older revision into the newest.
+    """Create the tables in an empty database, or upgrade the tables of an older revision to the newest.
 
     Raise MillraceError if the tables are those of a newer Millrace, or of no revision at all.
     """

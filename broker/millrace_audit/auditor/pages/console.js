@@ -1,4 +1,4 @@
-// Keeps the page live: reads it again and replaces its content, without losing where somebody has scrolled to.
+// Keeps the page live: fetches it again and replaces its content, but keeps the scroll position.
 "use strict";
 const EVERY_MS = 5000;
 let failed = false;

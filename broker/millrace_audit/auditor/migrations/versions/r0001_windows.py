@@ -1,4 +1,4 @@
-"""The tables before migrations: those of every database that has no revision and no leases."""
+"""Tables before migrations, of every database without a revision and without leases."""
 
 revision = "0001"
 down_revision = None
