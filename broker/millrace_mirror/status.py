@@ -38,8 +38,8 @@ class MirrorRow:
     position: MirrorPosition | None
     origin_high_watermark: int | None
     state: str
-    """running, batch (filled from outside), recorded (in an Apache Kafka), waiting, stopped, retired or
-    unknown."""
+    """running, waiting, stopped, retired or unknown; batch if a task fills the partition; recorded if the
+    target is an Apache Kafka, which reports no state."""
     detail: str = ""
     latency_ms: int | None = None
     """Time from the timestamp of the last copied message until consumers saw it here."""

@@ -61,7 +61,7 @@ class SchemaRegistryClient:
         self.address = url
         """The registry's URL with its password, for other clients of the registry. It must not be shown."""
         self.url = without_secret(url.rstrip("/"))
-        """The registry's URL without its password, which may be shown."""
+        """The registry's URL without its password, so that it may be shown."""
         self._timeout_s = timeout_s
         self._home = HomeProcess("client of the schema registry")
         self._schemas: dict[int, Any] = {}

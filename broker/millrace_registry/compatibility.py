@@ -205,7 +205,7 @@ class _Comparison:
 
 
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
-    """Return the one tree of a named type, even if the type is written out several times.
+    """Return the definition of a named type, whether `tree` is its name or writes the type out.
 
     Return any other type unchanged.
     """

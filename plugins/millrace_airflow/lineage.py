@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 
 class Dataset(NamedTuple):
-    """A dataset by OpenLineage's two names."""
+    """A dataset, identified as in OpenLineage by a namespace and a name."""
 
     namespace: str
     name: str

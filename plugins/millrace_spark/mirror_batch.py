@@ -239,7 +239,7 @@ def _name(origin: Origin) -> str:
 
 
 def _up_to(fetched: FetchedPartition, end: int) -> FetchedPartition:
-    """Return the answer without the batches that begin at the end or after it."""
+    """Return the answer without the batches whose base offset is `end` or higher."""
     position = 0
     while (header := BatchHeader.parse(fetched.records, position)) is not None and header.base_offset < end:
         if header.batch_length <= 0:

@@ -20,7 +20,7 @@ _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
-"""Largest frame that gets memory for all of its bytes before they have arrived; the smallest is 64 KiB."""
+"""Largest frame that gets memory for all of its bytes before all have arrived; the smallest is 64 KiB."""
 _AHEAD = 4
 """A large frame gets its memory once one part in this number has arrived: a stated length alone gets no
 memory."""

@@ -58,7 +58,7 @@ class FlushThreads:
 
     @property
     def since(self) -> float | None:
-        """Begin of the oldest flush under way, in monotonic time; from any thread."""
+        """Monotonic time at which the oldest running flush began; None if none runs. From any thread."""
         with self._lock:
             return min(self._began.values(), default=None)
 

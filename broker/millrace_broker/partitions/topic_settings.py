@@ -77,7 +77,7 @@ class WithoutEffect:
     values: Sequence[str] = ()
     """Values that it may have; empty: any of its type."""
     default: str | None = None
-    """Value that always counts; None where none does."""
+    """Value that DescribeConfigs reports as the default; None if there is none."""
 
     @property
     def documentation(self) -> str:

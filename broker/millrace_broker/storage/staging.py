@@ -197,7 +197,7 @@ def check_append(
     """
     recorded = state.mirror
     if position.origin != origin:
-        raise InvalidRequest(f"the position is of {position.origin}, the append of {origin}")
+        raise InvalidRequest(f"the position names {position.origin}, and the append is for {origin}")
     if recorded is None and state.end > 0:
         raise PolicyViolation("the partition holds messages that were produced to it; it cannot be a mirror")
     if recorded is not None and recorded.origin != origin:

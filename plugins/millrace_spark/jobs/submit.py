@@ -152,7 +152,7 @@ def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
 
 
 def _property(key: str, value: str) -> str:
-    """Return a line of a Java properties file."""
+    """Return a key and its value, escaped, as a line for a Java properties file."""
     escaped = [re.sub(r"([\\:=#! ])", r"\\\1", text).replace("\n", "\\n") for text in (key, value)]
     return "=".join(escaped) + "\n"
 

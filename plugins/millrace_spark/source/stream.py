@@ -149,7 +149,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _to_batch_ends(self, before: Progress, after: Progress) -> Progress:
-        """Move every changed end to the end of its batch. This may exceed the limit by one batch."""
+        """Move the end of each partition with news to the end of a batch, up to a batch past the limit."""
         moved: dict[str, dict[int, int]] = {}
         for key, end in after.offsets.items():
             if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):

@@ -1,4 +1,4 @@
-"""Deletes files that only replaced editions and old snapshots name, at once and whatever their age.
+"""Deletes at once, whatever their age, the files that are named only by replaced editions and old snapshots.
 
 Values of erased rows remain in the data files of earlier editions, in the bounds that `entries.avro` and the
 table's manifests state of these files, and in compacted files. Their paths are first written to `expired/`.

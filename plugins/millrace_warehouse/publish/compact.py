@@ -41,7 +41,7 @@ class CompactedHour:
     files_before: int
     files_after: int
     bytes: int
-    """Bytes of the merged files; `rows` counts their rows."""
+    """Bytes of the small files before they are merged; `rows` is the number of their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
