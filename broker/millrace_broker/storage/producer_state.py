@@ -187,7 +187,7 @@ class ProducerStates:
         if header.producer_epoch > state.epoch:
             if sequence != 0:
                 raise OutOfOrderSequence(
-                    f"producer {header.producer_id} starts epoch {header.producer_epoch} at sequence {sequence}"
+                    f"producer {header.producer_id} starts epoch {header.producer_epoch} at {sequence}, not 0"
                 )
             return None
         if not state.batches or sequence == (expected := state.batches[-1].next_sequence):
