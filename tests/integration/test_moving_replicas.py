@@ -176,7 +176,7 @@ def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_repli
         return done.output or str(done.exception)
 
     assert f"broker {leader} is no live replica" in elect(leader)
-    wait_until("it goes on", lambda: "goes on with" in elect(other))
+    wait_until("it goes on", lambda: "continues with" in elect(other))
     wait_until("it leads", lambda: world.state.leader == other)
     world.check("after the election")
     logs = "".join(broker.process.output for broker in world.brokers.brokers.values())

@@ -122,7 +122,7 @@ def test_ids_that_an_older_copy_does_not_know_are_not_handed_out_again(world: Wo
     world.database.restore()
     world.start_registries()
     for registry in world.registries:
-        assert "ids from 4 to 5 were handed out" in registry.output
+        assert "ids from 4 to 5 were assigned" in registry.output
     with SchemaRegistryClient(world.urls[0]) as client, pytest.raises(UnknownSchema):
         client.schema(4)
     assert world.register(6) == 6
