@@ -156,7 +156,7 @@ RUNS: Mapping[tuple[str, str], Sequence[Run]] = {
         groups("--reset-offsets", *_ONE_GROUP, "--to-latest", "--execute"),
         groups("--delete", "--group", "administered"),
     ],
-    ("kafka-consumer-groups", "`--describe` of a group that is not there"): [
+    ("kafka-consumer-groups", "`--describe` of a group that does not exist"): [
         groups("--describe", "--group", "none")
     ],
     ("kafka-groups", "`--list`"): [run("GroupsCommand", "--list")],
@@ -254,7 +254,7 @@ OF_KAFKA: Mapping[tuple[str, str], Run] = {
         "--alter", "--topic", TOPIC, "--add-config", "retention.ms=soon"
     ),
     ("kafka-acls", "`--list`, without an authorizer"): run("AclCommand", "--list"),
-    ("kafka-consumer-groups", "`--describe` of a group that is not there"): groups(
+    ("kafka-consumer-groups", "`--describe` of a group that does not exist"): groups(
         "--describe", "--group", "none"
     ),
     ("kafka-share-groups", "`--describe`, where share groups are off"): run(
@@ -262,7 +262,7 @@ OF_KAFKA: Mapping[tuple[str, str], Run] = {
     ),
     ("kafka-cluster", "`unregister`"): verb("ClusterTool", "unregister", "--id", "7"),
     ("kafka-delegation-tokens", "`--describe`"): run("DelegationTokenCommand", "--describe", *_ADMIN),
-    ("kafka-reassign-partitions", "`--execute`, to a broker that is not there"): run(
+    ("kafka-reassign-partitions", "`--execute`, to a broker that does not exist"): run(
         "ReassignPartitionsCommand", "--execute", "--reassignment-json-file", "{folder}/away.json"
     ),
     ("kafka-metadata-quorum", "`remove-controller`"): RUNS[
