@@ -184,7 +184,7 @@ GOOD = rule(Operation.READ)
     [
         ({"operation": Operation.IDEMPOTENT_WRITE}, "no operation on a topic: use ALL, READ"),
         ({"type": GROUP, "operation": Operation.WRITE}, "no operation on a group"),
-        ({"type": ResourceType.CLUSTER, "operation": Operation.ALTER}, "named kafka-cluster"),
+        ({"type": ResourceType.CLUSTER, "operation": Operation.ALTER}, "the name kafka-cluster"),
         ({"principal": "alice"}, "not User:NAME"),
         ({"principal": "User:"}, "not User:NAME"),
         ({"principal": "Group:x"}, "not User:NAME"),
