@@ -42,7 +42,7 @@ class ReaderState(StrEnum):
 
     CURRENT = "current"
     STALE = "stale"
-    """Its watermark is more than a minute old."""
+    """The watermark is more than a minute old."""
     NEVER_SEEN = "never seen"
 
 
@@ -165,7 +165,7 @@ class Gap:
     since: int
     until: int
     is_of_all: bool = False
-    """It concerns windows without events, too."""
+    """True if the gap concerns windows without events, too."""
     serial: int = NOTHING
     """Number of the tier's record that first named the gap."""
     partition: int = 0
@@ -174,7 +174,7 @@ class Gap:
     end: int = 0
     cause: str = ""
     is_late: bool = False
-    """It began after the window closed: only events that came late can be in it."""
+    """True if the gap began after the window closed: only events that came late can be in it."""
     hides_missing: bool = False
     """A late gap in which events may lie that seem to be missing."""
 
@@ -208,7 +208,7 @@ class LostLoad:
 
     load: int
     rows: int | None
-    """Its rows in the hour; None when its hours are not known."""
+    """Rows of the load in the hour; None when the hours of the load are not known."""
     newest: int
     """Newest load in the warehouse."""
 
@@ -242,9 +242,9 @@ class WindowFacts:
     start: int
     special: Special | None = None
     is_announced: bool = True
-    """An audited producer has announced the topic."""
+    """True if an audited producer has announced the topic."""
     is_counted: bool = True
-    """A reader counts the topic, or has counted events of the window."""
+    """True if a reader counts the topic, or has counted events of the window."""
     has_events: bool = True
     origins: Sequence[str] = ()
     """Configured origins."""

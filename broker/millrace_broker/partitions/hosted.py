@@ -79,7 +79,7 @@ class HostedPartition:
     """Set while this replica follows a leader."""
     thread: LeaderThread | None = None
     obstacle: Obstacle | None = None
-    """What copying waits for."""
+    """Cut or error that copying waits for; None while it goes on."""
     is_resigning: bool = False
     """True while this leader hands over to the first replica. The partition is not served then."""
     is_changing: bool = False
