@@ -111,6 +111,7 @@ bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's 
 bench-audit: setup ## What the audit costs a producer, a reader and the auditor, and its page: docs/benchmarks.md (2 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
 	$(BIN)/python -m tests.bench.bench_auditor
+	$(BIN)/python -m tests.bench.bench_judging --page
 	$(BIN)/python -m tests.bench.bench_console --page
 
 bench-registry: setup ## Look-ups of a registry on one core, SQLite and PostgreSQL: docs/benchmarks.md (2 min)

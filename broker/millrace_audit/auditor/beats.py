@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import ColumnElement, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow, VerifiedRow
@@ -40,7 +41,7 @@ def bucket(time: int) -> int:
     return time // WINDOW_MS
 
 
-def name(row: CoverageRow) -> str:
+def name(row: Any) -> str:
     """Return the name of a partition in marks."""
     return f"{row.topic_id}-{row.partition}"
 
@@ -49,11 +50,13 @@ class Beats(list[Beat]):
     """Checkpoints of a tier, in the order of their log positions."""
 
     def __init__(self) -> None:
+        self._serials: list[int] = []
         self._latest: list[int] = []  # largest time up to each checkpoint: clocks may be set back
         self._through: list[int] = []
 
     def add(self, beat: Beat) -> None:
         self.append(beat)
+        self._serials.append(beat.serial)
         self._latest.append(max(beat.time, self._latest[-1] if self._latest else beat.time))
         through = beat.reported_through or 0
         self._through.append(max(through, self._through[-1] if self._through else through))
@@ -61,7 +64,7 @@ class Beats(list[Beat]):
     def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
         """Return the first checkpoint after `serial`, with at least this time and `reported_through`."""
         begin = max(
-            bisect_right(self, serial, key=lambda beat: beat.serial),
+            bisect_right(self._serials, serial),
             bisect_left(self._latest, time),
             bisect_left(self._through, reported_at),
         )
@@ -132,6 +135,50 @@ def forget(session: Session, before: int) -> None:
         _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial <= last)
 
 
+_COVERAGE = select(*CoverageRow.__table__.columns).order_by(
+    CoverageRow.topic, CoverageRow.tier, CoverageRow.partition
+)
+_MARKS = (
+    select(MarkRow.serial, MarkRow.ends)
+    .where(MarkRow.tier == bindparam("tier"), MarkRow.topic == bindparam("topic"))
+    .order_by(MarkRow.serial)
+)
+
+
+class _Covered:
+    """Coverage of a topic's partitions at a tier."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    @cached_property
+    def began(self) -> int | None:
+        return min((row.began for row in self.rows), default=None)
+
+    @cached_property
+    def names(self) -> Set[str]:
+        """Names of the partitions that are not deleted."""
+        return {name(row) for row in self.rows if not row.gone}
+
+    @cached_property
+    def copied_from(self) -> Set[str]:
+        """Clusters whose partitions these mirror."""
+        return {row.origin[0] for row in self.rows if row.origin}
+
+    @cached_property
+    def names_by_number(self) -> Mapping[str, str]:
+        return names_by_number(self.rows)
+
+    @cached_property
+    def ends(self) -> Mapping[str, int]:
+        return {name(row): row.end for row in self.rows}
+
+    @cached_property
+    def counted(self) -> Mapping[str, int]:
+        """Partition -> end of the counted part; a deleted partition is counted in full."""
+        return {name(row): FOR_EVER if row.gone else row.end for row in self.rows}
+
+
 class Progress:
     """Progress of every tier, read once for many windows."""
 
@@ -149,11 +196,10 @@ class Progress:
             for tier, beats in self.beats.items()
         }
         """Tier -> time of its newest checkpoint with all earlier reports of its producers applied."""
-        by_topic = select(CoverageRow).order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
-        self.coverage = session.scalars(by_topic).all()
-        self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
+        self.coverage = session.execute(_COVERAGE).all()
+        self._coverage: defaultdict[tuple[str, str], _Covered] = defaultdict(_Covered)
         for row in self.coverage:
-            self._coverage[row.tier, row.topic].append(row)
+            self._coverage[row.tier, row.topic].rows.append(row)
         self.unreadable: defaultdict[str, list[UnreadableRow]] = defaultdict(list)
         for bad in session.scalars(select(UnreadableRow)):
             self.unreadable[bad.topic].append(bad)
@@ -161,12 +207,12 @@ class Progress:
         for problem in session.scalars(select(VerifiedRow).order_by(VerifiedRow.topic, VerifiedRow.number)):
             self.verified[problem.topic].append(problem)
         self._marks: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
+        self._mirrored: dict[tuple[str, str], Mapping[str, int]] = {}
+        self._ahead_until: dict[tuple[str, str], int] = {}
 
     def _marks_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:
         if (tier, topic) not in self._marks:
-            here = (MarkRow.tier == tier, MarkRow.topic == topic)
-            columns = select(MarkRow.serial, MarkRow.ends).where(*here).order_by(MarkRow.serial)
-            rows = self._session.execute(columns).all()
+            rows = self._session.execute(_MARKS, {"tier": tier, "topic": topic}).all()
             self._marks[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
         return self._marks[tier, topic]
 
@@ -186,26 +232,30 @@ class Progress:
         return self._there(tier, topic, ends[index]) if index >= 0 else {}
 
     def _there(self, tier: str, topic: str, ends: Ends) -> Ends:
-        there = {name(row) for row in self._coverage[tier, topic] if not row.gone}
+        there = self._coverage[tier, topic].names
+        if ends.keys() <= there:
+            return ends
         return {partition: end for partition, end in ends.items() if partition in there}
 
     def began(self, tier: str, topic: str) -> int | None:
         """Return the log position after which a tier's reader counts a topic; None if it does not."""
-        return min((row.began for row in self._coverage[tier, topic]), default=None)
+        return self._coverage[tier, topic].began
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
         """True if the aggregate cluster is counted up to the given ends of an origin."""
-        return _covers(self._mirrored(topic, origin), ends)
+        return _covers(self._mirrored_ends(topic, origin), ends)
 
-    def _mirrored(self, topic: str, origin: str) -> dict[str, int]:
+    def _mirrored_ends(self, topic: str, origin: str) -> Mapping[str, int]:
         """Return origin partition -> next origin offset after the counted part of its copy."""
-        rows = self._coverage[OFFLINE, topic]
-        ends = [[row.end, *(row.origin or ())] for row in rows if not row.gone]
-        return self._origin_ends(topic, ends, origin)
+        if (topic, origin) not in self._mirrored:
+            rows = self._coverage[OFFLINE, topic].rows
+            ends = [[row.end, *(row.origin or ())] for row in rows if not row.gone]
+            self._mirrored[topic, origin] = self._origin_ends(topic, ends, origin)
+        return self._mirrored[topic, origin]
 
     def _origin_ends(self, topic: str, ends: Any, origin: str) -> dict[str, int]:
         """Return origin partition -> next origin offset, for the partitions that are mirrored."""
-        names = names_by_number(self._coverage[origin, topic])
+        names = self._coverage[origin, topic].names_by_number
         return {
             names.get(end[2], end[2]): end[3]
             for end in ends
@@ -230,29 +280,32 @@ class Progress:
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:
         """True if counted loads contain everything before the given ends of the aggregate cluster."""
-        loaded = {name(row): row.end for row in self._coverage[WAREHOUSE, topic]}
+        loaded = self._coverage[WAREHOUSE, topic].ends
         return bool(loaded) and _covers(loaded, ends)
 
     def is_ahead(self, topic: str, origin: str, serial: int) -> bool:
         """True if the origin's reader has counted all events of the copies that were counted by `serial`."""
-        for row in self._coverage[OFFLINE, topic]:
-            if row.origin and row.origin[0] == origin and not row.gone and row.unplaced <= serial:
-                return False  # the origin offset of these copies is not known yet
-        rows = self._coverage[origin, topic]
-        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
-        return _covers(counted, {key: [end] for key, end in self._mirrored(topic, origin).items()})
+        if (topic, origin) not in self._ahead_until:
+            counted = self._coverage[origin, topic].counted
+            ends = {key: [end] for key, end in self._mirrored_ends(topic, origin).items()}
+            unplaced = [  # positions of the first copies whose origin offset is not known yet
+                row.unplaced
+                for row in self._coverage[OFFLINE, topic].rows
+                if row.origin and row.origin[0] == origin and not row.gone
+            ]
+            until = min(unplaced, default=FOR_EVER) if _covers(counted, ends) else NOTHING
+            self._ahead_until[topic, origin] = until
+        return serial < self._ahead_until[topic, origin]
 
     def is_ahead_of_loads(self, topic: str) -> bool:
-        rows = self._coverage[OFFLINE, topic]
-        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
-        loaded = {name(row): [row.end] for row in self._coverage[WAREHOUSE, topic]}
-        return _covers(counted, loaded)
+        loaded = {key: [end] for key, end in self._coverage[WAREHOUSE, topic].ends.items()}
+        return _covers(self._coverage[OFFLINE, topic].counted, loaded)
 
     def holds_mirror(self, topic: str, origin: str) -> bool:
-        return any(row.origin and row.origin[0] == origin for row in self._coverage[OFFLINE, topic])
+        return origin in self._coverage[OFFLINE, topic].copied_from
 
 
-def names_by_number(rows: Iterable[CoverageRow]) -> dict[str, str]:
+def names_by_number(rows: Iterable[Any]) -> dict[str, str]:
     """Return partition name without topic id, as some copies give it -> name, for a topic at an origin."""
     return {f"{NO_ID.hex}-{row.partition}": name(row) for row in rows if not row.gone}
 

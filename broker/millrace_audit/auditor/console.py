@@ -38,7 +38,7 @@ from millrace_audit.auditor.beats import Progress, names_by_number
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.store import AuditStore, CoverageRow, LoadRow, StrangerRow, WindowRow
+from millrace_audit.auditor.store import AuditStore, LoadRow, StrangerRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.mirrors import NO_ID
@@ -359,7 +359,7 @@ def _partitions(progress: Progress) -> Iterator[PartitionLine]:
     """Yield every partition at every tier that counts it, with its lag behind its source."""
     rows = [row for row in progress.coverage if not row.gone]
     ends = {(row.tier, f"{row.topic_id}-{row.partition}"): row.end for row in rows}
-    of_topic: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
+    of_topic: defaultdict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in rows:
         of_topic[row.tier, row.topic].append(row)
     for row in rows:

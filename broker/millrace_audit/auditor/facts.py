@@ -17,7 +17,6 @@ fact is something that was reported or observed, or that is known to be lost. It
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -309,8 +308,3 @@ class WindowFacts:
     def tiers_behind(self) -> tuple[str, ...]:
         """Tiers after the home, in the order in which events reach them."""
         return (*DOWNSTREAM, TABLE) if self.is_table_compared else DOWNSTREAM
-
-    def digest(self) -> str:
-        """Hash of the facts: while it and the evidence stay as they are, so does the verdict."""
-        values = [(name, value) for name in self.__slots__ if (value := getattr(self, name))]
-        return hashlib.blake2b(repr(values).encode(), digest_size=16).hexdigest()

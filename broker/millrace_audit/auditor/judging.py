@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
@@ -34,7 +34,9 @@ from millrace_audit.reports.ranges import SequenceRanges
 MOST_REASONS = 20
 """Most reasons that a window lists; the others are counted."""
 PORTION = 300
-"""Windows of a topic in one transaction."""
+"""Most windows of a topic to judge in one transaction."""
+COMPARED = 3000
+"""Most windows of a topic whose facts are compared in one transaction."""
 TRANSACTION_S = 0.5
 """Time of judging after which a transaction begins with no other topic."""
 _BETWEEN_S = 0.02
@@ -102,15 +104,21 @@ class Judging:
         return judged
 
 
-_COLUMNS = select(
-    WindowRow.window,
-    WindowRow.revision,
-    WindowRow.dirty,
-    WindowRow.positions,
-    WindowRow.signature,
-    WindowRow.last_settled,
-    WindowRow.verdict,
+_OPEN = (
+    select(
+        WindowRow.window,
+        WindowRow.revision,
+        WindowRow.dirty,
+        WindowRow.positions,
+        WindowRow.signature,
+        WindowRow.last_settled,
+        WindowRow.verdict,
+    )
+    .where(~WindowRow.settled, WindowRow.topic == bindparam("topic"), WindowRow.window < bindparam("below"))
+    .order_by(WindowRow.window.desc())
+    .limit(bindparam("most"))
 )
+"""Open windows of a topic, built once: building a statement takes longer than executing it."""
 
 
 class _TopicJudge:
@@ -132,20 +140,15 @@ class _TopicJudge:
         """Judge the newest open windows before `below`; return the number judged, and where to go on."""
         topic = self._facts.topic
         # Windows in the future, by the auditor's clock, are not judged yet.
-        still_open = _COLUMNS.where(
-            ~WindowRow.settled,
-            WindowRow.topic == topic,
-            WindowRow.window <= self._facts.now,
-            WindowRow.window < below,
-        )
-        rows = self._session.execute(still_open.order_by(WindowRow.window.desc()).limit(PORTION)).all()
+        here = {"topic": topic, "below": min(below, self._facts.now + 1), "most": COMPARED}
+        rows = self._session.execute(_OPEN, here).all()
+        rest = rows[-1].window if len(rows) == COMPARED else None
         changes, changed = [], set()
         for row in rows:
-            facts = self._facts.of_window(row.window, row.positions)
-            digest = facts.digest()
+            digest = self._facts.digest(row.window, row.positions)
             if not row.dirty and digest == row.signature:
                 continue
-            facts = self._with_evidence(facts)
+            facts = self._with_evidence(self._facts.of_window(row.window, row.positions))
             judged = judge(facts)
             window = window_of(facts, judged)
             change = {
@@ -166,10 +169,13 @@ class _TopicJudge:
                 self._note_final(window, facts)
             elif judged.is_final and row.last_settled != judged.verdict:
                 self._session.add(_became(judged, row, self._facts))
+            if len(changes) == PORTION:
+                rest = row.window
+                break
         if changes:
             self._session.execute(update(WindowRow), changes)
         _note_changed(self._session, topic, changed)
-        return len(changes), rows[-1].window if len(rows) == PORTION else None
+        return len(changes), rest
 
     def _with_evidence(self, facts: WindowFacts) -> WindowFacts:
         """Return a window's facts with its evidence and the rows to compare it with."""

@@ -5,11 +5,13 @@ Judges nothing. `rules` concludes from the facts.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, join, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -56,9 +58,12 @@ class _Debts:
             state: [0, *accumulate(int(debt.state == state) for debt in self.debts)] for state in DebtState
         }
 
-    def at(self, end: int) -> tuple[Sequence[Debt], dict[DebtState, int]]:
-        """Return the first producers that have not closed all before `end`, and the number of the others."""
-        count = bisect_left(self.closed, end)
+    def count(self, end: int) -> int:
+        """Return the number of producers that have not closed all before `end`."""
+        return bisect_left(self.closed, end)
+
+    def first(self, count: int) -> tuple[Sequence[Debt], dict[DebtState, int]]:
+        """Return some of the first `count` producers, and the number of the others."""
         named = min(count, MOST_NAMED)
         others = {state: before[count] - before[named] for state, before in self._before.items()}
         return self.debts[:named], {state: number for state, number in others.items() if number}
@@ -66,6 +71,13 @@ class _Debts:
 
 def _closed_through(instance: Instance) -> int:
     return NOTHING if instance.missing_reports else instance.closed_through
+
+
+class _Common(NamedTuple):
+    """Facts that many windows of a topic have in common."""
+
+    values: Mapping[str, Any]
+    digest: str
 
 
 @dataclass(slots=True)
@@ -110,60 +122,81 @@ class TopicFacts:
         self._debts = _Debts(self._debt(one) for one in instances if one.accepted is None)
         self._accepted = _Debts(self._debt(one) for one in instances if one.accepted is not None)
         applied = [time - options.grace_ms for time in self._applied.values()]
+        self._times = sorted((*map(self._watermark, options.origins), *self._applied.values()))
+        self._common: dict[tuple[int, int, int], _Common] = {}
         self.final_through = max(min((*applied, *self._debts.closed[:1]), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
     def waited_for(self, start: int) -> WindowFacts:
         """Readers, reports and producers that a window waits for, whatever its events are."""
-        closes_at = start + WINDOW_MS + self._options.grace_ms
-        debts, more_debts = self._debts.at(start + WINDOW_MS)
-        accepted, more_accepted = self._accepted.at(start + WINDOW_MS)
-        return WindowFacts(
-            topic=self.topic,
-            start=start,
-            origins=self._options.origins,
-            readers=[self._reader(o) for o in self._options.origins if self._watermark(o) < closes_at],
-            streams=[*self._streams(closes_at)],
-            debts=debts,
-            more_debts=more_debts,
-            accepted=[debt.instance for debt in accepted],
-            more_accepted=sum(more_accepted.values()),
-        )
+        return WindowFacts(topic=self.topic, start=start, **self._common_at(start + WINDOW_MS).values)
 
     def of_window(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> WindowFacts:
         """Facts of a window without its evidence; `positions` as its row has them, None without events."""
-        facts, hour, loads = self.waited_for(start), start - start % HOUR_MS, self.loads
-        closes_at = facts.end + self._options.grace_ms
+        common, own = self._of_window(start, positions)
+        return WindowFacts(topic=self.topic, start=start, **{**common.values, **own})
+
+    def digest(self, start: int, positions: Mapping[str, Mapping[str, int]]) -> str:
+        """Hash of a window's facts: while it and the evidence stay as they are, so does the verdict."""
+        common, own = self._of_window(start, positions)
+        return _hash(f"{common.digest} {own}")
+
+    def _common_at(self, end: int) -> _Common:
+        """Return the facts of all windows that end between the same two times of producers and origins."""
+        closes_at = end + self._options.grace_ms
+        key = (self._debts.count(end), self._accepted.count(end), bisect_left(self._times, closes_at))
+        if key not in self._common:
+            debts, more_debts = self._debts.first(key[0])
+            accepted, more_accepted = self._accepted.first(key[1])
+            origins = self._options.origins
+            values = {
+                "origins": origins,
+                "is_announced": self.is_announced,
+                "readers": [self._reader(o) for o in origins if self._watermark(o) < closes_at],
+                "streams": [*self._streams(closes_at)],
+                "debts": debts,
+                "more_debts": more_debts,
+                "accepted": [debt.instance for debt in accepted],
+                "more_accepted": sum(more_accepted.values()),
+            }
+            self._common[key] = _Common(values, _hash(repr(values)))
+        return self._common[key]
+
+    def _of_window(
+        self, start: int, positions: Mapping[str, Mapping[str, int]] | None
+    ) -> tuple[_Common, dict[str, Any]]:
+        """Return the facts that a window shares with others, and its own ones, which come first."""
+        common, hour, loads = self._common_at(start + WINDOW_MS), start - start % HOUR_MS, self.loads
+        closes_at = start + WINDOW_MS + self._options.grace_ms
         # Gaps of single partitions matter only for windows with events.
         gaps = [gap for gap in self.gaps if start < gap.until and (positions or gap.is_of_all)]
         early = [gap for gap in gaps if gap.since < closes_at]
         blocked = {gap.tier for gap in early if gap.is_ongoing}
         way = self._follow(positions, closes_at, blocked) if positions else _Way()
         late = [*_late((gap for gap in gaps if gap.since >= closes_at), way.checkpoints)]
-        readers = {reader.tier: reader for reader in facts.readers}
+        readers = {reader.tier: reader for reader in common.values["readers"]}
         readers |= {tier: self._reader(tier) for tier in way.awaited if tier not in readers}
         is_published = TABLE in (positions or {}).get("counted", {})
-        return replace(
-            facts,
-            is_announced=self.is_announced,
-            is_counted=self._is_counted or bool((positions or {}).get("origins")),
-            has_events=bool(positions),
-            readers=[*readers.values()],
-            gaps=[*early, *late],
-            legs=way.legs,
-            read_at={tier: checkpoint.time for tier, checkpoint in way.checkpoints.items()},
-            pending_reports=way.pending_reports,
-            problems=[
+        own = {
+            "is_counted": self._is_counted or bool((positions or {}).get("origins")),
+            "has_events": bool(positions),
+            "readers": [*readers.values()],
+            "gaps": [*early, *late],
+            "legs": way.legs,
+            "read_at": {tier: checkpoint.time for tier, checkpoint in way.checkpoints.items()},
+            "pending_reports": way.pending_reports,
+            "problems": [
                 VerifyProblem(problem.text, problem.hour is None)
                 for problem in self._progress.verified[self.topic]
                 if problem.hour is None or problem.hour <= start < problem.hour + HOUR_MS
             ],
-            lost_loads=[*loads.lost.get(hour, ()), *loads.lost_somewhere],
-            has_other_editions=hour in loads.others,
-            table_troubles=loads.table_troubles(self.now) if is_published else (),
-            are_unkeyed_rows_known=start >= loads.unkeyed_from,
-            rejected=loads.spans_over(start),
-        )
+            "lost_loads": [*loads.lost.get(hour, ()), *loads.lost_somewhere],
+            "has_other_editions": hour in loads.others,
+            "table_troubles": loads.table_troubles(self.now) if is_published else (),
+            "are_unkeyed_rows_known": start >= loads.unkeyed_from,
+            "rejected": loads.spans_over(start),
+        }
+        return common, own
 
     def _watermark(self, tier: str) -> int:
         return self._watermarks.get(tier, NOTHING)
@@ -280,6 +313,10 @@ def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Beat]) -> Iterator[Gap]
             yield replace(gap, is_late=True, hides_missing=gap.tier == WAREHOUSE or is_before)
         elif checkpoint is not None and gap.since <= checkpoint.time <= gap.until:
             yield replace(gap, is_late=True)
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def topic_facts(

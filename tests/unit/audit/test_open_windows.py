@@ -60,6 +60,7 @@ def test_a_turn_judges_a_portion_of_each_topic_in_a_transaction_the_newest_first
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judging, "PORTION", 3)
+    monkeypatch.setattr(judging, "COMPARED", 3)
     monkeypatch.setattr(judging, "TRANSACTION_S", math.inf)
     story.hello(GREEDY)
     story.hello(1, topic=OTHER)
