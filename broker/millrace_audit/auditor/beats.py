@@ -138,10 +138,11 @@ def forget(session: Session, before: int) -> None:
 _COVERAGE = select(*CoverageRow.__table__.columns).order_by(
     CoverageRow.topic, CoverageRow.tier, CoverageRow.partition
 )
+_marks = MarkRow.__table__.c
 _MARKS = (
-    select(MarkRow.serial, MarkRow.ends)
-    .where(MarkRow.tier == bindparam("tier"), MarkRow.topic == bindparam("topic"))
-    .order_by(MarkRow.serial)
+    select(_marks.serial, _marks.ends)
+    .where(_marks.tier == bindparam("tier"), _marks.topic == bindparam("topic"))
+    .order_by(_marks.serial)
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import beats, store
@@ -25,7 +25,11 @@ from millrace_audit.reports.messages import (
     WAREHOUSE,
     Count,
     Heartbeat,
+    ReaderPosition,
 )
+
+_MOST_NAMED = 200
+"""Most records and positions whose topics a query names; for more it reads all topics."""
 
 
 class Counted:
@@ -44,15 +48,33 @@ class Counted:
             session.add(self._tier)
         else:
             self._unmarked = set(self._tier.unmarked)
-            rows = session.scalars(select(CoverageRow).where(CoverageRow.tier == place.tier))
-            self._coverage = {(row.topic_id, row.partition): row for row in rows}
 
     def take_all(self, heard: Sequence[Heard]) -> None:
         """Apply counts, heartbeats and loads in their order."""
+        self._read_coverage(heard)
         for entry in heard:
             self._take(entry)
         assert self._tier is not None
         self._tier.unmarked = sorted(self._unmarked)
+
+    def _read_coverage(self, heard: Sequence[Heard]) -> None:
+        """Read the coverage of all topics that the records can change or mark."""
+        assert self._tier is not None
+        named: list[Count | ReaderPosition] = []
+        is_of_all = False
+        for entry in heard:
+            if isinstance(entry.record, Count):
+                named.append(entry.record)
+            elif isinstance(entry.record, Heartbeat):
+                named += entry.record.positions
+                # The first heartbeat of a turn names all partitions that are not deleted.
+                is_of_all |= entry.turn != self._tier.beaten_turn or bool(entry.record.truncated)
+        rows = select(CoverageRow).where(CoverageRow.tier == self._place.tier)
+        if not is_of_all and len(named) + len(self._unmarked) <= _MOST_NAMED:
+            topics = self._unmarked.union(each.topic for each in named)
+            ids = {each.topic_id for each in named}
+            rows = rows.where(or_(CoverageRow.topic.in_(topics), CoverageRow.topic_id.in_(ids)))
+        self._coverage = {(row.topic_id, row.partition): row for row in self._session.scalars(rows)}
 
     def _take(self, entry: Heard) -> None:
         record, tier = entry.record, self._tier

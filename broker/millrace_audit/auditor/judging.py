@@ -79,7 +79,7 @@ class Judging:
 
         With the newest portion of a topic comes a portion of its older windows, so each turn advances both.
         """
-        until, judged = math.inf, 0
+        until, judged, final = math.inf, 0, []
         with self._store.writing() as session:
             progress = Progress(session)
             _note_hellos(session, progress)
@@ -87,8 +87,7 @@ class Judging:
             for facts in topic_facts(session, self._options, progress, [*queue]):
                 until = min(until, time.monotonic() + TRANSACTION_S)  # common facts are read by now
                 if facts.is_announced:
-                    row = session.get_one(TopicRow, facts.topic)
-                    row.final_through = max(row.final_through, facts.final_through)
+                    final.append({"name": facts.topic, "through": facts.final_through})
                 _doubt_table(session, facts)
                 judging = _TopicJudge(session, self._options, progress.heartbeats, facts, self._note_final)
                 below, older = queue.pop(facts.topic), self._below.pop(facts.topic, None)
@@ -101,24 +100,33 @@ class Judging:
                     queue[facts.topic] = self._below[facts.topic] = rest
                 if time.monotonic() >= until:
                     break
+            if final:
+                session.connection().execute(_FINAL, final)
         return judged
 
 
+# Built once, and of tables and not of their classes: building takes longer than executing.
+_windows = WindowRow.__table__.c
 _OPEN = (
     select(
-        WindowRow.window,
-        WindowRow.revision,
-        WindowRow.dirty,
-        WindowRow.positions,
-        WindowRow.signature,
-        WindowRow.last_settled,
-        WindowRow.verdict,
+        _windows.window,
+        _windows.revision,
+        _windows.dirty,
+        _windows.positions,
+        _windows.signature,
+        _windows.last_settled,
+        _windows.verdict,
     )
-    .where(~WindowRow.settled, WindowRow.topic == bindparam("topic"), WindowRow.window < bindparam("below"))
-    .order_by(WindowRow.window.desc())
+    .where(~_windows.settled, _windows.topic == bindparam("topic"), _windows.window < bindparam("below"))
+    .order_by(_windows.window.desc())
     .limit(bindparam("most"))
 )
-"""Open windows of a topic, built once: building a statement takes longer than executing it."""
+"""Open windows of a topic, the newest first."""
+_FINAL = (
+    update(TopicRow)
+    .where(TopicRow.topic == bindparam("name"), TopicRow.final_through < bindparam("through"))
+    .values(final_through=bindparam("through"))
+)
 
 
 class _TopicJudge:

@@ -270,7 +270,7 @@ class CoverageRow(Row):
     """True if the partition had something to count."""
     gone: Mapped[bool] = mapped_column(default=False)
     """True if the partition is deleted."""
-    origin: Mapped[list[Any] | None] = mapped_column(JSON, default=None)
+    origin: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True), default=None)
     """Origin of a mirrored partition: [cluster, topic id-partition, next offset]."""
     unplaced: Mapped[int] = mapped_column(default=FOR_EVER)
     """Log position of the first count with copies that may be after that next offset, or FOR_EVER."""

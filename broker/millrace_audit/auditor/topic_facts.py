@@ -329,9 +329,12 @@ def topic_facts(
         instances: defaultdict[str, list[Instance]] = defaultdict(list)
         rows = select(link.topic, ProducerRow).select_from(named).where(link.topic.in_(some))
         open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
+        known: dict[int, Instance] = {}
         for topic, row in session.execute(open_ones):
-            heartbeat = progress.heartbeats.get(row.origin, NOTHING)
-            instances[topic].append(to_instance(row, heartbeat, options))
+            if row.producer not in known:
+                heartbeat = progress.heartbeats.get(row.origin, NOTHING)
+                known[row.producer] = to_instance(row, heartbeat, options)
+            instances[topic].append(known[row.producer])
         own = select(link.topic).distinct().select_from(named)
         announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
         gaps = gaps_of(session, progress, some)
