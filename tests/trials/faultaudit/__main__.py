@@ -74,6 +74,7 @@ class FaultAudit:
                 schemas={row.name: row.schema for row in chosen},
                 settings={row.name: row.settings for row in chosen},
                 mirror_faults=faults,
+                uncounted=[row.name for row in chosen if not row.is_counted],
                 patience_s=PATIENCE_S,
             )
         try:

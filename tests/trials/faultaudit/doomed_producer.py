@@ -1,7 +1,8 @@
 """A producer that is killed between two reports; a process.
 
-`python -m tests.trials.faultaudit.doomed_producer BOOTSTRAP REGISTRY CLUSTER TOPIC START`: the messages 0 to 19
-of the window from START are acknowledged and reported, 20 to 39 only acknowledged. Prints its instance and kills itself.
+`python -m tests.trials.faultaudit.doomed_producer BOOTSTRAP REGISTRY CLUSTER TOPIC START`: of the
+window from START the messages 0 to 19 are acknowledged and reported, 20 to 39 only acknowledged. Prints its
+instance and kills itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One load by the code of Spark's job, without Spark, and with a mistake in its reading; a process.
 
 `python -m tests.trials.faultaudit.faulty_load LOAD.json FAULT`: the tasks run here, one after the other, and
-what they read goes through an edit of `batches`, unless FAULT is empty, or MISCOUNT. Prints a line of what was done.
+what they read goes through an edit of `batches`, unless FAULT is empty or MISCOUNT. Prints a line of what was
+done.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ def write(
     assert producer.flush(WAIT_S) == 0, f"{cluster} takes nothing on {topic}"
 
 
-def values(place: Place, cluster: str, topic: str) -> list[bytes]:
-    """Return the messages of partition 0, byte for byte."""
+def values(place: Place, cluster: str, topic: str, partition: int = 0) -> list[bytes]:
+    """Return the messages of a partition, byte for byte."""
     with place.clusters[cluster].client() as client:
-        return [value or b"" for value in read_partition(client, topic, 0).values]
+        return [value or b"" for value in read_partition(client, topic, partition).values]
 
 
 def event(place: Place, instance: int, sequence: int, time_ms: int, cluster: str) -> bytes:

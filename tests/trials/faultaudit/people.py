@@ -87,7 +87,10 @@ def _strangers() -> Iterator[Row]:
 def _replays(cluster: str) -> Plant:
     def plant(stage: Stage) -> None:
         stage.begin()
-        again = [(None, value, stage.start) for value in forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]]
+        again = [
+            (None, value, stage.start)
+            for value in forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
+        ]
         forging.write(stage.place, cluster, stage.topic, again)
         stage.end()
         stage.load()

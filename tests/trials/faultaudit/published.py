@@ -70,7 +70,7 @@ def publish(stage: Stage, *options: str) -> str:
 
 
 def mark(stage: Stage) -> str:
-    """Return the hour's newest verdict in the table of hours, and the time until which the table is complete."""
+    """Return the hour's newest verdict in the table of hours, and the end of the complete hours."""
     with connect(open_storage(str(stage.place.warehouse)), create=False) as catalog:
         table = load_table(catalog, table_identifier(stage.topic))
         hours = load_table(catalog, hours_identifier(stage.topic))

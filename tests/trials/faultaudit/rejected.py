@@ -62,15 +62,16 @@ def _broken_bodies(stage: Stage) -> None:
 
 
 def _plain_and_text(stage: Stage) -> None:
-    messages = _encoded(stage, NEEDED * BATCH)
+    messages = encoded(stage, NEEDED * BATCH)
     _send_plain(stage, [b"text" if BATCH <= number < 2 * BATCH else m for number, m in enumerate(messages)])
 
 
 def _plain(stage: Stage) -> None:
-    _send_plain(stage, _encoded(stage, NEEDED * BATCH))
+    _send_plain(stage, encoded(stage, NEEDED * BATCH))
 
 
-def _encoded(stage: Stage, count: int) -> list[bytes]:
+def encoded(stage: Stage, count: int) -> list[bytes]:
+    """Return messages without the audit's header."""
     with SchemaRegistryClient(stage.place.registry) as registry:
         schema_id = registry.latest(stage.topic).schema_id
     messages = []
@@ -81,11 +82,15 @@ def _encoded(stage: Stage, count: int) -> list[bytes]:
     return messages
 
 
-def _send_plain(stage: Stage, messages: Sequence[bytes]) -> None:
-    """These in the stage's window, and one that is right in the window behind it."""
-    (right,) = _encoded(stage, 1)
+def write_plain(stage: Stage, messages: Sequence[bytes]) -> None:
+    """Send these in the stage's window, and one that is right in the window behind it."""
+    (right,) = encoded(stage, 1)
     timed = [(None, message, stage.start + number) for number, message in enumerate(messages)]
     forging.write(stage.place, HOME, stage.topic, [*timed, (None, right, stage.start + WINDOW_MS)])
+
+
+def _send_plain(stage: Stage, messages: Sequence[bytes]) -> None:
+    write_plain(stage, messages)
     counted = {HOME: len(messages), OFFLINE: len(messages)}
     wait_until(f"{stage.topic} is counted", lambda: stage.ask()[0].foreign == counted)
     stage.place.load(stage.topic)
