@@ -49,7 +49,8 @@ class Place:
     ) -> None:
         """`schemas` are topics' that have another than PageView, `settings` are topics' in the origins;
         `mirror_faults` names an edit of `batches` for a topic; no reader counts the topics `uncounted` until
-        `count` is called; `patience_s` is the auditor's.
+        `count` is called; `patience_s` is the auditor's with silent
+        instances and with tables that are gone.
 
         Each cluster has `brokers` brokers and as many replicas; with several, each datacenter has a ZooKeeper
         of its own.
@@ -86,6 +87,9 @@ class Place:
         if number.isdigit():
             broker = self.clusters[cluster].brokers[int(number)]
             broker.process = self.processes[name] = self.clusters[cluster].start("broker", str(broker.config))
+        elif name == "auditor":
+            words = [str(self._patience_s), *self._command(name)]
+            self.processes[name] = Process(words, module="tests.trials.faultaudit.impatient_auditor")
         else:
             self.processes[name] = Process(self._command(name))
 
@@ -157,9 +161,17 @@ class Place:
             *("--registry", self.registry, "--zookeeper", self.zookeeper),
         ]
 
+    def leave_out(self, topic: str) -> None:
+        """Let the readers count a topic no longer."""
+        self._uncounted.add(topic)
+        self._restart_readers()
+
     def count(self, topic: str) -> None:
         """Let the readers count a topic that they have left out."""
         self._uncounted.remove(topic)
+        self._restart_readers()
+
+    def _restart_readers(self) -> None:
         readers = [f"{cluster}-reader" for cluster in self.clusters]
         self.stop(*readers)
         self.restart(*readers)

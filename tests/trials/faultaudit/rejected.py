@@ -17,11 +17,15 @@ from millrace_registry.client import SchemaRegistryClient
 from tests.support import wait_until
 from tests.trials.faultaudit import forging
 from tests.trials.faultaudit.batches import BATCH, NEEDED, url
+from tests.trials.faultaudit.published import HOUR, mark, publish, publish_proven
 from tests.trials.faultaudit.row import HOME, Row
 from tests.trials.faultaudit.stage import Says, Stage
 
 PLAIN = {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}
 """A schema without the audit's header."""
+
+_INCOMPLETE = "^no table; incomplete until nothing$"
+"""Marks of the hour after it was published as proven, and then by its name."""
 
 
 def rows() -> Iterator[Row]:
@@ -29,13 +33,17 @@ def rows() -> Iterator[Row]:
         name="rejected-with-header",
         what="messages 10 to 19 have a header, and a body that is no Avro",
         plant=_broken_bodies,
-        says=Says(findings=[("missing", WAREHOUSE, "10-19")], reason=r"load \d+ rejected 10 messages"),
+        says=Says(
+            findings=[("missing", WAREHOUSE, "10-19")],
+            reason=r"load \d+ rejected 10 messages",
+            sentence=_INCOMPLETE,
+        ),
     )
     yield Row(
         name="rejected-without-header",
         what="10 of 40 messages without a header are no Avro",
         plant=_plain_and_text,
-        says=Says(beside=Verdict.CARRIED, reason=r"load \d+ rejected 10 messages"),
+        says=Says(beside=Verdict.CARRIED, reason=r"load \d+ rejected 10 messages", sentence=_INCOMPLETE),
         schema=PLAIN,
     )
     yield Row(
@@ -59,11 +67,21 @@ def _broken_bodies(stage: Stage) -> None:
     stage.go_on(2)
     stage.end()
     stage.load()
+    stage.await_tier(WAREHOUSE, 50)
+    stage.sentence = _marks(stage)
 
 
 def _plain_and_text(stage: Stage) -> None:
     messages = encoded(stage, NEEDED * BATCH)
     _send_plain(stage, [b"text" if BATCH <= number < 2 * BATCH else m for number, m in enumerate(messages)])
+    wait_until(f"{stage.topic} is loaded", lambda: WAREHOUSE in stage.ask()[0].foreign)
+    stage.sentence = _marks(stage)
+
+
+def _marks(stage: Stage) -> str:
+    before = publish_proven(stage)
+    publish(stage, "--hour", HOUR)
+    return f"{before}; {mark(stage)}"
 
 
 def _plain(stage: Stage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace_audit.answer import Verdict
+from millrace_audit.reader.reader import LEFT_OUT
 from millrace_audit.reports.messages import OFFLINE
 from tests.support import wait_until
 from tests.trials.faultaudit import forging
@@ -26,6 +27,12 @@ def rows() -> Iterator[Row]:
         is_counted=False,
     )
     yield Row(
+        name="uncounted-anew",
+        what="the readers leave the topic out for a while that they have counted before",
+        plant=_left_out_anew,
+        says=Says(verdict=Verdict.COMPLETE, sentence=f"^no table; {PROVEN}$"),
+    )
+    yield Row(
         name="uncounted-without-header",
         what="no reader counts the topic until its messages without a header are copied and loaded",
         plant=_without_header,
@@ -35,6 +42,18 @@ def rows() -> Iterator[Row]:
         schema=PLAIN,
         is_counted=False,
     )
+
+
+def _left_out_anew(stage: Stage) -> None:
+    stage.begin(batches=2)
+    stage.await_tier(OFFLINE, 2 * BATCH)
+    stage.place.leave_out(stage.topic)
+    stage.go_on(2)
+    stage.end()
+    stage.await_in_copy(NEEDED + 1)
+    before = _loaded_uncounted(stage, LEFT_OUT)
+    stage.await_says(WELL)
+    stage.sentence = f"{before}; {publish_proven(stage)}"
 
 
 def _reported(stage: Stage) -> None:
