@@ -62,7 +62,9 @@ GONE_S = 10.0
 _ASK_AGAIN_S = 20.0
 """Interval of requests for a mirror's position, which may move even without a message."""
 _CLUSTER_S = 10.0
-_LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
+_AUDIT_TOPICS = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
+LEFT_OUT = "an earlier reader counted the topic, and the present --topics leave it out: add it"
+"""Cause why a partition is not counted on; without it the auditor would take the topic for a deleted one."""
 _CLIENT_ID = "millrace-audit-reader"
 
 
@@ -239,12 +241,15 @@ class AuditReader(TierReader):
                 self._claim, self._beat_due = claim, 0.0
 
     def _topics(self) -> list[TopicMetadata]:
-        wanted = self._config.topics
-        return [
-            topic
-            for name, topic in self._client.topics().items()
-            if (name in wanted if wanted else name not in _LEFT_OUT and not _is_internal(name))
-        ]
+        """Return the topics to count, and those that an earlier turn has counted."""
+        counted = {key.topic_id for key in self._covered}
+        topics = self._client.topics().items()
+        return [topic for name, topic in topics if self._is_wanted(name) or topic.topic_id.hex in counted]
+
+    def _is_wanted(self, topic: str) -> bool:
+        if self._config.topics:
+            return topic in self._config.topics
+        return topic not in _AUDIT_TOPICS and not _is_internal(topic)
 
     def _note_reported(self) -> None:
         if self._config.tier != OFFLINE:
@@ -266,7 +271,9 @@ class AuditReader(TierReader):
                     self._partitions[key] = partition
                     if partition.published_end is not None:
                         self._changed[key] = partition.topic
-                if partition.is_due():
+                if not self._is_wanted(topic.name):
+                    self._stick(partition, CannotRead(LEFT_OUT))
+                elif partition.is_due():
                     leaders[leader].append(partition)
         is_first = self._all_positions_due == 0
         self._given_up -= there

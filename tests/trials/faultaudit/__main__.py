@@ -31,7 +31,7 @@ WINDOW_S, WINDOWS_S = 10.0, 1_800.0
 """For each clean window, and for all of them beside."""
 """Limits of the steps, many times what they take."""
 PATIENCE_S = 2
-"""Time that the auditor waits for silent instances before it reports them as silent."""
+"""Time that the auditor waits for a silent instance, or for a table that is gone, before it says so."""
 SHOWN = 5
 
 
@@ -74,6 +74,7 @@ class FaultAudit:
                 schemas={row.name: row.schema for row in chosen},
                 settings={row.name: row.settings for row in chosen},
                 mirror_faults=faults,
+                uncounted=[row.name for row in chosen if not row.is_counted],
                 patience_s=PATIENCE_S,
             )
         try:

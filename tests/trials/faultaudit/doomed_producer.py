@@ -1,7 +1,8 @@
 """A producer that is killed between two reports; a process.
 
-`python -m tests.trials.faultaudit.doomed_producer BOOTSTRAP REGISTRY CLUSTER TOPIC`: the messages 0 to 19 are
-acknowledged and reported, 20 to 39 only acknowledged. Prints its instance and kills itself.
+`python -m tests.trials.faultaudit.doomed_producer BOOTSTRAP REGISTRY CLUSTER TOPIC START`: of the
+window from START the messages 0 to 19 are acknowledged and reported, 20 to 39 only acknowledged. Prints its
+instance and kills itself.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from tests.trials.faultaudit.stage import send
 
 
 def main() -> None:
-    bootstrap, registry, cluster, topic = sys.argv[1:]
+    bootstrap, registry, cluster, topic, start = sys.argv[1:]
     settings = {"linger.ms": 1000}
     producer = AuditedProducer(
         bootstrap, registry, cluster=cluster, server="doomed", service="shop", config=settings
     )
     for first in range(0, NEEDED * BATCH, BATCH):
-        send(producer, topic, first)
+        send(producer, topic, first, int(start))
         if first < 2 * BATCH:
             producer.flush()
         else:

@@ -1,7 +1,8 @@
 """One load by the code of Spark's job, without Spark, and with a mistake in its reading; a process.
 
 `python -m tests.trials.faultaudit.faulty_load LOAD.json FAULT`: the tasks run here, one after the other, and
-what they read goes through an edit of `batches`, unless FAULT is empty. Prints a line of what was done.
+what they read goes through an edit of `batches`, unless FAULT is empty or MISCOUNT. Prints a line of what was
+done.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from typing import Any
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader
+from millrace_audit.reports.counts import SequenceCounts
 from millrace_demo.faulty_broker import replace_function
 from millrace_spark.jobs import load as job
 from millrace_warehouse.load import task
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
 from millrace_warehouse.requests import Load
-from tests.trials.faultaudit.batches import EDITS, NEEDED
+from millrace_warehouse.sequences import count_sequences
+from tests.trials.faultaudit.batches import BATCH, EDITS, NEEDED
+
+MISCOUNT = "miscount"
+"""The manifest states 10 sequences fewer than the files have rows."""
 
 
 def main() -> None:
     file, fault = sys.argv[1:]
     replace_function(job, "in_tasks", _here)
-    if fault:
+    if fault == MISCOUNT:
+        replace_function(task, "count_sequences", _miscounted)
+    elif fault:
         replace_function(task, "read_cut", _spoiling(fault))
     request = from_mapping(Load, json.loads(Path(file).read_text()), "the load")
     spark: Any = None  # nothing asks for it when one topic is loaded by tasks that run here
@@ -38,6 +46,10 @@ def main() -> None:
 
 def _here(_: Any, function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
     return [function(each) for each in tasks]
+
+
+def _miscounted(rows: Any, counts: SequenceCounts) -> SequenceCounts:
+    return count_sequences(rows.slice(BATCH), counts)
 
 
 def _spoiling(fault: str) -> Callable[..., Iterator[FetchedBatches]]:

@@ -15,6 +15,7 @@ from millrace_audit.reports.event import EventSchema
 from millrace_audit.reports.messages import AuditCodec, AuditRecord, Hello, Report, now_ms
 from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
+from tests.brokers import read_partition
 from tests.support import WAIT_S
 from tests.trials.faultaudit.batches import url
 from tests.trials.faultaudit.place import PAGE_VIEW, Place
@@ -32,6 +33,12 @@ def write(
     for key, value, time_ms in messages:
         producer.produce(topic, value, key, partition=0, timestamp=max(time_ms, 0))
     assert producer.flush(WAIT_S) == 0, f"{cluster} takes nothing on {topic}"
+
+
+def values(place: Place, cluster: str, topic: str, partition: int = 0) -> list[bytes]:
+    """Return the messages of a partition, byte for byte."""
+    with place.clusters[cluster].client() as client:
+        return [value or b"" for value in read_partition(client, topic, partition).values]
 
 
 def event(place: Place, instance: int, sequence: int, time_ms: int, cluster: str) -> bytes:

@@ -6,7 +6,17 @@ with the reason: docs/audit.md lists them.
 
 from __future__ import annotations
 
-from tests.trials.faultaudit import carriers, disks, outages, people, rejected, restored, tables
+from tests.trials.faultaudit import (
+    carriers,
+    disks,
+    outages,
+    people,
+    published,
+    rejected,
+    restored,
+    tables,
+    uncounted,
+)
 from tests.trials.faultaudit.row import Row
 
 
@@ -15,5 +25,5 @@ def rows() -> list[Row]:
 
     Audit records that are lost stay lost for an auditor that begins anew, so its row stands before those.
     """
-    parts = (carriers, people, rejected, tables, restored, outages, disks)
+    parts = (carriers, people, rejected, uncounted, published, tables, restored, outages, disks)
     return [row for part in parts for row in part.rows()]

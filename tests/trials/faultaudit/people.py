@@ -84,15 +84,13 @@ def _strangers() -> Iterator[Row]:
         )
 
 
-def _values(stage: Stage) -> list[bytes]:
-    with stage.place.clusters[HOME].client() as client:
-        return [value or b"" for value in read_partition(client, stage.topic, 0).values]
-
-
 def _replays(cluster: str) -> Plant:
     def plant(stage: Stage) -> None:
         stage.begin()
-        again = [(None, value, stage.start) for value in _values(stage)[BATCH : 2 * BATCH]]
+        again = [
+            (None, value, stage.start)
+            for value in forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
+        ]
         forging.write(stage.place, cluster, stage.topic, again)
         stage.end()
         stage.load()
@@ -155,7 +153,7 @@ def _producers() -> Iterator[Row]:
 
 def _killed(stage: Stage) -> None:
     cluster = stage.place.clusters[HOME]
-    words = [cluster.bootstrap, stage.place.registry, HOME, stage.topic]
+    words = [cluster.bootstrap, stage.place.registry, HOME, stage.topic, str(stage.start)]
     process = Process(words, module="tests.trials.faultaudit.doomed_producer")
     assert process.wait() < 0, f"the producer was not killed:\n{process.output}"
     stage.elsewhere()

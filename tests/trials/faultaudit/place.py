@@ -7,7 +7,7 @@ and for the warehouse, the auditor. Starts, stops and kills; knows no fault and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,20 @@ class Place:
         partitions: int = 1,
         settings: Mapping[str, Mapping[str, str]] | None = None,
         mirror_faults: Mapping[str, str] | None = None,
+        uncounted: Collection[str] = (),
         patience_s: int = 600,
         brokers: int = 1,
     ) -> None:
         """`schemas` are topics' that have another than PageView, `settings` are topics' in the origins;
-        `mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's.
+        `mirror_faults` names an edit of `batches` for a topic; no reader counts the topics `uncounted` until
+        `count` is called; `patience_s` is the auditor's with silent
+        instances and with tables that are gone.
 
         Each cluster has `brokers` brokers and as many replicas; with several, each datacenter has a ZooKeeper
         of its own.
         """
         self.folder, self._patience_s, self._brokers = folder, patience_s, brokers
+        self._topics, self._uncounted = topics, {*uncounted}
         self.warehouse, self.held = folder / "warehouse", folder / "held"
         self.held.mkdir(parents=True)
         self._faults = folder / "mirror-faults.json"
@@ -83,6 +87,9 @@ class Place:
         if number.isdigit():
             broker = self.clusters[cluster].brokers[int(number)]
             broker.process = self.processes[name] = self.clusters[cluster].start("broker", str(broker.config))
+        elif name == "auditor":
+            words = [str(self._patience_s), *self._command(name)]
+            self.processes[name] = Process(words, module="tests.trials.faultaudit.impatient_auditor")
         else:
             self.processes[name] = Process(self._command(name))
 
@@ -146,11 +153,28 @@ class Place:
 
     def reader_command(self, cluster: str, bootstrap_of: str) -> list[str]:
         """The words that start a reader of a cluster, with the brokers of that one or of another."""
+        counted = ",".join(topic for topic in self._topics if topic not in self._uncounted) or "another"
         return [
             *("audit-reader", "--cluster", cluster, "--tier", cluster),
             *("--bootstrap", self.clusters[bootstrap_of].bootstrap, "--interval-ms", "100"),
+            *(("--topics", counted) if self._uncounted else ()),
             *("--registry", self.registry, "--zookeeper", self.zookeeper),
         ]
+
+    def leave_out(self, topic: str) -> None:
+        """Let the readers count a topic no longer."""
+        self._uncounted.add(topic)
+        self._restart_readers()
+
+    def count(self, topic: str) -> None:
+        """Let the readers count a topic that they have left out."""
+        self._uncounted.remove(topic)
+        self._restart_readers()
+
+    def _restart_readers(self) -> None:
+        readers = [f"{cluster}-reader" for cluster in self.clusters]
+        self.stop(*readers)
+        self.restart(*readers)
 
     def zookeeper_of(self, cluster: str) -> str:
         """HOST:PORT."""

@@ -17,11 +17,15 @@ from millrace_registry.client import SchemaRegistryClient
 from tests.support import wait_until
 from tests.trials.faultaudit import forging
 from tests.trials.faultaudit.batches import BATCH, NEEDED, url
+from tests.trials.faultaudit.published import HOUR, mark, publish, publish_proven
 from tests.trials.faultaudit.row import HOME, Row
 from tests.trials.faultaudit.stage import Says, Stage
 
 PLAIN = {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}
 """A schema without the audit's header."""
+
+_INCOMPLETE = "^no table; incomplete until nothing$"
+"""Marks of the hour after it was published as proven, and then by its name."""
 
 
 def rows() -> Iterator[Row]:
@@ -29,13 +33,17 @@ def rows() -> Iterator[Row]:
         name="rejected-with-header",
         what="messages 10 to 19 have a header, and a body that is no Avro",
         plant=_broken_bodies,
-        says=Says(findings=[("missing", WAREHOUSE, "10-19")], reason=r"load \d+ rejected 10 messages"),
+        says=Says(
+            findings=[("missing", WAREHOUSE, "10-19")],
+            reason=r"load \d+ rejected 10 messages",
+            sentence=_INCOMPLETE,
+        ),
     )
     yield Row(
         name="rejected-without-header",
         what="10 of 40 messages without a header are no Avro",
         plant=_plain_and_text,
-        says=Says(beside=Verdict.CARRIED, reason=r"load \d+ rejected 10 messages"),
+        says=Says(beside=Verdict.CARRIED, reason=r"load \d+ rejected 10 messages", sentence=_INCOMPLETE),
         schema=PLAIN,
     )
     yield Row(
@@ -59,18 +67,29 @@ def _broken_bodies(stage: Stage) -> None:
     stage.go_on(2)
     stage.end()
     stage.load()
+    stage.await_tier(WAREHOUSE, 50)
+    stage.sentence = _marks(stage)
 
 
 def _plain_and_text(stage: Stage) -> None:
-    messages = _encoded(stage, NEEDED * BATCH)
+    messages = encoded(stage, NEEDED * BATCH)
     _send_plain(stage, [b"text" if BATCH <= number < 2 * BATCH else m for number, m in enumerate(messages)])
+    wait_until(f"{stage.topic} is loaded", lambda: WAREHOUSE in stage.ask()[0].foreign)
+    stage.sentence = _marks(stage)
+
+
+def _marks(stage: Stage) -> str:
+    before = publish_proven(stage)
+    publish(stage, "--hour", HOUR)
+    return f"{before}; {mark(stage)}"
 
 
 def _plain(stage: Stage) -> None:
-    _send_plain(stage, _encoded(stage, NEEDED * BATCH))
+    _send_plain(stage, encoded(stage, NEEDED * BATCH))
 
 
-def _encoded(stage: Stage, count: int) -> list[bytes]:
+def encoded(stage: Stage, count: int) -> list[bytes]:
+    """Return messages without the audit's header."""
     with SchemaRegistryClient(stage.place.registry) as registry:
         schema_id = registry.latest(stage.topic).schema_id
     messages = []
@@ -81,11 +100,15 @@ def _encoded(stage: Stage, count: int) -> list[bytes]:
     return messages
 
 
-def _send_plain(stage: Stage, messages: Sequence[bytes]) -> None:
-    """These in the stage's window, and one that is right in the window behind it."""
-    (right,) = _encoded(stage, 1)
+def write_plain(stage: Stage, messages: Sequence[bytes]) -> None:
+    """Send these in the stage's window, and one that is right in the window behind it."""
+    (right,) = encoded(stage, 1)
     timed = [(None, message, stage.start + number) for number, message in enumerate(messages)]
     forging.write(stage.place, HOME, stage.topic, [*timed, (None, right, stage.start + WINDOW_MS)])
+
+
+def _send_plain(stage: Stage, messages: Sequence[bytes]) -> None:
+    write_plain(stage, messages)
     counted = {HOME: len(messages), OFFLINE: len(messages)}
     wait_until(f"{stage.topic} is counted", lambda: stage.ask()[0].foreign == counted)
     stage.place.load(stage.topic)

@@ -13,6 +13,7 @@ from millrace_audit.answer import Verdict
 from tests.brokers import free_port
 from tests.support import WAIT_S, Process, run_millrace, wait_until
 from tests.trials.faultaudit.batches import BATCH, NEEDED, url
+from tests.trials.faultaudit.published import PROVEN, mark, publish, publish_proven
 from tests.trials.faultaudit.row import HOME, Row
 from tests.trials.faultaudit.stage import EVENT, Says, Stage
 
@@ -20,7 +21,7 @@ WAITING = 10
 """Events in an agent's spool while its brokers are away."""
 WELL = Says(verdict=Verdict.COMPLETE)
 _GONE = Says(beside=Verdict.INCOMPLETE, reason=r"load 2 was counted with \d+ rows and is gone")
-_REFUSED = "(?s)was counted by the auditor and is gone: .* older copy"
+_REFUSED = "was counted by the auditor and is gone: .* older copy"
 
 
 def rows() -> Iterator[Row]:
@@ -28,19 +29,19 @@ def rows() -> Iterator[Row]:
         name="warehouse-restored",
         what="a topic's folder in the warehouse comes back from an older copy before its publication",
         plant=_restored_before_publication,
-        says=replace(_GONE, sentence="(?s)nothing to change; 0 rows.*waits: .* older copy"),
+        says=replace(_GONE, sentence="(?s)^no table; .*nothing to change; 0 rows.*waits: .* older copy"),
     )
     yield Row(
         name="warehouse-restored-late",
         what="a topic's folder in the warehouse comes back from an older copy after its publication",
         plant=_restored_after_publication,
-        says=replace(_GONE, sentence=_REFUSED),
+        says=replace(_GONE, sentence=f"(?s)^{PROVEN}; .*{_REFUSED}"),
     )
     yield Row(
         name="warehouse-restored-whole",
         what="a topic's folder in the warehouse comes back from its newest copy",
         plant=_restored_whole,
-        says=replace(WELL, sentence="complete until 2015-05-17T11"),
+        says=replace(WELL, sentence=f"^{PROVEN}$"),
     )
     yield Row(
         name="spool-copied",
@@ -83,37 +84,31 @@ def _put_back(stage: Stage, copy: Path) -> None:
     shutil.copytree(copy, stage.place.warehouse / stage.topic)
 
 
-def _ask(stage: Stage, *words: str) -> str:
-    done = run_millrace(*words, "--auditor", stage.place.auditor_url)
-    return done.stdout + done.stderr
-
-
-def _publish(stage: Stage) -> str:
-    return _ask(stage, "publish", stage.topic, "--warehouse", str(stage.place.warehouse), "--proven")
-
-
 def _verify(stage: Stage) -> str:
-    return _ask(stage, "verify", str(stage.place.warehouse), "--topic", stage.topic)
+    asked = ("--topic", stage.topic, "--auditor", stage.place.auditor_url)
+    done = run_millrace("verify", str(stage.place.warehouse), *asked)
+    return done.stdout + done.stderr
 
 
 def _restored_before_publication(stage: Stage) -> None:
     copy = _loaded_twice(stage)
     _put_back(stage, copy)
-    stage.sentence = _publish(stage) + _verify(stage)
+    said = publish(stage, "--proven")
+    stage.sentence = f"{mark(stage)}; {said}{_verify(stage)}"
 
 
 def _restored_after_publication(stage: Stage) -> None:
     copy = _loaded_twice(stage)
-    assert "complete until 2015-05-17T11" in _publish(stage)
+    before = publish_proven(stage)
     _put_back(stage, copy)
-    stage.sentence = _publish(stage) + _verify(stage)
+    stage.sentence = f"{before}; {publish(stage, '--proven')}{_verify(stage)}"
 
 
 def _restored_whole(stage: Stage) -> None:
     _loaded_twice(stage)
     shutil.rmtree(stage.place.folder / f"{stage.topic}-copy")
     _put_back(stage, _copy(stage))
-    stage.sentence = _publish(stage) + _verify(stage)
+    stage.sentence = publish_proven(stage)
 
 
 # An agent's spool

@@ -32,5 +32,7 @@ class Row:
     """Schema of the topic's events."""
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
+    is_counted: bool = True
+    """False: no reader counts the topic until the row lets them."""
     unseen: str = ""
     """Reason why nothing finds the fault: `says` is then the report on a topic where nothing is wrong."""

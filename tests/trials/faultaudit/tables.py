@@ -9,14 +9,13 @@ import pyarrow.compute as pc
 
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.messages import TABLE
-from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.catalog import connect, drop_table, table_identifier
 from millrace_warehouse.storage import open_storage
 from tests.loaded import compact_as_others_do
+from tests.trials.faultaudit.published import HOUR, PROVEN, publish, published_complete
 from tests.trials.faultaudit.row import Plant, Row
 from tests.trials.faultaudit.stage import Says, Stage
 
-_HOUR = "2015-05-17T10"
-"""Hour of both windows of a stage."""
 Mistake = Callable[[pa.Table], pa.Table]
 
 
@@ -38,20 +37,59 @@ def rows() -> Iterator[Row]:
             else "the table's rows are counted by their audit header, and no other column is",
         )
 
+    yield Row(
+        name="table-foreign-rows",
+        what="table: another program adds rows 70 to 79 to the hour that was published as complete",
+        plant=_foreign_rows,
+        says=Says(
+            findings=[("unexpected", TABLE, "70-79")],
+            sentence=f"^{PROVEN}; .* has 70 rows, publication 1 left 60: another program",
+        ),
+    )
+    yield Row(
+        name="table-dropped",
+        what="table: another program drops it after its hour was published as complete",
+        plant=_dropped,
+        says=Says(
+            verdict=Verdict.UNKNOWN,
+            beside=Verdict.UNKNOWN,
+            reason="the published table cannot be counted since .*it is not in the catalog",
+            sentence=f"^{PROVEN}; .* does not exist, and publication 1 was made: it was dropped",
+        ),
+    )
+
 
 def _written_anew(mistake: Mistake) -> Plant:
     def plant(stage: Stage) -> None:
         stage.traffic()
         stage.load()
         warehouse = str(stage.place.warehouse)
-        stage.place.millrace("publish", stage.topic, "--warehouse", warehouse, "--hour", _HOUR, "--unasked")
+        stage.place.millrace("publish", stage.topic, "--warehouse", warehouse, "--hour", HOUR, "--unasked")
         stage.await_tier(TABLE, 60)
         storage = open_storage(warehouse)
         with connect(storage) as catalog:
             table = catalog.load_table(table_identifier(stage.topic))
-            compact_as_others_do(storage, table, stage.topic, _HOUR, mistake)
+            compact_as_others_do(storage, table, stage.topic, HOUR, mistake)
 
     return plant
+
+
+def _foreign_rows(stage: Stage) -> None:
+    published_complete(stage)
+    stage.await_tier(TABLE, 60)
+    storage = open_storage(str(stage.place.warehouse))
+    with connect(storage) as catalog:
+        table = catalog.load_table(table_identifier(stage.topic))
+        compact_as_others_do(storage, table, stage.topic, HOUR, _invent)
+    stage.sentence += f"; {publish(stage, '--proven')}"
+
+
+def _dropped(stage: Stage) -> None:
+    published_complete(stage)
+    stage.await_tier(TABLE, 60)
+    with connect(open_storage(str(stage.place.warehouse))) as catalog:
+        drop_table(catalog, table_identifier(stage.topic))
+    stage.sentence += f"; {publish(stage, '--proven')}"
 
 
 def _between(rows: pa.Table, first: int, last: int) -> pa.Array:
@@ -71,6 +109,19 @@ def _repeat(rows: pa.Table) -> pa.Table:
 
 def _drop_and_repeat(rows: pa.Table) -> pa.Table:
     return _repeat(_drop(rows))
+
+
+def _invent(rows: pa.Table) -> pa.Table:
+    added = rows.filter(_between(rows, 20, 29))
+    header = added["header"].combine_chunks()
+    names = [field.name for field in header.type]
+    columns = [
+        pc.add(column, 50) if name == "sequence" else column
+        for name, column in zip(names, header.flatten(), strict=True)
+    ]
+    index = rows.schema.get_field_index("header")
+    invented = pa.StructArray.from_arrays(columns, fields=[*header.type])
+    return pa.concat_tables([rows, added.set_column(index, rows.schema.field(index), invented)])
 
 
 def _swap(rows: pa.Table) -> pa.Table:

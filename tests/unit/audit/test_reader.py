@@ -20,7 +20,7 @@ from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
-from millrace_audit.reader.reader import AuditReader, ReaderConfig
+from millrace_audit.reader.reader import LEFT_OUT, AuditReader, ReaderConfig
 from millrace_audit.reports.messages import NOTHING, OFFLINE, AuditRecord, Count, Heartbeat
 from millrace_audit.reports.mirrors import NotInZooKeeper
 from millrace_audit.reports.turns import Turn
@@ -177,6 +177,23 @@ def test_a_turn_says_nothing_before_all_is_listed_that_was_counted_in_the_one_be
     (beat,) = cluster.news()
     assert isinstance(beat, Heartbeat)
     assert [position.topic_id for position in beat.positions] == [TOPIC_ID.hex]
+
+
+def test_a_topic_that_earlier_turns_counted_and_the_topics_leave_out_is_named_and_never_gone(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "GONE_S", 0)
+    key = PartitionKey(TOPIC_ID.hex, 0)
+    reading._config, reading._covered = replace(reading._config, topics=["another"]), {key: 0}
+    cluster.append(Message(0, None, b"plain"))
+    for _ in range(2):
+        reading._beat_due = 0
+        reading.count_once()
+        (beat,) = cluster.news()
+        assert isinstance(beat, Heartbeat)
+        assert all(position.offset is not None for position in beat.positions)
+        (left_out,) = beat.unreadable
+        assert (left_out.topic_id, left_out.cause) == (key.topic_id, LEFT_OUT)
 
 
 def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(

@@ -1,0 +1,16 @@
+"""An auditor that waits only some seconds for a published table that is gone; a process.
+
+`python -m tests.trials.faultaudit.impatient_auditor SECONDS auditor …`: the options of `millrace auditor`
+follow.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from millrace.cli import main
+from millrace_audit.auditor import load_facts
+
+if __name__ == "__main__":
+    load_facts.TABLE_PATIENCE_MS = int(sys.argv.pop(1)) * 1000
+    main()
