@@ -33,4 +33,5 @@ class Row:
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     unseen: str = ""
-    """Reason why nothing finds the fault: `says` is then the report on a topic where nothing is wrong."""
+    """Name of the fault in docs/audit.md, "What the audit cannot see": nothing finds it, and `says` is the report
+    on a topic where nothing is wrong."""
