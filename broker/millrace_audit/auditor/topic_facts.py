@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, join, or_, select
@@ -36,7 +37,7 @@ from millrace_audit.auditor.gaps import gaps_of
 from millrace_audit.auditor.load_facts import LoadFacts, load_facts
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 MOST_UNCOUNTED = 100
@@ -48,12 +49,13 @@ STALE_MS = 60_000
 
 
 class _Debts:
-    """Debts of producers that have not ended, sorted by the time through which they have closed."""
+    """Debts of producers that have not ended, sorted by the time through which they owe nothing."""
 
-    def __init__(self, debts: Iterable[Debt]) -> None:
-        awaited = (debt for debt in debts if not debt.instance.idle)
-        self.debts = sorted(awaited, key=lambda debt: _closed_through(debt.instance))
-        self.closed = [_closed_through(debt.instance) for debt in self.debts]
+    def __init__(self, debts: Iterable[tuple[Debt, int]]) -> None:
+        """`debts` with the time before which each producer owes nothing."""
+        awaited = sorted((pair for pair in debts if not pair[0].instance.idle), key=itemgetter(1))
+        self.debts = [debt for debt, _ in awaited]
+        self.closed = [time for _, time in awaited]
         self._before = {  # debts of each state among the first ones
             state: [0, *accumulate(int(debt.state == state) for debt in self.debts)] for state in DebtState
         }
@@ -69,8 +71,34 @@ class _Debts:
         return self.debts[:named], {state: number for state, number in others.items() if number}
 
 
-def _closed_through(instance: Instance) -> int:
-    return NOTHING if instance.missing_reports else instance.closed_through
+class Start(NamedTuple):
+    """Beginning of a producer instance."""
+
+    hello: int
+    """Window in which its cluster's newest checkpoint before its hello lies; NOTHING if not known."""
+    first_window: int
+    """First window with its events or reports; FOR_EVER if there is none."""
+
+
+def _start(row: ProducerRow, progress: Progress) -> Start:
+    if row.first_report > 0:  # its hello was lost
+        return Start(NOTHING, row.first_window)
+    before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
+    # Checkpoints are thinned to one per ten minutes: the window does not change with that.
+    return Start(before if before == NOTHING else window_start(before), row.first_window)
+
+
+def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:
+    """Return the time from which a producer holds windows open: those with events of any, or without.
+
+    A producer that has never closed a time may send older events. It owes nothing for windows from before its
+    hello until it has: their hours are over, and the producer may have been killed.
+    """
+    if instance.missing_reports:
+        return NOTHING
+    if instance.closed_through != NOTHING:
+        return instance.closed_through
+    return min(start.hello, start.first_window) if has_events else start.hello
 
 
 class _Common(NamedTuple):
@@ -103,9 +131,11 @@ class TopicFacts:
         *,
         is_announced: bool,
         instances: Sequence[Instance],
+        starts: Sequence[Start],
         gaps: Sequence[Gap],
         loads: LoadFacts,
     ) -> None:
+        """`starts` has the start of each of `instances`."""
         self.topic, self._options, self._progress = topic, options, progress
         self.owner = options.owner_of(topic)
         self.is_announced, self.instances, self.gaps, self.loads = is_announced, instances, gaps, loads
@@ -119,17 +149,29 @@ class TopicFacts:
             origin: min(self._watermark(origin), progress.heard_times.get(origin, NOTHING))
             for origin in options.origins
         }
-        self._debts = _Debts(self._debt(one) for one in instances if one.accepted is None)
-        self._accepted = _Debts(self._debt(one) for one in instances if one.accepted is not None)
+        debts = [(self._debt(one), start) for one, start in zip(instances, starts, strict=True)]
+        self._debts, self._accepted = (
+            {
+                has_events: _Debts(
+                    (debt, _owes_from(debt.instance, start, has_events=has_events))
+                    for debt, start in debts
+                    if (debt.instance.accepted is not None) == is_accepted
+                )
+                for has_events in (False, True)
+            }
+            for is_accepted in (False, True)
+        )
         applied = [time - options.grace_ms for time in self._applied.values()]
         self._times = sorted((*map(self._watermark, options.origins), *self._applied.values()))
-        self._common: dict[tuple[int, int, int], _Common] = {}
-        self.final_through = max(min((*applied, *self._debts.closed[:1]), default=FOR_EVER), NOTHING)
+        self._common: dict[tuple[bool, int, int, int], _Common] = {}
+        closed = self._debts[False].closed[:1]
+        self.final_through = max(min((*applied, *closed), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
-    def waited_for(self, start: int) -> WindowFacts:
-        """Readers, reports and producers that a window waits for, whatever its events are."""
-        return WindowFacts(topic=self.topic, start=start, **self._common_at(start + WINDOW_MS).values)
+    def waited_for(self, start: int, *, has_events: bool = False) -> WindowFacts:
+        """Readers, reports and producers that a window waits for, whichever events it has."""
+        common = self._common_at(start + WINDOW_MS, has_events=has_events)
+        return WindowFacts(topic=self.topic, start=start, **common.values)
 
     def of_window(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> WindowFacts:
         """Facts of a window without its evidence; `positions` as its row has them, None without events."""
@@ -141,13 +183,14 @@ class TopicFacts:
         common, own = self._of_window(start, positions)
         return _hash(f"{common.digest} {own}")
 
-    def _common_at(self, end: int) -> _Common:
+    def _common_at(self, end: int, *, has_events: bool) -> _Common:
         """Return the facts of all windows that end between the same two times of producers and origins."""
         closes_at = end + self._options.grace_ms
-        key = (self._debts.count(end), self._accepted.count(end), bisect_left(self._times, closes_at))
+        in_debt, let_off = self._debts[has_events], self._accepted[has_events]
+        key = (has_events, in_debt.count(end), let_off.count(end), bisect_left(self._times, closes_at))
         if key not in self._common:
-            debts, more_debts = self._debts.first(key[0])
-            accepted, more_accepted = self._accepted.first(key[1])
+            debts, more_debts = in_debt.first(key[1])
+            accepted, more_accepted = let_off.first(key[2])
             origins = self._options.origins
             values = {
                 "origins": origins,
@@ -166,7 +209,8 @@ class TopicFacts:
         self, start: int, positions: Mapping[str, Mapping[str, int]] | None
     ) -> tuple[_Common, dict[str, Any]]:
         """Return the facts that a window shares with others, and its own ones, which come first."""
-        common, hour, loads = self._common_at(start + WINDOW_MS), start - start % HOUR_MS, self.loads
+        common = self._common_at(start + WINDOW_MS, has_events=bool(positions))
+        hour, loads = start - start % HOUR_MS, self.loads
         closes_at = start + WINDOW_MS + self._options.grace_ms
         # Gaps of single partitions matter only for windows with events.
         gaps = [gap for gap in self.gaps if start < gap.until and (positions or gap.is_of_all)]
@@ -327,14 +371,17 @@ def topic_facts(
     named = join(link, ProducerRow, ProducerRow.producer == link.producer)
     for some in store.slices(topics):
         instances: defaultdict[str, list[Instance]] = defaultdict(list)
+        starts: defaultdict[str, list[Start]] = defaultdict(list)
         rows = select(link.topic, ProducerRow).select_from(named).where(link.topic.in_(some))
         open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
-        known: dict[int, Instance] = {}
+        known: dict[int, tuple[Instance, Start]] = {}
         for topic, row in session.execute(open_ones):
             if row.producer not in known:
                 heartbeat = progress.heartbeats.get(row.origin, NOTHING)
-                known[row.producer] = to_instance(row, heartbeat, options)
-            instances[topic].append(known[row.producer])
+                known[row.producer] = to_instance(row, heartbeat, options), _start(row, progress)
+            instance, start = known[row.producer]
+            instances[topic].append(instance)
+            starts[topic].append(start)
         own = select(link.topic).distinct().select_from(named)
         announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
         gaps = gaps_of(session, progress, some)
@@ -347,6 +394,7 @@ def topic_facts(
                 topic,
                 is_announced=topic in announced,
                 instances=instances[topic],
+                starts=starts[topic],
                 gaps=gaps[topic],
                 loads=loads[topic],
             )

@@ -123,7 +123,7 @@ class FaultAudit:
             score.named += is_named
         elif is_named:
             score.unseen += 1
-            what = f"{row.what}: not found, because {row.unseen}"
+            what = f"{row.what}: not found (docs/audit.md, {row.unseen})"
         else:
             score.false_alarms += 1
         self._report.say(what, stays=not is_named or bool(row.unseen))

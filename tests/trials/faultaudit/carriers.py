@@ -20,8 +20,8 @@ _KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     "reorder": (),
 }
 _CONTENT = ("swap", "alter")
-_UNORDERED = "the audit compares sets, and nobody tells it an order"
-_UNREAD = "the warehouse's reader reads the audit header and no other column"
+_UNORDERED = "The order within a partition"
+_UNREAD = "Columns other than the audit header"
 
 
 def rows() -> Iterator[Row]:

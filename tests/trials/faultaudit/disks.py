@@ -73,7 +73,7 @@ def _segments() -> Iterator[Row]:
         what="the producer's log is altered after it was counted and copied",
         plant=_altered_late,
         says=WELL,
-        unseen="readers count an offset once",
+        unseen="A log that changes after it was counted and copied",
     )
 
 
@@ -219,14 +219,14 @@ def _warehouse() -> Iterator[Row]:
         what="a column of a load's file is rewritten, but not the header",
         plant=lambda stage: _damage_file(stage, _change_a_column),
         says=WELL,
-        unseen="the warehouse's reader reads the audit header and no other column",
+        unseen="Columns other than the audit header",
     )
     yield Row(
         name="file-deleted-late",
         what="a load's file is deleted after it was counted",
         plant=_delete_late,
         says=WELL,
-        unseen="files are read back once; `millrace verify` reads them again",
+        unseen="A file of a load that changes after it was counted",
     )
 
 

@@ -32,9 +32,7 @@ def rows() -> Iterator[Row]:
             what=f"table: the hour is written anew {what}",
             plant=_written_anew(mistake),
             says=Says(findings=findings) if findings else Says(verdict=Verdict.COMPLETE),
-            unseen=""
-            if findings
-            else "the table's rows are counted by their audit header, and no other column is",
+            unseen="" if findings else "Columns other than the audit header",
         )
 
     yield Row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,22 @@ from tests.unit.audit.test_app import Worker
 LOST, REJECTED = W - 3 * HOUR_MS, W - 7 * HOUR_MS
 
 
+@contextmanager
+def served(store: AuditStore) -> Iterator[str]:
+    """An auditor's service on a database, which ends with it."""
+    worker = Worker(AuditNumbers(store, OPTIONS), applied_at=int(time.time() * 1000))
+    port = free_port()
+    config = uvicorn.Config(build_app(store, OPTIONS, worker), port=port, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until("the auditor", lambda: server.started)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join()
+    store.close()
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """An auditor of an hour with rows, one with a lost event, one with a rejected message, and empty ones."""
@@ -45,17 +62,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     story.load(found((20, 28), window=REJECTED), rejected=rejected)
     story.beats()
     story.apply()
-    worker = Worker(AuditNumbers(store, OPTIONS), applied_at=int(time.time() * 1000))
-    port = free_port()
-    config = uvicorn.Config(build_app(store, OPTIONS, worker), port=port, log_config=None, lifespan="off")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until("the auditor", lambda: server.started)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
-    store.close()
+    with served(store) as at:
+        yield at
 
 
 def test_an_hour_has_the_same_judgement_in_a_question_about_many_hours_as_in_one_of_its_own(url: str) -> None:
@@ -77,3 +85,20 @@ def test_an_hour_has_the_same_judgement_in_a_question_about_many_hours_as_in_one
     }
     assert together[rejected].rejected == 1
     assert [load.rows for load in together[rows].loads] == [10]
+
+
+def test_the_acceptance_of_a_silent_producer_stands_beside_its_complete_hour(tmp_path: Path) -> None:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    story = Story(store)
+    story.hello()
+    story.report(0, (0, 9), closed=W)
+    story.carry(found((0, 9)))
+    story.beats()
+    story.apply()
+    story.accept(instance=1)
+    story.settle()
+    with served(store) as at:
+        hour = hour_of(W // HOUR_MS)
+        verdict = auditor_at(at).judge(TOPIC, [hour])[hour].verdict
+    assert verdict.verdict == "complete"
+    assert "accepted: burnt down" in verdict.reasons[0]

@@ -33,6 +33,7 @@ class Memory:
         self.loads: dict[str, Sequence[LoadHour]] = {}
         self.verdicts: dict[str, str] = {}
         self.rejected: dict[str, int] = {}
+        self.reasons: dict[str, list[str]] = {}
         self.changed: list[datetime] = []
         self.asked: list[str] = []
 
@@ -45,7 +46,9 @@ class Memory:
         self.asked += hours
         return {
             hour: Judgement(
-                verdict=HourVerdict(verdict=self.verdicts.get(hour, "unknown")),
+                verdict=HourVerdict(
+                    verdict=self.verdicts.get(hour, "unknown"), reasons=self.reasons.get(hour, [])
+                ),
                 loads=self.loads.get(hour, ()),
                 rejected=self.rejected.get(hour, 0),
             )
@@ -269,6 +272,15 @@ def test_the_number_of_rejected_messages_stands_beside_the_hour(w: Warehouse, au
     assert result.publication.rejected == {TEN: 50}
     hours = w.catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().sort_by("hour")
     assert hours.column("rejected").to_pylist() == [50, 0]
+
+
+def test_the_reasons_of_a_complete_hour_stand_in_the_table_of_hours(w: Warehouse, auditor: Memory) -> None:
+    w.load({TEN: 10})
+    auditor.count()
+    auditor.reasons[TEN] = ["web-1 has closed nothing; accepted: burnt down"]
+    assert verdicts(w.publish(TEN, proven=True, auditor=auditor)) == {TEN: "first complete"}
+    hours = w.catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow()
+    assert hours.column("reasons").to_pylist() == [auditor.reasons[TEN]]
 
 
 def test_a_table_of_hours_from_before_gets_the_column_of_rejected_messages(
