@@ -35,5 +35,5 @@ class Row:
     is_counted: bool = True
     """False: no reader counts the topic until the row lets them."""
     unseen: str = ""
-    """Name of the fault in docs/audit.md, "What the audit cannot see": nothing finds it, and `says` is the report
-    on a topic where nothing is wrong."""
+    """Name of the fault in docs/audit.md, "What the audit cannot see": nothing finds it, and `says` is the
+    report on a topic where nothing is wrong."""
