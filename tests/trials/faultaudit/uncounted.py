@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from millrace_audit.answer import Verdict
 from millrace_audit.reader.reader import LEFT_OUT
@@ -68,8 +69,8 @@ def _reported(stage: Stage) -> None:
 def _without_header(stage: Stage) -> None:
     write_plain(stage, encoded(stage, NEEDED * BATCH))
     copy = stage.place.target_of(HOME, stage.topic)
-    values = lambda: forging.values(stage.place, OFFLINE, stage.topic, copy)  # noqa: E731
-    wait_until(f"{stage.topic} is copied", lambda: len(values()) == NEEDED * BATCH + 1)
+    copied = partial(forging.values, stage.place, OFFLINE, stage.topic, copy)
+    wait_until(f"{stage.topic} is copied", lambda: len(copied()) == NEEDED * BATCH + 1)
     before = _loaded_uncounted(stage, f"no audit reader counts topic {stage.topic}")
     stage.await_says(_CARRIED)
     publish(stage, "--hour", HOUR)

@@ -37,7 +37,7 @@ def at(story: Story, time: int) -> Story:
     return story.apply()
 
 
-def verdicts(story: Story, start: int, end: int) -> set[Verdict]:
+def verdicts(story: Story, start: int, end: int) -> set[str]:
     return {each.verdict for each in story.completeness(start, (end - start) // WINDOW_MS).windows}
 
 
