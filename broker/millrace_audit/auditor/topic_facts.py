@@ -75,7 +75,7 @@ class Start(NamedTuple):
     """Beginning of a producer instance."""
 
     hello: int
-    """Window in which its cluster's newest checkpoint before its hello lies; NOTHING if not known."""
+    """Window with its cluster's newest checkpoint before its hello; NOTHING if it is not known."""
     first_window: int
     """First window with its events or reports; FOR_EVER if there is none."""
 
@@ -89,10 +89,10 @@ def _start(row: ProducerRow, progress: Progress) -> Start:
 
 
 def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:
-    """Return the time from which a producer holds windows open: those with events of any, or without.
+    """Return the time from which a producer holds windows open: windows with events, or all others.
 
-    A producer that has never closed a time may send older events. It owes nothing for windows from before its
-    hello until it has: their hours are over, and the producer may have been killed.
+    A producer that has never closed a time may send events from before its hello, and may have been killed. It
+    holds such windows open only from the first of its own events on, and only windows with events.
     """
     if instance.missing_reports:
         return NOTHING
