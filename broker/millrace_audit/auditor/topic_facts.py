@@ -91,8 +91,8 @@ def _start(row: ProducerRow, progress: Progress) -> Start:
 def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:
     """Return the time from which a producer holds windows open: windows with events, or all others.
 
-    A producer that has never closed a time may send events from before its hello, and may have been killed. It
-    holds such windows open only from the first of its own events on, and only windows with events.
+    A producer that has never closed a time may send events from before its hello, and may have been killed.
+    It holds such windows open only from the first of its own events on, and only windows with events.
     """
     if instance.missing_reports:
         return NOTHING
