@@ -21,8 +21,8 @@ from millrace.errors import MillraceError
 from millrace.zookeeper.session import Session
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import NOTHING, AuditCodec, AuditRecord, Count, Heartbeat, Origin, Report
-from millrace_audit.reports.seals import fingerprint, wrapped
 from millrace_audit.reports.turns import Seat, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic

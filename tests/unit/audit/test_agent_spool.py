@@ -145,6 +145,8 @@ def test_a_spool_of_the_version_before_goes_on_with_what_waits(
     spool.close()
     with closing(sqlite3.connect(tmp_path / "spool" / "spool.db")) as database:
         database.execute("drop table spool")
+        for column in ("strong", "failed_strong"):
+            database.execute(f"alter table untold drop column {column}")
         database.execute("pragma user_version = 1")
     again = open_spool()
     assert (bodies(again), again.audit_offset) == ([b"0"], None)

@@ -17,9 +17,9 @@ from millrace_audit.reader.counting import ROWS, BatchCounter, Tally
 from millrace_audit.reader.reader import COUNT_BYTES
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
+from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import AuditCodec, Count, ForeignCount, schema_file
 from millrace_audit.reports.publish import MAX_MESSAGE_BYTES
-from millrace_audit.reports.seals import fingerprint, wrapped
 from tests.page_view import EVENT
 from tests.unit.audit.test_messages import Ids
 

@@ -17,9 +17,10 @@ import xxhash
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import EventSchema, read_header
+from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import AuditCodec, Hello, Report, schema_file
 from millrace_audit.reports.ranges import from_deltas, to_deltas
-from millrace_audit.reports.seals import fingerprint, is_signed, seal_of, sign, signed_turn, wrapped
+from millrace_audit.reports.seals import is_signed, seal_of, sign, signed_turn
 from tests.support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "audit-protocol.md").read_text()
