@@ -31,7 +31,7 @@ from millrace_audit.reports.messages import ForeignCount
 ROWS = 10_000
 """Messages counted at a time; a count may end after each such part. With the longest names, a count of this
 many messages has less than 6 MB, which an audit topic takes."""
-_STRONG_ROWS = ROWS // 2
+STRONG_ROWS = ROWS // 2
 """The same for strong fingerprints, which nearly double the size of such a count."""
 _EARLIEST = WINDOW_MS - (1 << 63)
 """Earliest event time: the window of an earlier event could begin at a number that no audit
@@ -96,7 +96,7 @@ class BatchCounter:
 
     def __init__(self, is_audited: Callable[[int], bool], digest: Fingerprint = fingerprint) -> None:
         self._is_audited, self._digest = is_audited, digest
-        self._rows = ROWS if digest is fingerprint else _STRONG_ROWS
+        self._rows = ROWS if digest is fingerprint else STRONG_ROWS
 
     def count(
         self, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
