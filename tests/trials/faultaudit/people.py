@@ -298,7 +298,7 @@ def _forged_events(stage: Stage) -> None:
     """Before anybody has read them; the stranger has a copy of what is lost."""
     with stage.held(), stage.without(f"{HOME}-reader"):
         stage.traffic()
-        first, *others = _values(stage)[BATCH : 2 * BATCH]
+        first, *others = forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
         stage.edit_log(HOME, drop)
         again = [forging.same_xxh64(stage.place, first), *others]
         forging.write(stage.place, HOME, stage.topic, [(None, value, stage.start) for value in again])
