@@ -29,6 +29,7 @@ from millrace.topic_names import check_topic_name
 
 VARIABLE = "MILLRACE_TOPICS_FILE"
 PROOFS = ("complete", "carried")
+FINGERPRINTS = ("fast", "strong")
 MAX_OWNER_CHARACTERS = 200
 
 
@@ -42,6 +43,8 @@ class TopicPolicy:
     """Team or person that owns the topic, named by Airflow and the auditor; empty for no owner."""
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
+    fingerprint: str = "fast"
+    """Sum by which the audit compares content, one of FINGERPRINTS: `strong` also finds forged messages."""
     max_bytes: str = ""
     """Value of `--max-bytes` for the topic's loads."""
     max_rejected: str = ""
@@ -95,6 +98,10 @@ def _policy(table: object, where: str) -> TopicPolicy:
     policy = from_mapping(TopicPolicy, table, where)
     if policy.proof not in PROOFS:
         raise ConfigError(f"{where}: proof {policy.proof!r} is unknown: write {' or '.join(PROOFS)}")
+    if policy.fingerprint not in FINGERPRINTS:
+        raise ConfigError(
+            f"{where}: fingerprint {policy.fingerprint!r} is unknown: write {' or '.join(FINGERPRINTS)}"
+        )
     _check_owner(policy.owner, where)
     return policy
 

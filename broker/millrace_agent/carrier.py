@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
+from millrace.topics_file import policies_of_environment
 from millrace.wire.cluster_id import WrongCluster
 from millrace_agent.claim import Claim, SpoolCopied
 from millrace_agent.intake import Unavailable, Unknown
@@ -32,10 +33,10 @@ from millrace_agent.reporter import Reporter
 from millrace_agent.spool import Chunk, Event, Spool, SpooledInstance
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
+from millrace_audit.reports.fingerprints import fingerprint_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
 from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Unreported, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
-from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
 
 logger = logging.getLogger("millrace.agent")
@@ -124,6 +125,7 @@ class Carrier:
         self._cluster_name = f"cluster {cluster} at {bootstrap}"
         self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
         self._caught_up = caught_up
+        self._policies = policies_of_environment()
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
         self._producer = connected(Producer, self._settings)
@@ -215,6 +217,7 @@ class Carrier:
         for chunk in self._spool.left_chunks():
             one = left[chunk.instance]
             who = instance_bytes(one.server, one.service, one.instance)
+            fingerprint = fingerprint_of(chunk.topic, self._policies)
             unreported: Unreported = {}
             ids, behind = list(chunk.ids), 0
             sequences = {number: chunk.first_sequence + place for place, number in enumerate(ids)}
@@ -350,7 +353,8 @@ class Carrier:
             _message(event, self._instance_bytes, lane.next_sequence + n)
             for n, (_, event) in enumerate(events)
         ]
-        sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
+        fingerprints = list(map(fingerprint_of(lane.topic, self._policies), messages))
+        sent = _Sent(lane.next_sequence, events, fingerprints, outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
         for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
             self._produce(sent, place, event, message)

@@ -38,13 +38,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from millrace.errors import MillraceError
 from millrace.service.database import open_database, reason_of
 from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.fingerprints import added, joined, split
 from millrace_audit.reports.messages import FOR_EVER, now_ms
 from millrace_audit.reports.outcome import Outcome, Unreported
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
-from millrace_audit.reports.seals import new_key, wrapped
+from millrace_audit.reports.seals import new_key
 
 T = TypeVar("T")
-VERSION = 2
+VERSION = 3
 ROW_BYTES = 100
 """Bytes that an event takes besides its body, key and topic's name."""
 MAX_GROUP = 1000
@@ -101,6 +102,8 @@ UNREPORTED = sa.Table(
     sa.Column("failed", sa.Text, nullable=False),
     sa.Column("fingerprint", _long, nullable=False),
     sa.Column("failed_fingerprint", _long, nullable=False),
+    sa.Column("strong", _bytes),
+    sa.Column("failed_strong", _bytes),
 )
 FILES = sa.Table(
     "files",
@@ -510,7 +513,10 @@ class Spool:
                 found[row.instance].hellos[row.topic] = row.number
             for row in connection.execute(sa.select(UNREPORTED)):
                 found[row.instance].unreported[row.topic, row.window] = Outcome(
-                    _ranges(row.acknowledged), _ranges(row.failed), row.fingerprint, row.failed_fingerprint
+                    _ranges(row.acknowledged),
+                    _ranges(row.failed),
+                    joined(row.fingerprint, row.strong),
+                    joined(row.failed_fingerprint, row.failed_strong),
                 )
         return list(found.values())
 
@@ -580,12 +586,15 @@ def _new_instance() -> int:
 def _prepare(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-        if version not in (0, 1, VERSION):
+        if version not in range(VERSION + 1):
             raise MillraceError(
                 f"the spool has version {version}, this agent reads {VERSION}: start the agent that wrote it"
                 " until it has sent all events, then start this agent with another --spool"
             )
         _metadata.create_all(connection)
+        if version in (1, 2):  # before strong fingerprints
+            for column in ("strong", "failed_strong"):
+                connection.exec_driver_sql(f"ALTER TABLE {UNREPORTED.name} ADD COLUMN {column} BLOB")
         if connection.execute(sa.select(SPOOL)).first() is None:
             _begin(connection)
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
@@ -599,25 +608,29 @@ def _merged(unreported: Unreported, news: Unreported) -> Unreported:
         merged[key] = Outcome(
             old.acknowledged | new.acknowledged,
             old.failed | new.failed,
-            wrapped(old.fingerprint + new.fingerprint),
-            wrapped(old.failed_fingerprint + new.failed_fingerprint),
+            added(old.fingerprint, new.fingerprint),
+            added(old.failed_fingerprint, new.failed_fingerprint),
         )
     return merged
 
 
 def _write_unreported(connection: sa.Connection, instance: int, unreported: Unreported) -> None:
-    rows = [
-        {
+    rows = []
+    for (topic, window), outcome in unreported.items():
+        fast, strong = split(outcome.fingerprint)
+        failed_fast, failed_strong = split(outcome.failed_fingerprint)
+        row = {
             "instance": instance,
             "topic": topic,
             "window": window,
             "acknowledged": _text(outcome.acknowledged),
             "failed": _text(outcome.failed),
-            "fingerprint": outcome.fingerprint,
-            "failed_fingerprint": outcome.failed_fingerprint,
+            "fingerprint": fast,
+            "failed_fingerprint": failed_fast,
+            "strong": strong,
+            "failed_strong": failed_strong,
         }
-        for (topic, window), outcome in unreported.items()
-    ]
+        rows.append(row)
     if rows:
         connection.execute(sa.insert(UNREPORTED).prefix_with("OR REPLACE"), rows)
 

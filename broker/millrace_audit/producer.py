@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from xxhash import xxh64_intdigest
 
 from millrace.client.confluent import SECURITY_SETTINGS, connected, text_of
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import HomeProcess
+from millrace.topics_file import policies_of_environment
 from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
+from millrace_audit.reports.fingerprints import Fingerprint, fingerprint_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     FOR_EVER,
@@ -44,7 +45,7 @@ from millrace_audit.reports.messages import (
 from millrace_audit.reports.outcome import Unreported, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
-from millrace_audit.reports.seals import fingerprint, new_key, seal_of
+from millrace_audit.reports.seals import new_key, seal_of
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.directory import problem_of
 from millrace_registry.subjects import Subjects, full_name
@@ -182,6 +183,7 @@ class _Topic:
     schema: str | Mapping[str, Any] | None
     """The schema as it was given to `send`."""
     encoder: EventSchema
+    fingerprint: Fingerprint
 
 
 class AuditedProducer:
@@ -190,7 +192,8 @@ class AuditedProducer:
     `config` goes to librdkafka; without security settings in `config`, the process's client file applies.
     `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
     `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`;
-    without them the variable MILLRACE_SUBJECTS decides how subjects are named. Raise MillraceError with a
+    without them the variable MILLRACE_SUBJECTS decides how subjects are named. The file that
+    MILLRACE_TOPICS_FILE names decides how the content of each topic is summed. Raise MillraceError with a
     one-line text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 
@@ -233,6 +236,7 @@ class AuditedProducer:
         self._lock = threading.Lock()  # the bookkeeping, and the order of events of a topic
         self._report_lock = threading.Lock()  # one report at a time; taken before _lock, never after
         self._outcomes = Outcomes()
+        self._policies = policies_of_environment()
         self._topics: dict[str, _Topic] = {}
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
@@ -332,9 +336,9 @@ class AuditedProducer:
                 sequence = state.next_sequence
                 header["time"], header["sequence"] = time_ms, sequence
                 message = announced.encoder.encode(header, event)
-                # By position: names would cost more than the fingerprint.
+                # By position: names would cost more than a fast fingerprint.
                 self._producer.produce(state.topic, message, key, partition, None, None, time_ms)
-                state.run_fingerprint += xxh64_intdigest(message)
+                state.run_fingerprint += announced.fingerprint(message)
                 state.next_sequence = sequence + 1
                 return sequence
         except KafkaException as error:
@@ -442,7 +446,9 @@ class AuditedProducer:
                     self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
                     self._announce(topic, give_up_at)
                 with self._lock:
-                    announced = _Topic(self._outcomes.topic(topic), schema, encoder)
+                    announced = _Topic(
+                        self._outcomes.topic(topic), schema, encoder, fingerprint_of(topic, self._policies)
+                    )
                     self._topics[topic] = announced
                 return announced
         except WrongCluster:
@@ -528,8 +534,9 @@ class AuditedProducer:
                 header = read_header(message.value() or b"")
             except NotAudited:
                 continue
-            digest = fingerprint(message.value() or b"")
-            self._outcomes.fail(message.topic() or "", header.time, header.sequence, digest)
+            topic = message.topic() or ""
+            digest = fingerprint_of(topic, self._policies)(message.value() or b"")
+            self._outcomes.fail(topic, header.time, header.sequence, digest)
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
     def _settle(self) -> None:

@@ -1,4 +1,5 @@
-"""Costs of the audit: the producer beside an unaudited one, and the reader for each message.
+"""Costs of the audit: the producer beside an unaudited one, the reader for each message, a window's row; each
+with fast and with strong fingerprints.
 
     python -m tests.bench.bench_audit [--events 500000] [--rounds 5] [--page]
 
@@ -10,6 +11,7 @@ round. The reader is the real process on a real broker; its start is not counted
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 import tempfile
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,14 @@ import httpx
 from confluent_kafka import Producer
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.topics_file import FINGERPRINTS, VARIABLE, policies_of_environment
+from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.producer import AuditedProducer
+from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.event import EventSchema
-from millrace_audit.reports.messages import schema_file
+from millrace_audit.reports.fingerprints import fingerprint_of, wrapped
+from millrace_audit.reports.messages import OFFLINE, schema_file
+from millrace_audit.reports.ranges import SequenceRanges
 from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine
 from tests.bench.replay import cpu_seconds
@@ -77,7 +85,7 @@ def site(folder: Path) -> Iterator[Site]:
         processes.append(broker)
         found = Site(broker.ready(), f"http://{registry.ready()}", zookeeper.ready(), broker.pid)
         with ClusterClient(found.bootstrap) as client:
-            for topic, partitions in (("audit", 1), ("audited", 2), ("plain", 2)):
+            for topic, partitions in (("audit", 1), ("fast", 2), ("strong", 2), ("plain", 2)):
                 client.create_topic(topic, partitions)
         yield found
     finally:
@@ -117,11 +125,11 @@ def plain_producer(at: Site) -> Iterator[Send]:
 
 
 @contextmanager
-def audited_producer(at: Site) -> Iterator[Send]:
+def audited_producer(at: Site, topic: str) -> Iterator[Send]:
     with AuditedProducer(
         at.bootstrap, at.registry, cluster="bench", server="web-1", service="shop", lateness_ms=1000
     ) as producer:
-        yield lambda number: producer.send("audited", PAGE_VIEW, EVENT, time_ms=START_MS + number)
+        yield lambda number: producer.send(topic, PAGE_VIEW, EVENT, time_ms=START_MS + number)
 
 
 def cost(producer: Callable[[Site], Any], at: Site, events: int) -> float:
@@ -136,34 +144,72 @@ def cost(producer: Callable[[Site], Any], at: Site, events: int) -> float:
 
 def producer_figures(at: Site, events: int, rounds: int) -> list[str]:
     """The producer's part: lines of the page."""
-    pairs = []
+    costs = []
     for _ in range(rounds):
-        pairs.append((cost(plain_producer, at, events), cost(audited_producer, at, events)))
-        print(f"plain {pairs[-1][0]:.2f} us, audited {pairs[-1][1]:.2f} us", flush=True)
+        plain = cost(plain_producer, at, events)
+        audited = [cost(partial(audited_producer, topic=topic), at, events) for topic in FINGERPRINTS]
+        costs.append((plain, *audited))
+        print("plain {:.2f} us, fast {:.2f} us, strong {:.2f} us".format(*costs[-1]), flush=True)
     size = len(EventSchema(PAGE_VIEW, 1).encode(_header(), EVENT))
-    added = [audited / plain - 1 for plain, audited in pairs]
-    plain, audited = (min(some) for some in zip(*pairs, strict=True))
-    return [
-        f"| producer, an event of {size} bytes, without reports | {plain:.2f} us |",
-        f"| `AuditedProducer`, the same event | {audited:.2f} us |",
-        f"| added, median of {rounds} rounds of {events:,} events | {statistics.median(added):+.1%} |",
-    ]
+    plain, *least = (min(some) for some in zip(*costs, strict=True))
+    lines = [f"| producer, an event of {size} bytes, without reports | {plain:.2f} us |"]
+    for n, (topic, audited_us) in enumerate(zip(FINGERPRINTS, least, strict=True), start=1):
+        added = statistics.median(each[n] / each[0] - 1 for each in costs)
+        lines += [
+            f"| `AuditedProducer`, the same event, {topic} fingerprints | {audited_us:.2f} us |",
+            f"| added, median of {rounds} rounds of {events:,} events | {added:+.1%} |",
+        ]
+    return lines
 
 
 def _header() -> dict[str, Any]:
     return {"time": START_MS, "server": "web-1", "service": "shop", "instance": (1 << 62) + 5, "sequence": 0}
 
 
-def reader_figures(at: Site, rounds: int) -> list[str]:
-    """The reader's part, of what the audited producers have sent."""
+def fingerprint_figures() -> list[str]:
+    """The cost of the fingerprint and its sum alone."""
+    value = EventSchema(PAGE_VIEW, 1).encode(_header(), EVENT)
+    lines = []
+    for topic in FINGERPRINTS:
+        digest, total, times = fingerprint_of(topic, policies_of_environment()), 0, []
+        for _ in range(20):
+            began = time.process_time()
+            for _ in range(5_000):
+                total += digest(value)
+            times.append((time.process_time() - began) / 5_000 * 1e6)
+        lines.append(f"| {topic} fingerprint and its sum, a message | {min(times):.2f} us |")
+    return lines
+
+
+def database_figures(instances: int = 200) -> list[str]:
+    """The size of a window's evidence: instances of a thousand events at two tiers, all right."""
+    lines = []
+    for topic in FINGERPRINTS:
+        digest, evidence = fingerprint_of(topic, policies_of_environment()), Evidence()
+        for number in range(instances):
+            total = wrapped(digest(b"%d" % number))
+            evidence.report(number, SequenceRanges([(0, 999)]), total, SequenceRanges(), 0)
+            for tier in ("dc1", OFFLINE):
+                evidence.count(tier, number, SequenceTally([(0, 999)], total))
+        sizes = [len(evidence.pack(fold=fold)) for fold in (False, True)]
+        per_mb = [(1 << 20) // size for size in sizes]
+        lines.append(
+            f"| window of {instances} instances in the database, {topic}: while it changes, complete |"
+            f" {sizes[0]:,}, {sizes[1]:,} bytes: {per_mb[0]:,}, {per_mb[1]:,} windows in 1 MiB |"
+        )
+    return lines
+
+
+def reader_figures(at: Site, topic: str, rounds: int) -> list[str]:
+    """The reader's part, of what the audited producers have sent to the topic."""
     costs: list[float] = []
     for _ in range(rounds):
         metrics = f"127.0.0.1:{free_port()}"
         reader = Process(
             [
-                *("audit-reader", "--cluster", "bench", "--bootstrap", at.bootstrap, "--topics", "audited"),
+                *("audit-reader", "--cluster", "bench", "--bootstrap", at.bootstrap, "--topics", topic),
                 *("--registry", at.registry, "--zookeeper", at.zookeeper, "--metrics-listen", metrics),
-                *("--tier", f"round-{len(costs)}"),
+                *("--tier", f"{topic}-{len(costs)}"),
             ]
         )
         reader.ready()
@@ -182,8 +228,8 @@ def reader_figures(at: Site, rounds: int) -> list[str]:
         wait_until("everything is counted", is_done, timeout_s=600)
         costs.append((cpu_seconds(reader.pid) - begun) / seen[0] * 1e6)
         reader.kill()
-        print(f"reader {costs[-1]:.3f} us for each of {seen[0]:,} messages", flush=True)
-    return [f"| auditing reader, a message; best of {rounds} | {min(costs):.2f} us |"]
+        print(f"reader, {topic}, {costs[-1]:.3f} us for each of {seen[0]:,} messages", flush=True)
+    return [f"| auditing reader, a message, {topic} fingerprints; best of {rounds} | {min(costs):.2f} us |"]
 
 
 def main() -> None:
@@ -194,8 +240,15 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md")
     options = parser.parse_args()
     busy = busy_share()
-    with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as at:
-        rows = producer_figures(at, options.events, options.rounds) + reader_figures(at, options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        policies = Path(folder) / "topics.toml"
+        policies.write_text('[fast]\n[strong]\nfingerprint = "strong"\n')
+        os.environ[VARIABLE] = str(policies)
+        with site(Path(folder)) as at:
+            rows = producer_figures(at, options.events, options.rounds)
+            for topic in FINGERPRINTS:
+                rows += reader_figures(at, topic, options.rounds)
+        rows += fingerprint_figures() + database_figures()
     text = "\n".join(
         [
             "## The audit",
@@ -206,7 +259,7 @@ def main() -> None:
             "",
             "The figures are CPU time; those of both producers include librdkafka's threads.",
             "",
-            "| what | CPU |",
+            "| what | CPU, or size |",
             "|---|---|",
             *rows,
         ]

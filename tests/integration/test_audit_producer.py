@@ -27,10 +27,11 @@ from millrace_audit import producer as producer_module
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import EventHeader, read_header
+from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, AuditRecord, Hello, Report
 from millrace_audit.reports.publish import AuditPublisher
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
+from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.page_view import EVENT, PAGE_VIEW, START

@@ -18,11 +18,12 @@ from confluent_kafka import Producer
 
 from millrace.cli import cli
 from millrace.errors import MillraceError
+from millrace.topics_file import FINGERPRINTS, VARIABLE
 from millrace.zookeeper.session import Session
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.fingerprints import fingerprint, is_strong, wrapped
 from millrace_audit.reports.messages import NOTHING, AuditCodec, AuditRecord, Count, Heartbeat, Origin, Report
-from millrace_audit.reports.seals import fingerprint, wrapped
 from millrace_audit.reports.turns import Seat, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
@@ -171,10 +172,13 @@ def send(producer: AuditedProducer, topic: str, count: int) -> None:
         producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n)
 
 
+@pytest.mark.parametrize("kind", FINGERPRINTS)
 def test_what_is_reported_is_what_is_counted_fingerprints_too(
-    world: World, tier: str, ended: list[Process]
+    world: World, tier: str, ended: list[Process], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = world.topic()
+    (tmp_path / "topics.toml").write_text(f'[{topic}]\nfingerprint = "{kind}"\n')
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "topics.toml"))
     ended.append(world.reader(tier))
     with world.producer() as producer:
         send(producer, topic, 700)
@@ -188,6 +192,7 @@ def test_what_is_reported_is_what_is_counted_fingerprints_too(
     ]
     (tally,) = counted.counts.tallies.values()
     assert tally.fingerprint == wrapped(sum(window.fingerprint for window in told)) != 0
+    assert is_strong(tally.fingerprint) == (kind == "strong")
 
 
 def test_what_is_reported_before_a_heartbeats_mark_is_counted_before_it(

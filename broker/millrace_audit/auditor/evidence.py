@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from millrace_audit.reports.counts import SequenceTally
+from millrace_audit.reports.fingerprints import added
 from millrace_audit.reports.ranges import SequenceRanges, merged
-from millrace_audit.reports.seals import wrapped
 
 MOST_RANGES_KEPT = 200_000
 """Most ranges of a window, about 4 MB, rewritten with every change. A window with more keeps none."""
@@ -66,9 +66,9 @@ class Evidence:
     ) -> None:
         reported = self.reported.setdefault(producer, Reported())
         reported.acknowledged = _joined(reported.acknowledged, ranges)
-        reported.fingerprint = wrapped(reported.fingerprint + fingerprint)
+        reported.fingerprint = added(reported.fingerprint, fingerprint)
         reported.failed = _joined(reported.failed, failed)
-        reported.failed_fingerprint = wrapped(reported.failed_fingerprint + failed_sum)
+        reported.failed_fingerprint = added(reported.failed_fingerprint, failed_sum)
 
     def count(self, tier: str, producer: int, tally: SequenceTally) -> None:
         observed = self.observed.setdefault(tier, {}).setdefault(producer, Observed())
@@ -79,7 +79,7 @@ class Evidence:
         else:
             whole = SequenceTally((*pairs(ranges), *new))
             observed.ranges = [*chain.from_iterable(whole.ranges())]
-        observed.fingerprint = wrapped(observed.fingerprint + tally.fingerprint)
+        observed.fingerprint = added(observed.fingerprint, tally.fingerprint)
 
     def remove(self, tier: str, producer: int, tally: SequenceTally) -> None:
         observed = self.observed.get(tier, {}).get(producer)
@@ -90,7 +90,7 @@ class Evidence:
     def count_unkeyed(self, origin: str, tier: str, messages: int, fingerprint: int) -> None:
         here = self.unkeyed.setdefault(origin, {}).setdefault(tier, [0, 0])
         here[0] += messages
-        here[1] = wrapped(here[1] + fingerprint)
+        here[1] = added(here[1], fingerprint)
 
     def count_unkeyed_rows(self, tier: str, *rows: int) -> None:
         before = self.unkeyed_rows.get(tier, [0] * len(rows))

@@ -25,9 +25,9 @@ from millrace_audit.answer import Finding, Instance
 from millrace_audit.auditor.evidence import Evidence, Observed, Reported, pairs
 from millrace_audit.auditor.facts import Gap, Source, WindowFacts
 from millrace_audit.reports.counts import SequenceTally
+from millrace_audit.reports.fingerprints import added, agree, wrapped
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_audit.reports.seals import wrapped
 
 UNKEYED = "messages without a header"
 _WITHOUT_CONTENT = (WAREHOUSE, TABLE)
@@ -204,7 +204,7 @@ def _is_in_order(facts: WindowFacts, source: Source, behind: Sequence[str]) -> b
             if reported.acknowledged and facts.has_read(source.home, tier):
                 return False
         elif held.ranges != reported.acknowledged or (
-            tier not in _WITHOUT_CONTENT and held.fingerprint != reported.fingerprint
+            tier not in _WITHOUT_CONTENT and not agree(held.fingerprint, reported.fingerprint)
         ):
             return False
     return True
@@ -229,14 +229,14 @@ def _altered(
         if here.layers == [acknowledged]:
             expected = reported.fingerprint
         elif failed and here.layers == [acknowledged | failed]:
-            expected = wrapped(reported.fingerprint + reported.failed_fingerprint)
+            expected = added(reported.fingerprint, reported.failed_fingerprint)
         else:
             return SequenceRanges()
     elif here.layers == previous.layers:
         expected = previous.fingerprint
     else:
         return SequenceRanges()
-    return SequenceRanges() if here.fingerprint == expected else here.present
+    return SequenceRanges() if agree(here.fingerprint, expected) else here.present
 
 
 def _of_unkeyed(facts: WindowFacts, incomparable: set[str]) -> Iterator[Difference]:
@@ -248,7 +248,8 @@ def _of_unkeyed(facts: WindowFacts, incomparable: set[str]) -> Iterator[Differen
         more = there[0] - here[0]
         if more > 0 and not facts.leg(origin, OFFLINE).is_surplus_final:
             continue
-        kind = "missing" if more < 0 else "duplicate" if more else "altered" if [*here] != [*there] else ""
+        is_same = agree(here[1], there[1])
+        kind = "missing" if more < 0 else "duplicate" if more else "" if is_same else "altered"
         if kind:
             yield Difference(origin, _unkeyed(kind, OFFLINE, abs(more) or here[0]))
 
@@ -340,4 +341,4 @@ def is_shared_number(source: Source) -> bool:
         return False
     layers = _tally(held).layers
     is_repeated = len(layers) > 1 and layers == [SequenceRanges(pairs(reported.acknowledged))] * len(layers)
-    return is_repeated and held.fingerprint != wrapped(len(layers) * reported.fingerprint)
+    return is_repeated and not agree(held.fingerprint, wrapped(len(layers) * reported.fingerprint))

@@ -12,6 +12,7 @@ from millrace.logs import start_logging
 from millrace.printing import say
 from millrace.service.options import door_options
 from millrace.signals import stop_on_signals
+from millrace.topics_file import VARIABLE, read_policies
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
 
@@ -34,6 +35,13 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
 )
 @click.option(
+    "--topics-file",
+    envvar=VARIABLE,
+    default="",
+    metavar="FILE",
+    help="Settings of each topic, in TOML; the reader reads `fingerprint`.",
+)
+@click.option(
     "--interval-ms",
     type=click.IntRange(min=10),
     default=1000,
@@ -50,6 +58,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
 def audit_reader(
     tier: str | None,
     topics: str,
+    topics_file: str,
     metrics_listen: str,
     access_file: str,
     certificate: str,
@@ -65,7 +74,9 @@ def audit_reader(
 
     start_logging()
     hush_requests()
-    config = ReaderConfig(tier=tier or named["cluster"], topics=names_of(topics), **named)
+    policies = read_policies(topics_file) if topics_file else {}
+    tier = tier or named["cluster"]
+    config = ReaderConfig(tier=tier, topics=names_of(topics), policies=policies, **named)
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
     numbers = ReaderNumbers(config.tier)

@@ -14,23 +14,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
+import numpy.typing as npt
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, read_varint
 from millrace.records.framing import Batch, BrokenBatch, Frames, frame_batches
-from millrace.records.row_cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor, Words
+from millrace.records.row_cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, PREFIX_BYTES
+from millrace_audit.reports.fingerprints import STRONG_BYTES, Fingerprint, fingerprint, is_strong, wrapped
 from millrace_audit.reports.messages import ForeignCount
-from millrace_audit.reports.seals import fingerprint, wrapped
 
 ROWS = 10_000
 """Messages counted at a time; a count may end after each such part. With the longest names, a count of this
 many messages has less than 6 MB, which an audit topic takes."""
+STRONG_ROWS = ROWS // 2
+"""The same for strong fingerprints, which nearly double the size of such a count."""
 _EARLIEST = WINDOW_MS - (1 << 63)
 """Earliest event time: the window of an earlier event could begin at a number that no audit
 record can hold."""
@@ -38,6 +40,8 @@ _BOUND = 1 << 63
 _MOST_BYTES = 2 * (MAX_NAME_BYTES + 2) + 10
 """Largest size of names and instance in a header."""
 _RANGE_BYTES, _ENTRY_BYTES = 20, 40
+Hashes = npt.NDArray[Any]
+"""Fingerprints: fast ones as numbers of 64 bits, whose sums wrap, strong ones as Python's numbers."""
 _Names = tuple[str, str, int]
 """Server, service, instance."""
 
@@ -69,7 +73,10 @@ class Tally:
         tallies = self.counts.tallies
         names = sum(len(key.server) + len(key.service) for key in tallies)
         entries = len(tallies) + len(self.foreign)
-        return self.counts.range_count * _RANGE_BYTES + entries * _ENTRY_BYTES + 4 * names
+        strong = sum(is_strong(tally.fingerprint) for tally in tallies.values())
+        strong += sum(is_strong(total) for _, total in self.foreign.values())
+        entry_bytes = entries * _ENTRY_BYTES + strong * STRONG_BYTES
+        return self.counts.range_count * _RANGE_BYTES + entry_bytes + 4 * names
 
 
 class Part(NamedTuple):
@@ -84,11 +91,12 @@ class Part(NamedTuple):
 
 class BatchCounter:
     """A counter of batches. `is_audited(schema_id)` is True if messages of that schema begin
-    with a header.
+    with a header; `digest` computes the fingerprint of a value.
     """
 
-    def __init__(self, is_audited: Callable[[int], bool]) -> None:
-        self._is_audited = is_audited
+    def __init__(self, is_audited: Callable[[int], bool], digest: Fingerprint = fingerprint) -> None:
+        self._is_audited, self._digest = is_audited, digest
+        self._rows = ROWS if digest is fingerprint else STRONG_ROWS
 
     def count(
         self, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
@@ -108,12 +116,12 @@ class BatchCounter:
                 yield from self._parts(frames.select(slice(before)), tally)
                 frames = frames.select(slice(before, None))
                 if header.base_offset >= start:
-                    _count_broken(some, tally)
+                    self._count_broken(some, tally)
                     yield Part(header.next_offset, max(header.records_count, 1), np.zeros(0, np.int64))
             yield from self._parts(frames, tally)
 
     def _parts(self, frames: Frames, tally: Tally) -> Iterator[Part]:
-        for part in frames.slices(ROWS):
+        for part in frames.slices(self._rows):
             yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
 
     def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
@@ -127,7 +135,7 @@ class BatchCounter:
                 schema_id for schema_id in np.unique(ids[tagged]).tolist() if self._is_audited(schema_id)
             ]
             audited = tagged & np.isin(ids, np.array(known, np.uint32))
-        hashes = _hashes(frames)
+        hashes = self._hashes(frames)
         headers = None
         if audited.any():
             headers = _Headers.read(frames, hashes, np.flatnonzero(audited))
@@ -138,6 +146,20 @@ class BatchCounter:
             _count_foreign(frames.timestamp[foreign], hashes[foreign], tally)
         return headers.time if headers is not None else np.zeros(0, np.int64)
 
+    def _hashes(self, frames: Frames) -> Hashes:
+        """Return the fingerprint of each value; a null counts as no bytes."""
+        first, last = int(frames.value[0]), int(frames.end[-1])
+        data, digest = bytes(frames.buffer.data[first:last]), self._digest  # bytes are cut faster
+        start = frames.value - first
+        end = start + np.maximum(frames.value_size, 0)
+        values = (digest(data[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True))
+        return np.fromiter(values, np.uint64 if digest is fingerprint else np.object_, len(frames))
+
+    def _count_broken(self, broken: BrokenBatch, tally: Tally) -> None:
+        header, batch = broken.batch
+        at = window_start(max(header.max_timestamp, _EARLIEST))
+        tally.add_foreign(at, max(header.records_count, 1), self._digest(batch[HEADER_BYTES:]))
+
 
 @dataclass(slots=True)
 class _Headers:
@@ -147,12 +169,12 @@ class _Headers:
     group: Longs
     time: Longs
     sequence: Longs
-    hashes: Words
+    hashes: Hashes
     without: Longs
     """Rows that turned out to have no header."""
 
     @classmethod
-    def read(cls, frames: Frames, hashes: Words, at: Longs) -> _Headers:
+    def read(cls, frames: Frames, hashes: Hashes, at: Longs) -> _Headers:
         faults = Faults(len(at))
         value, size = frames.value[at], frames.value_size[at]
         rows = RowCursor(frames.buffer, value + PREFIX_BYTES, value + size, faults)
@@ -288,17 +310,7 @@ def _same_bytes(
     return same
 
 
-def _hashes(frames: Frames) -> Words:
-    """Return the fingerprint of each value; a null counts as no bytes."""
-    first, last = int(frames.value[0]), int(frames.end[-1])
-    data, digest = bytes(frames.buffer.data[first:last]), xxhash.xxh64_intdigest  # bytes are cut faster
-    start = frames.value - first
-    end = start + np.maximum(frames.value_size, 0)
-    values = (digest(data[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True))
-    return np.fromiter(values, np.uint64, len(frames))
-
-
-def _count_foreign(timestamp: Longs, hashes: Words, tally: Tally) -> None:
+def _count_foreign(timestamp: Longs, hashes: Hashes, tally: Tally) -> None:
     timestamp = np.maximum(timestamp, _EARLIEST)
     window = timestamp - timestamp % WINDOW_MS
     order = np.argsort(window, kind="stable")
@@ -306,9 +318,3 @@ def _count_foreign(timestamp: Longs, hashes: Words, tally: Tally) -> None:
     totals = np.add.reduceat(hashes[order], first)
     for at, count, total in zip(windows.tolist(), messages.tolist(), totals.tolist(), strict=True):
         tally.add_foreign(at, count, total)
-
-
-def _count_broken(broken: BrokenBatch, tally: Tally) -> None:
-    header, batch = broken.batch
-    at = window_start(max(header.max_timestamp, _EARLIEST))
-    tally.add_foreign(at, max(header.records_count, 1), fingerprint(batch[HEADER_BYTES:]))

@@ -24,6 +24,7 @@ from millrace.client.runs import OffsetRules
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace.records.topic_partition import TopicPartition
+from millrace.topics_file import TopicPolicies
 from millrace.wire.fetch import FetchedPartition
 from millrace.zookeeper.session import Session
 from millrace_audit.reader import coverage
@@ -34,6 +35,7 @@ from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.event import has_header
+from millrace_audit.reports.fingerprints import Fingerprint, fingerprint, fingerprint_of, strong_fingerprint
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     COUNTS_TOPIC,
@@ -84,6 +86,7 @@ class ReaderConfig:
     """True if the reader may count another cluster than the tier's last reader did."""
     topics: Sequence[str] = ()
     """Topics to count; empty: all but the audit topics."""
+    policies: TopicPolicies = field(default_factory=dict)
     interval_ms: int = 1000
     """Interval of looking for new messages and publishing; also the delay that it adds to a verdict."""
 
@@ -139,7 +142,9 @@ class AuditReader(TierReader):
         self._registry = SchemaRegistryClient(config.registry)
         self._codec = AuditCodec(self._registry)
         self._publisher = AuditPublisher(config.bootstrap, config.counts_topic, timeout_s=_CLUSTER_S)
-        self._counter = BatchCounter(self._is_audited)
+        self._counters: Mapping[Fingerprint, BatchCounter] = {
+            digest: BatchCounter(self._is_audited, digest) for digest in (fingerprint, strong_fingerprint)
+        }
         self._partitions: dict[PartitionKey, Partition] = {}
         numbers.partitions = self._partitions.values()
         self._covered: coverage.Ends = {}
@@ -419,7 +424,8 @@ class AuditReader(TierReader):
                 self._send([self._codec.encode(beat)])
             return
         try:
-            for part in partition.take(fetched, self._counter):
+            counter = self._counters[fingerprint_of(partition.topic, self._config.policies)]
+            for part in partition.take(fetched, counter):
                 self._numbers.counted(partition.topic, part)
                 if partition.tally.bytes > COUNT_BYTES:
                     self._publish([partition])

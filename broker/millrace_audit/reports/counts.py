@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
+from millrace_audit.reports.fingerprints import added, joined, split
 from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, layered, to_deltas
-from millrace_audit.reports.seals import wrapped
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
@@ -72,9 +72,7 @@ class SequenceTally:
 
     def without(self, other: SequenceTally) -> SequenceTally:
         """Return the numbers that occur here more often than in `other`, each as often as the difference."""
-        return SequenceTally(
-            self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
-        )
+        return SequenceTally(self.ranges(), added(self.fingerprint, -other.fingerprint), less=other.ranges())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SequenceTally):
@@ -129,7 +127,7 @@ class SequenceCounts:
             tally = self.tallies[key] = SequenceTally()
         tally.add(first, first if last is None else last)
         if fingerprint:
-            tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
+            tally.fingerprint = added(tally.fingerprint, fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
         """Add all counts of `other`; a number in both then occurs twice."""
@@ -137,7 +135,7 @@ class SequenceCounts:
             mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
                 mine.add(first, last)
-            mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
+            mine.fingerprint = added(mine.fingerprint, tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
         """Return the counts that exceed those of `other`, each number as often as the difference."""
@@ -180,10 +178,12 @@ class SequenceCounts:
 
         A repeated number is in several ranges.
         """
-        return [
-            {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
-            for key, tally in sorted(self.tallies.items())
-        ]
+        entries = []
+        for key, tally in sorted(self.tallies.items()):
+            fast, strong = split(tally.fingerprint)
+            ranges = to_deltas(tally.ranges())
+            entries.append({**key._asdict(), "ranges": ranges, "fingerprint": fast, "strong": strong})
+        return entries
 
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
@@ -195,7 +195,7 @@ class SequenceCounts:
         counts = cls()
         for entry, ranges in entries:
             key = CountKey(*(entry[name] for name in CountKey._fields))
-            tally = SequenceTally(ranges, entry.get("fingerprint", 0))
+            tally = SequenceTally(ranges, joined(entry.get("fingerprint", 0), entry.get("strong")))
             if key in counts.tallies:
                 raise ValueError(f"{key} is counted twice")
             if tally.present:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import cache
 from io import BytesIO
@@ -23,6 +23,7 @@ from millrace.installation import shipped
 from millrace.topic_names import check_topic_name
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import PREFIX_BYTES
+from millrace_audit.reports.fingerprints import joined, split
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, to_deltas
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
@@ -351,11 +352,12 @@ _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
 _NEW_FIELDS = {
-    "AuditCount": {"copiedThrough"},
+    "AuditCount": {"copiedThrough", "strong"},
     "AuditLoadCount": {"hours", "unkeyed", "rejected"},
+    "AuditReport": {"strong", "failedStrong"},
     "AuditTableCount": {"unkeyed"},
 }
-"""Fields that a record of the previous version lacks, by kind."""
+"""Fields that a record of the previous version lacks, by kind, also in the records within it."""
 
 
 class OtherVersion:
@@ -371,6 +373,8 @@ _AVRO_NAMES = {
     "topic_id": "topicId",
 }
 _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
+_STRONG = {"fingerprint": "strong", "failedFingerprint": "failedStrong"}
+"""Fields that hold one sum of fingerprints: its lowest 64 bits, and the rest if it is strong."""
 
 
 def _to_avro(value: Any) -> Any:
@@ -383,11 +387,19 @@ def _to_avro(value: Any) -> Any:
         return value.to_avro()
     if isinstance(value, list | tuple):
         return [_to_avro(item) for item in value]
-    return {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
+    record = {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
+    for fast, strong in _STRONG.items():
+        if fast in record:
+            record[fast], record[strong] = split(record[fast])
+    return record
 
 
 def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a dataclass of this file, given the record of its schema."""
+    record = {**record}
+    for fast, strong in _STRONG.items():
+        if strong in record:
+            record[fast] = joined(record[fast], record.pop(strong))
     return {
         _FIELDS.get(name, name): _READERS[name](value) if name in _READERS and value is not None else value
         for name, value in record.items()
@@ -532,9 +544,18 @@ _FORMS = [
 
 def previous_schema(name: str) -> Mapping[str, Any]:
     """Return the schema of an audit record in the previous version."""
-    schema = schema_file(name)
-    kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
-    return {**schema, "fields": kept}
+    before: Mapping[str, Any] = _without(schema_file(name), _NEW_FIELDS[name])
+    return before
+
+
+def _without(schema: Any, names: Set[str]) -> Any:
+    """Return a schema without the fields of these names, at any depth."""
+    if isinstance(schema, list):
+        kept = [part for part in schema if not (isinstance(part, dict) and part.get("name") in names)]
+        return [_without(part, names) for part in kept]
+    if isinstance(schema, dict):
+        return {key: _without(part, names) for key, part in schema.items()}
+    return schema
 
 
 def _form_of(schema: Any) -> _Form | None:

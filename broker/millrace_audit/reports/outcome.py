@@ -10,9 +10,9 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.fingerprints import wrapped
 from millrace_audit.reports.messages import MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_audit.reports.seals import wrapped
 
 RANGES_PER_REPORT = 20_000
 """Most ranges in one report, well below the largest message. More ranges are reported in portions."""

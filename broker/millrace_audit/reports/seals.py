@@ -1,7 +1,5 @@
-"""Fingerprints, seals of reports and signatures. Producers, readers and the auditor compute them in the same
-way.
+"""Seals of reports and signatures. Producers, readers and the auditor compute them in the same way.
 
-    fingerprint    XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order
     seal           SHA-256 of the key that only the next report of the instance will show
     signature      message key of a count or heartbeat := turn (8 bytes, big endian),
                    HMAC-SHA256(secret, value)
@@ -15,25 +13,8 @@ import hashlib
 import hmac
 import secrets
 
-import xxhash
-
 KEY_BYTES, SEAL_BYTES = 16, 32
 _TURN_BYTES = 8
-
-
-def fingerprint(value: bytes | memoryview) -> int:
-    """Return the fingerprint of one message, from 0 to 2^64 - 1.
-
-    Sums of fingerprints are written as `wrapped`.
-    """
-    return xxhash.xxh64_intdigest(value)
-
-
-def wrapped(total: int) -> int:
-    """Return a sum of fingerprints modulo 2^64, as a signed number of 64 bits, which Avro and
-    databases hold.
-    """
-    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def new_key() -> bytes:

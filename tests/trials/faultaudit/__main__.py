@@ -73,6 +73,7 @@ class FaultAudit:
                 [row.name for row in chosen],
                 schemas={row.name: row.schema for row in chosen},
                 settings={row.name: row.settings for row in chosen},
+                strong=[row.name for row in chosen if row.is_strong],
                 mirror_faults=faults,
                 uncounted=[row.name for row in chosen if not row.is_counted],
                 patience_s=PATIENCE_S,

@@ -11,7 +11,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from millrace_audit.reports.event import EventSchema
+from millrace_audit.reports.event import EventSchema, read_header
+from millrace_audit.reports.fingerprints import fingerprint
 from millrace_audit.reports.messages import AuditCodec, AuditRecord, Hello, Report, now_ms
 from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
@@ -20,6 +21,7 @@ from tests.support import WAIT_S
 from tests.trials.faultaudit.batches import url
 from tests.trials.faultaudit.place import PAGE_VIEW, Place
 from tests.trials.faultaudit.stage import EVENT
+from tests.xxh64 import forged
 
 SERVER = "-web"
 """Behind the cluster's name, as `place` calls its producers."""
@@ -48,6 +50,15 @@ def event(place: Place, instance: int, sequence: int, time_ms: int, cluster: str
     names = {"server": f"{cluster}{SERVER}", "service": "shop", "instance": instance}
     header = {"time": time_ms, **names, "sequence": sequence}
     return schema.encode(header, {**EVENT, "url": url(sequence)})
+
+
+def same_xxh64(place: Place, lost: bytes) -> bytes:
+    """Another event under the number of a lost one, with the same XXH64."""
+    header = read_header(lost)
+    with SchemaRegistryClient(place.registry) as registry:
+        schema = EventSchema(PAGE_VIEW, registry.register("PageView", PAGE_VIEW))
+    message_of = lambda text: schema.encode(header._asdict(), {**EVENT, "url": f"/forged/{text}"})  # noqa: E731
+    return forged(message_of, fingerprint(lost))
 
 
 def say(place: Place, cluster: str, topic: str, record: AuditRecord, key: bytes | None = None) -> None:

@@ -16,7 +16,7 @@ from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, FOR_EVER,
 from tests.brokers import free_port, read_partition
 from tests.support import Process, wait_until
 from tests.trials.faultaudit import forging
-from tests.trials.faultaudit.batches import BATCH, NEEDED
+from tests.trials.faultaudit.batches import BATCH, NEEDED, drop
 from tests.trials.faultaudit.place import PAGE_VIEW
 from tests.trials.faultaudit.row import HOME, Plant, Row
 from tests.trials.faultaudit.stage import EVENT, START, Says, Stage
@@ -276,12 +276,33 @@ def _forged() -> Iterator[Row]:
             plant=plant,
             says=replace(WELL, stranger=rf"\({HOME}\) {cause}"),
         )
+    for name, is_strong in (("fast", False), ("strong", True)):
+        yield Row(
+            name=f"forged-event-{name}",
+            what="messages 10 to 19 are lost, and a stranger writes them again, message 10 with other content"
+            f" of the same XXH64; fingerprints are {name}",
+            plant=_forged_events,
+            is_strong=is_strong,
+            says=Says(findings=[("altered", HOME, "0-39")]) if is_strong else WELL,
+            unseen="" if is_strong else "Forged content under a fast fingerprint",
+        )
     yield Row(
         name="replayed-counts",
         what="a stranger writes a reader's own counts and heartbeats again, with their signatures",
         plant=_replayed_counts,
         says=WELL,
     )
+
+
+def _forged_events(stage: Stage) -> None:
+    """Before anybody has read them; the stranger has a copy of what is lost."""
+    with stage.held(), stage.without(f"{HOME}-reader"):
+        stage.traffic()
+        first, *others = forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
+        stage.edit_log(HOME, drop)
+        again = [forging.same_xxh64(stage.place, first), *others]
+        forging.write(stage.place, HOME, stage.topic, [(None, value, stage.start) for value in again])
+    stage.load()
 
 
 def _forged_hello(stage: Stage) -> None:

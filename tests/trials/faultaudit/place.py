@@ -7,6 +7,7 @@ and for the warehouse, the auditor. Starts, stops and kills; knows no fault and 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.records.mirror_position import Origin
+from millrace.topics_file import VARIABLE
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
@@ -42,15 +44,16 @@ class Place:
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
         partitions: int = 1,
         settings: Mapping[str, Mapping[str, str]] | None = None,
+        strong: Sequence[str] = (),
         mirror_faults: Mapping[str, str] | None = None,
         uncounted: Collection[str] = (),
         patience_s: int = 600,
         brokers: int = 1,
     ) -> None:
         """`schemas` are topics' that have another than PageView, `settings` are topics' in the origins;
+        `strong` names topics with strong fingerprints, also for the producers of this process;
         `mirror_faults` names an edit of `batches` for a topic; no reader counts the topics `uncounted` until
-        `count` is called; `patience_s` is the auditor's with silent
-        instances and with tables that are gone.
+        `count` is called; `patience_s` is the auditor's with silent instances and with tables that are gone.
 
         Each cluster has `brokers` brokers and as many replicas; with several, each datacenter has a ZooKeeper
         of its own.
@@ -59,6 +62,10 @@ class Place:
         self._topics, self._uncounted = topics, {*uncounted}
         self.warehouse, self.held = folder / "warehouse", folder / "held"
         self.held.mkdir(parents=True)
+        if strong:
+            policies = folder / "topics.toml"
+            policies.write_text("".join(f'["{topic}"]\nfingerprint = "strong"\n' for topic in strong))
+            os.environ[VARIABLE] = str(policies)
         self._faults = folder / "mirror-faults.json"
         self._faults.write_text(json.dumps(mirror_faults or {}))
         self._zookeepers = dict.fromkeys((*ORIGINS, OFFLINE), "zookeeper")

@@ -30,6 +30,8 @@ class Row:
     """Settings of the topic in the datacenters."""
     schema: Mapping[str, Any] = field(default_factory=lambda: PAGE_VIEW)
     """Schema of the topic's events."""
+    is_strong: bool = False
+    """True if the topic's fingerprints are strong."""
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     is_counted: bool = True

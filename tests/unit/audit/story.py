@@ -23,6 +23,7 @@ from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
+from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -51,7 +52,7 @@ from millrace_audit.reports.messages import (
     WarehouseState,
 )
 from millrace_audit.reports.ranges import Range, SequenceRanges
-from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
+from millrace_audit.reports.seals import seal_of
 
 W = 1_431_856_800_000
 NOW = W + 10 * WINDOW_MS

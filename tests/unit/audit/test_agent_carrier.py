@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from millrace.topics_file import VARIABLE
 from millrace_agent import carrier
 from millrace_agent.carrier import Carrier
 from millrace_agent.claim import Claim
 from millrace_agent.spool import Event, Spool
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import read_header
+from millrace_audit.reports.fingerprints import is_strong
 from millrace_audit.reports.messages import AuditCodec, Report
 from tests.unit.audit.test_messages import Ids
 
@@ -122,3 +124,19 @@ def test_events_wait_while_the_agent_holds_as_many_windows_open_as_the_audit_tak
     carrying._report()
     assert carry() == times
     assert carrying.troubles == []
+
+
+def test_an_agent_reports_strong_fingerprints_of_a_topic_that_asks_for_them(
+    brokers: Brokers, spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topics.toml").write_text('[t]\nfingerprint = "strong"\n')
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "topics.toml"))
+    now = 1_700_000_123_456
+    carrying = carrier_of(spool, brokers, lambda: now / 1000)
+    spool.take([Event(topic, 1, now, None, b"") for topic in ("t", "u")]).result()
+    for _ in range(4):
+        carrying._carry()
+    carrying._report()
+    windows = [window for one in brokers.heard if isinstance(one, Report) for window in one.windows]
+    kinds = {window.topic: is_strong(window.fingerprint) for window in windows}
+    assert kinds == {"t": True, "u": False}

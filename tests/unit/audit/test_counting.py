@@ -13,13 +13,13 @@ from millrace.records.compression import Codec
 from millrace.records.framing import Batch
 from millrace.records.messages import seal
 from millrace_audit.reader import counting
-from millrace_audit.reader.counting import ROWS, BatchCounter, Tally
+from millrace_audit.reader.counting import ROWS, STRONG_ROWS, BatchCounter, Tally
 from millrace_audit.reader.reader import COUNT_BYTES
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
+from millrace_audit.reports.fingerprints import Fingerprint, fingerprint, strong_fingerprint, wrapped
 from millrace_audit.reports.messages import AuditCodec, Count, ForeignCount, schema_file
 from millrace_audit.reports.publish import MAX_MESSAGE_BYTES
-from millrace_audit.reports.seals import fingerprint, wrapped
 from tests.page_view import EVENT
 from tests.unit.audit.test_messages import Ids
 
@@ -48,9 +48,9 @@ def batch_of(
     return BatchHeader.of(batch), memoryview(batch)
 
 
-def counted(*batches: Batch, start: int = 0) -> Tally:
+def counted(*batches: Batch, start: int = 0, digest: Fingerprint = fingerprint) -> Tally:
     tally = Tally()
-    for _ in BatchCounter(lambda schema_id: schema_id == 7).count(batches, start, tally):
+    for _ in BatchCounter(lambda schema_id: schema_id == 7, digest).count(batches, start, tally):
         pass
     return tally
 
@@ -69,12 +69,14 @@ def count_of(tally: Tally) -> Count:
     )
 
 
-def expected(batches: Iterable[list[bytes | None]], time: int = 1_000) -> Tally:
+def expected(
+    batches: Iterable[list[bytes | None]], time: int = 1_000, *, fingerprint_of: Fingerprint = fingerprint
+) -> Tally:
     """The same, one message at a time."""
     tally = Tally()
     for values in batches:
         for n, value in enumerate(values):
-            digest = fingerprint(value or b"")
+            digest = fingerprint_of(value or b"")
             try:
                 if value is None or value[:5] != b"\0\0\0\0\7":
                     raise NotAudited
@@ -130,12 +132,13 @@ def test_every_message_of_all_batches_is_counted_once_with_its_fingerprint(
             lambda event: message(*event)
         ),
         min_size=1,
-    )
+    ),
+    st.sampled_from([fingerprint, strong_fingerprint]),
 )
 @settings(deadline=None)
-def test_anything_else_is_foreign_and_never_an_error(values: list[bytes | None]) -> None:
-    tally = counted(batch_of(values))
-    assert_same(tally, expected([values]))
+def test_anything_else_is_foreign_and_never_an_error(values: list[bytes | None], digest: Fingerprint) -> None:
+    tally = counted(batch_of(values), digest=digest)
+    assert_same(tally, expected([values], fingerprint_of=digest))
     assert sum(count.messages for count in tally.foreign_counts()) + tally.counts.total == len(values)
 
 
@@ -263,12 +266,14 @@ def test_many_names_under_one_instance_number_are_not_compared_with_each_other(
     assert len(compared) < 10
 
 
-def test_a_part_of_the_longest_names_makes_a_count_that_an_audit_topic_takes() -> None:
+@pytest.mark.parametrize("digest", [fingerprint, strong_fingerprint])
+def test_a_part_of_the_longest_names_makes_a_count_that_an_audit_topic_takes(digest: Fingerprint) -> None:
     values: list[bytes | None] = []
-    for n in range(ROWS):
+    for n in range(ROWS if digest is fingerprint else STRONG_ROWS):
         names = {"server": f"{n:0255}", "service": f"{n:0255}", "instance": (1 << 63) - 1}
         values.append(PAGE_VIEW.encode({"time": 1 << 60, **names, "sequence": (1 << 62) + n}, EVENT))
-    tally = counted(batch_of(values))
+    tally = Tally()
+    (_,) = BatchCounter(lambda _: True, digest).count([batch_of(values)], 0, tally)
     size = len(AuditCodec(Ids()).encode(count_of(tally)))
     assert 5_000_000 < size < MAX_MESSAGE_BYTES - COUNT_BYTES
     assert tally.bytes > size, "the estimate is rather too much"

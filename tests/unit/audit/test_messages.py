@@ -8,6 +8,7 @@ import fastavro
 import pytest
 
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.fingerprints import added, split, strong_fingerprint
 from millrace_audit.reports.messages import (
     FOR_EVER,
     MOST_UNKNOWN,
@@ -83,6 +84,7 @@ def unmarked() -> SequenceCounts:
     return counts(0)
 
 
+STRONG = strong_fingerprint(b"a message")
 ORIGIN = Origin("dc1", "cd", 3, None)
 RECORDS: list[AuditRecord] = [
     Hello(time=1, topic="PageView", seal=b"s" * 32, **WHO),
@@ -161,6 +163,35 @@ RECORDS: list[AuditRecord] = [
     ),
     WarehouseState(
         time=8, topic="PageView", number=9, load=7, sha256="ab", editions=editions_hash({7: 2}), exists=True
+    ),
+    Report(
+        time=2,
+        number=3,
+        key=b"k" * 16,
+        seal=b"t" * 32,
+        closed_through=FOR_EVER,
+        windows=[
+            ReportedWindow(
+                "PageView",
+                0,
+                SequenceRanges([(0, 0)]),
+                SequenceRanges([(1, 1)]),
+                STRONG,
+                added(STRONG, STRONG),
+            )
+        ],
+        **WHO,
+    ),
+    Count(
+        time=6,
+        tier="dc1",
+        topic="PageView",
+        topic_id="cd",
+        partition=3,
+        start=0,
+        end=1,
+        counts=counts(STRONG),
+        foreign=[ForeignCount(600_000, 1, STRONG)],
     ),
 ]
 
@@ -251,6 +282,25 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
     count = replace(cast(Count, RECORDS[5]), origin=None, foreign=[])
     for record in (count, load, table):
         assert AuditCodec(ids).decode(of_the_version_before(record, ids)) == record
+
+
+@pytest.mark.parametrize("record", [RECORDS[1], RECORDS[-2]])
+def test_a_report_of_the_version_before_has_fast_fingerprints(record: AuditRecord) -> None:
+    ids, form = Ids(), fastavro.parse_schema(dict(previous_schema("AuditReport")))
+    new = BytesIO(AuditCodec(ids).encode(record)[5:])
+    old, fields_of = (
+        BytesIO(),
+        fastavro.schemaless_reader(new, fastavro.parse_schema(dict(schema_file("AuditReport"))), None),
+    )
+    fastavro.schemaless_writer(old, form, fields_of)
+    schema_id = ids.register("AuditReport", dict(previous_schema("AuditReport")))
+    found = AuditCodec(ids).decode(b"\0" + schema_id.to_bytes(4, "big") + old.getvalue())
+    assert isinstance(found, Report)
+    assert isinstance(record, Report)
+    (there,), (window,) = found.windows, record.windows
+    assert there.acknowledged == window.acknowledged
+    assert there.fingerprint == split(window.fingerprint)[0]
+    assert there.failed_fingerprint == split(window.failed_fingerprint)[0]
 
 
 def test_made_up_schema_ids_hide_no_record_of_the_version_before() -> None:

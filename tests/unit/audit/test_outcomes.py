@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from millrace_audit.outcomes import Outcomes
 from millrace_audit.reports import outcome
 from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.fingerprints import wrapped
 from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.outcome import portion, reported
-from millrace_audit.reports.seals import wrapped
 
 HOUR = 6 * WINDOW_MS
 FOR_EVER_MS = 1 << 60

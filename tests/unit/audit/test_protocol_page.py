@@ -17,9 +17,10 @@ import xxhash
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import EventSchema, read_header
+from millrace_audit.reports.fingerprints import fingerprint, split, strong_fingerprint, wrapped
 from millrace_audit.reports.messages import AuditCodec, Hello, Report, schema_file
 from millrace_audit.reports.ranges import from_deltas, to_deltas
-from millrace_audit.reports.seals import fingerprint, is_signed, seal_of, sign, signed_turn, wrapped
+from millrace_audit.reports.seals import is_signed, seal_of, sign, signed_turn
 from tests.support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "audit-protocol.md").read_text()
@@ -34,7 +35,7 @@ def of_kind(kind: str) -> list[Vector]:
 
 
 def test_the_page_has_vectors_of_every_kind() -> None:
-    kinds = {"event", "fingerprint", "window", "ranges", "seal", "record", "signature"}
+    kinds = {"event", "fingerprint", "strong", "window", "ranges", "seal", "record", "signature"}
     assert {vector["vector"] for vector in VECTORS} == kinds
 
 
@@ -56,6 +57,19 @@ def test_a_fingerprint_is_a_sum_of_hashes(vector: Vector) -> None:
     assert wrapped(sum(map(fingerprint, values))) == vector["fingerprint"]
     total = sum(xxhash.xxh64(value, seed=0).intdigest() for value in values) % (1 << 64)
     assert int.from_bytes(total.to_bytes(8, "big"), "big", signed=True) == vector["fingerprint"]
+
+
+@pytest.mark.parametrize("vector", of_kind("strong"))
+def test_a_strong_fingerprint_is_a_longer_sum(vector: Vector) -> None:
+    values = [bytes.fromhex(value) for value in vector["values"]]
+    fast, strong = split(wrapped(sum(map(strong_fingerprint, values))))
+    assert strong is not None
+    assert (fast, strong.hex()) == (vector["fingerprint"], vector["strong"])
+    total = sum(
+        xxhash.xxh64_intdigest(value) + (int.from_bytes(hashlib.shake_128(value).digest(504), "little") << 64)
+        for value in values
+    )
+    assert (b"\1" + (total % (1 << 4096) >> 64).to_bytes(504, "big")).hex() == vector["strong"]
 
 
 @pytest.mark.parametrize("vector", of_kind("window"))
