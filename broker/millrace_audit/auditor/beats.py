@@ -12,7 +12,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, select
@@ -49,17 +50,12 @@ def name(row: Any) -> str:
 class Beats(list[Beat]):
     """Checkpoints of a tier, in the order of their log positions."""
 
-    def __init__(self) -> None:
-        self._serials: list[int] = []
-        self._latest: list[int] = []  # largest time up to each checkpoint: clocks may be set back
-        self._through: list[int] = []
-
-    def add(self, beat: Beat) -> None:
-        self.append(beat)
-        self._serials.append(beat.serial)
-        self._latest.append(max(beat.time, self._latest[-1] if self._latest else beat.time))
-        through = beat.reported_through or 0
-        self._through.append(max(through, self._through[-1] if self._through else through))
+    def __init__(self, beats: Iterable[Beat] = ()) -> None:
+        super().__init__(beats)
+        self._serials = [beat.serial for beat in self]
+        # Largest values up to each checkpoint: clocks may be set back.
+        self._latest = [*accumulate((beat.time for beat in self), max)]
+        self._through = [*accumulate((beat.reported_through or 0 for beat in self), max)]
 
     def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
         """Return the first checkpoint after `serial`, with at least this time and `reported_through`."""
@@ -138,6 +134,8 @@ def forget(session: Session, before: int) -> None:
 _COVERAGE = select(*CoverageRow.__table__.columns).order_by(
     CoverageRow.topic, CoverageRow.tier, CoverageRow.partition
 )
+# Built once, and of tables and not of their classes: building takes longer than executing.
+_BEATS = select(*BeatRow.__table__.columns).order_by(BeatRow.tier, BeatRow.serial)
 _marks = MarkRow.__table__.c
 _MARKS = (
     select(_marks.serial, _marks.ends)
@@ -189,9 +187,8 @@ class Progress:
         self.heartbeats = {row.tier: row.heartbeat for row in tiers}
         self._heard_through = {row.tier: row.heard_through for row in tiers}
         self.beats: defaultdict[str, Beats] = defaultdict(Beats)
-        columns = select(BeatRow.tier, BeatRow.serial, BeatRow.time, BeatRow.reported_through)
-        for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
-            self.beats[tier].add(Beat(serial, time, through))
+        for tier, rows in groupby(session.execute(_BEATS), key=itemgetter(0)):
+            self.beats[tier] = Beats(Beat(*row[1:]) for row in rows)
         self.heard_times = {
             tier: next((beat.time for beat in reversed(beats) if self.has_heard(tier, beat)), NOTHING)
             for tier, beats in self.beats.items()

@@ -178,7 +178,7 @@ class TopicFacts:
         common, own = self._of_window(start, positions)
         return WindowFacts(topic=self.topic, start=start, **{**common.values, **own})
 
-    def digest(self, start: int, positions: Mapping[str, Mapping[str, int]]) -> str:
+    def digest(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> str:
         """Hash of a window's facts: while it and the evidence stay as they are, so does the verdict."""
         common, own = self._of_window(start, positions)
         return _hash(f"{common.digest} {own}")

@@ -1850,7 +1850,5 @@ def test_an_origins_audit_log_that_begins_anew_loses_the_time_until_what_it_goes
 def test_an_audit_topic_that_ends_before_where_it_ended_once_has_begun_anew(
     throughs: list[int | None], anew: bool
 ) -> None:
-    beats = Beats()
-    for serial, through in enumerate(throughs):
-        beats.add(Beat(serial, NOW + serial, through))
+    beats = Beats(Beat(serial, NOW + serial, through) for serial, through in enumerate(throughs))
     assert beats.began_anew == anew
