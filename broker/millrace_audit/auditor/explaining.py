@@ -83,15 +83,15 @@ def _stored(row: Any, facts: WindowFacts, judged: Judged) -> dict[str, Any]:
         if row.judged is None or row.dirty:
             note = "new facts have arrived and are still to be judged"
         elif row.settled:
-            note = "the stored verdict is final; what is known of readers and producers has changed since"
+            note = "it was final before some of these facts were known, and a final verdict stays"
         else:
-            note = "the facts have changed since the window's last turn; its next turn judges them"
+            note = "the facts have changed since the last turn of judging, and the next turn judges them"
     return {
         "verdict": row.verdict,
         "is_final": row.settled,
         "last_final": row.last_settled,
         "revision": row.revision,
-        "has_new_evidence": row.dirty,
+        "has_new_facts": row.dirty,
         "note": note,
     }
 
@@ -151,7 +151,10 @@ def facts_read(rule: Rule, case: Case) -> list[str]:
 
 
 class _Writer:
-    """Writes facts as JSON with bounded lists."""
+    """Writes facts as JSON with bounded lists.
+
+    Fingerprints are text: numbers of JSON are exact only up to 2^53 in some languages.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -179,7 +182,7 @@ class _Writer:
     def _unkeyed(self, unkeyed: Mapping[str, Mapping[str, Sequence[int]]]) -> Any:
         return {
             origin: {
-                tier: {"messages": messages, "fingerprint": _hex(fingerprint)}
+                tier: {"messages": messages, "fingerprint": str(fingerprint)}
                 for tier, (messages, fingerprint) in tiers.items()
             }
             for origin, tiers in unkeyed.items()
@@ -196,12 +199,12 @@ class _Writer:
             "instance": self.value(source.instance, ""),
             "reported": {
                 "acknowledged": self._flat(reported.acknowledged),
-                "fingerprint": _hex(reported.fingerprint),
+                "fingerprint": str(reported.fingerprint),
                 "failed": self._flat(reported.failed),
-                "failed_fingerprint": _hex(reported.failed_fingerprint),
+                "failed_fingerprint": str(reported.failed_fingerprint),
             },
             "observed": {
-                tier: {**self._flat(held.ranges), "fingerprint": _hex(held.fingerprint)}
+                tier: {**self._flat(held.ranges), "fingerprint": str(held.fingerprint)}
                 for tier, held in source.observed.items()
             },
         }
@@ -229,8 +232,3 @@ class _Writer:
         more = (len(ranges) if count is None else count) - self._limit
         listed = [[*pair] for pair in ranges[: self._limit]]
         return {"ranges": listed, **({"more_ranges": more} if more > 0 else {})}
-
-
-def _hex(fingerprint: int) -> str:
-    """Write a fingerprint as text: numbers of JSON are exact only up to 2^53 in some languages."""
-    return f"{fingerprint:016x}"

@@ -46,18 +46,18 @@ def windows_of(time: str) -> list[datetime]:
 
 def print_explanation(answers: Sequence[Answer]) -> None:
     first = answers[0]
-    verdict = overall(answer["verdict"] for answer in answers)
+    verdict = overall(_verdict(answer)["verdict"] for answer in answers)
     head = f"{first['topic']} {_minute(first['start'])} to {_minute(answers[-1]['end'])[-5:]}, in UTC: "
     show(text(head, styled(verdict)))
     counted = ", ".join(f"{tier} through {time}" for tier, time in first["counted_through"].items())
     say(f"counted at {first['asked_at']}: {counted or 'nothing yet'}")
     groups: defaultdict[tuple[str, ...], list[Answer]] = defaultdict(list)
     for answer in answers:
-        groups[answer["verdict"], *_fired(answer), *_stored(answer)].append(answer)
-    for (_, *lines), same in groups.items():
-        final = ", final" if all(answer["is_final"] for answer in same) else ""
+        groups[_verdict(answer)["verdict"], *_stored(answer), *_fired(answer)].append(answer)
+    for (verdict, *lines), same in groups.items():
+        final = ", final" if all(_verdict(answer)["is_final"] for answer in same) else ""
         say()
-        show(text(f"{_times(same)}: ", styled(same[0]["verdict"]), final))
+        show(text(f"{_times(same)}: ", styled(verdict), final))
         for line in lines or ["  no rule fires"]:
             say(line)
         say("  facts:")
@@ -101,39 +101,49 @@ def _fired(answer: Answer) -> Iterator[str]:
             yield f"    runbook: {rule['runbook']}"
 
 
+def _verdict(answer: Answer) -> Answer:
+    """Return the stored verdict if it is final and has no new facts, else the verdict on the facts."""
+    stored = answer["stored"]
+    is_kept = stored is not None and stored["is_final"] and not stored["has_new_facts"]
+    return stored if is_kept else answer
+
+
 def _stored(answer: Answer) -> Iterator[str]:
     if (stored := answer["stored"]) is not None and stored["note"]:
         yield f"  the stored verdict is {stored['verdict']}: {stored['note']}"
+        yield f"  by these facts it is {answer['verdict']}:"
 
 
 def _lines_of(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield lines of facts; a line that not all windows have begins with its windows."""
+    """Yield a line for each kind of fact; a line that not all windows have begins with its windows."""
     windows: defaultdict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         for line in _facts(answer):
             windows[line].append(answer)
+    shared = {"true": list[str](), "false": list[str](), "none": list[str]()}
     for line, same in windows.items():
-        yield line if len(same) == len(answers) else f"{_times(same)}: {line}"
+        kind, _, label = line.partition(" ")
+        if len(same) < len(answers):
+            if kind != "none":
+                yield f"{_times(same)}: {line}"
+        elif kind in shared:
+            shared[kind].append(label)
+        else:
+            yield line
+    yield from (f"{kind}: {', '.join(labels)}" for kind, labels in shared.items() if labels)
 
 
 def _facts(answer: Answer) -> Iterator[str]:
-    """Yield a line for each kind of fact, then the kinds without any."""
-    facts = answer["facts"]
+    """Yield each kind of fact as a line; `true`, `false` or `none` and the kind's name if that is all."""
     yield from _of_sources(answer)
-    none, yes, no = [], [], []
-    for name, value in {**facts, "differences": answer["differences"]}.items():
-        if name == "sources":
-            continue
+    for name, value in {**answer["facts"], "differences": answer["differences"]}.items():
         label = name.replace("_", " ")
         if isinstance(value, bool):
-            (yes if value else no).append(label)
+            yield f"{'true' if value else 'false'} {label}"
         elif not value:
-            none.append(label)
-        else:
-            more = answer["more"].get(name, 0)
-            yield f"{label}: {_listed(value, more)}"
-    yield f"true: {', '.join(yes) or 'none'}; false: {', '.join(no) or 'none'}"
-    yield f"none: {', '.join(none)}"
+            yield f"none {label}"
+        elif name != "sources":
+            yield f"{label}: {_listed(value, answer['more'].get(name, 0))}"
 
 
 def _of_sources(answer: Answer) -> Iterator[str]:
@@ -149,16 +159,16 @@ def _of_sources(answer: Answer) -> Iterator[str]:
         some = f" (sums of the first {len(sources)})" if more else ""
         counts = ", ".join(f"{name} {count:,}" for name, count in sums.items())
         yield f"sources: {len(sources) + more:,} producer instances{some}: {counts}"
-    else:
-        yield "sources: none"
 
 
 def _listed(value: Any, more: int) -> str:
     if isinstance(value, list):
         words = [_words(each) for each in value[:_MOST_FACTS]]
         more += len(value) - len(words)
-        return "; ".join([*words, *([f"{more} more in --json"] if more else [])])
-    return _words(value)
+        return "; ".join([*words, *([f"{more} more"] if more else [])])
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(each)}" for key, each in value.items())
+    return str(value)
 
 
 _BARE = {"tier", "origin", "state", "kind", "name", "text", "why", "reason"}
@@ -173,6 +183,8 @@ def _words(value: Any) -> str:
     if "instance" in value and "announced" in value:  # a producer: its name says the rest
         value = {name: value[name] for name in _OF_INSTANCE}
     parts = []
+    if value.get("origin") and value.get("tier"):  # a leg
+        value = {"name": f"{value['origin']} to {value['tier']}", **value, "origin": "", "tier": ""}
     for name, each in value.items():
         label = name.removeprefix("is_").replace("_", " ")
         if each is True:

@@ -23,9 +23,10 @@ from millrace_audit.auditor.rules import RULES, SPECIAL_RULES, Case, judge
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.commands.explanation import print_explanation
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import Truncated
 from tests.brokers import free_port
 from tests.support import wait_until
-from tests.unit.audit.story import NOW, OPTIONS, TOPIC, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, STEP, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Client, Worker
 from tests.unit.audit.test_rules import EXAMPLES, facts, source
 
@@ -146,6 +147,22 @@ def test_new_facts_are_judged_in_the_answer_and_the_stored_verdict_stands_beside
     assert answer["stored"]["note"] == "new facts have arrived and are still to be judged"
     story.settle()
     assert story.explanation()["stored"]["note"] == ""
+
+
+def test_a_final_verdict_stays_and_the_explanation_says_so(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story.whole()
+    story.apply()
+    story.beat("dc1", NOW + 1, truncated=[Truncated(TOPIC, "dc1-PageView", 0, STEP, 1)])
+    answer = story.apply().explanation()
+    assert (answer["verdict"], answer["stored"]["verdict"]) == ("unknown", "complete")
+    print_explanation([answer])
+    printed = capsys.readouterr().out
+    assert (
+        "10:00 to 10:10: complete\n  the stored verdict is complete: it was final before some of" in printed
+    )
+    assert "  these facts are unknown:\n  unknown by not-counted-in-full: " in printed
 
 
 def test_unknown_topics_and_windows_without_events_are_explained_as_they_are_answered(story: Story) -> None:
