@@ -46,9 +46,8 @@ def windows_of(time: str) -> list[datetime]:
 
 def print_explanation(answers: Sequence[Answer]) -> None:
     first = answers[0]
-    verdict = overall(_verdict(answer)["verdict"] for answer in answers)
     head = f"{first['topic']} {_minute(first['start'])} to {_minute(answers[-1]['end'])[-5:]}, in UTC: "
-    show(text(head, styled(verdict)))
+    show(text(head, styled(overall(_verdict(answer)["verdict"] for answer in answers))))
     counted = ", ".join(f"{tier} through {time}" for tier, time in first["counted_through"].items())
     say(f"counted at {first['asked_at']}: {counted or 'nothing yet'}")
     groups: defaultdict[tuple[str, ...], list[Answer]] = defaultdict(list)
