@@ -425,12 +425,13 @@ class Story:
     def _check_explanation(self, window: dict[str, Any], start: int, topic: str) -> None:
         """Check that the facts of a judged window lead to its verdict once more.
 
-        A final verdict stays when a gap becomes known later.
+        A final verdict stays when it becomes known later that counts or reports were lost.
         """
         found = self.explanation(start, topic)
         stored = found["stored"]
         if stored is None or not stored["has_new_facts"]:
-            is_kept = stored is not None and stored["is_final"] and found["facts"]["gaps"]
+            is_lost = found["facts"]["gaps"] or found["facts"]["streams"]
+            is_kept = stored is not None and stored["is_final"] and is_lost
             assert found["verdict"] == window["verdict"] or is_kept, found
             fired = [cause["reason"] for rule in found["rules"] for cause in rule["causes"]]
             assert len(fired) >= len(window["findings"]), found
