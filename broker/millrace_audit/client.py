@@ -62,6 +62,16 @@ def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
     return [Bad(one["topic"], window_from_json(one["window"])) for one in found]
 
 
+def facts(url: str, topic: str, window: datetime, limit: int) -> dict[str, Any]:
+    """Return what the verdict on the window around a time was made from, and the outcome of every rule.
+
+    Lists of facts have at most `limit` entries.
+    """
+    query = {"topic": topic, "window": _iso(window), "limit": limit}
+    found: dict[str, Any] = _ask("GET", f"{url.rstrip('/')}/v1/facts", params=query)
+    return found
+
+
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """Return operators' decisions on a topic, and changes of the final verdicts of [start, end)."""
     query = {"from": _iso(start), "to": _iso(end)}

@@ -10,6 +10,7 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/v1/topics/{topic}/changes"): "read",
     ("GET", "/v1/topics"): "read",
     ("GET", "/v1/bad"): "read",
+    ("GET", "/v1/facts"): "read",
     ("GET", "/v1/strangers"): "read",
     ("GET", "/console"): "read",
     ("GET", "/metrics"): "metrics",

@@ -5,6 +5,7 @@
     GET  /v1/topics/{topic}/changes?since=CURSOR      hours with a changed final verdict
     GET  /v1/topics                          watermarks and instances
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
+    GET  /v1/facts?topic=NAME&window=ISO&limit=N      what a window's verdict was made from, and each rule
     GET  /v1/strangers                       rejected records
     GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
@@ -41,7 +42,7 @@ from millrace.service.bodies import WholeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
-from millrace_audit.auditor import answers
+from millrace_audit.auditor import answers, explaining
 from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
@@ -50,7 +51,7 @@ from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
-from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
 
 logger = logging.getLogger(__name__)
@@ -175,6 +176,14 @@ def build_app(
         """List windows of any time that are not complete, the worst first."""
         with store.reading() as session:
             return [to_json(window) for window in answers.bad(session, options, topic, limit)]
+
+    @app.get("/v1/facts")
+    def facts(
+        topic: str, window: str, limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 100
+    ) -> dict[str, Any]:
+        """Return the facts that a window's verdict was made from, and the outcome of every rule."""
+        with store.reading() as session:
+            return explaining.explain(session, options, topic, window_start(_ms(window, "window")), limit)
 
     @app.get("/v1/strangers")
     def strangers() -> list[dict[str, Any]]:

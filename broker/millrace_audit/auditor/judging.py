@@ -213,6 +213,19 @@ class _TopicJudge:
                 )
 
 
+def read_facts(
+    session: Session,
+    options: AuditOptions,
+    progress: Progress,
+    of_topic: TopicFacts,
+    start: int,
+    positions: Mapping[str, Mapping[str, int]],
+) -> WindowFacts:
+    """Return all facts about a window that has a row, as its judge reads them."""
+    judge_of_topic = _TopicJudge(session, options, progress.heartbeats, of_topic, lambda *_: None)
+    return judge_of_topic._with_evidence(of_topic.of_window(start, positions))
+
+
 def window_of(facts: WindowFacts, judged: Judged) -> Window:
     """Return the window as answers show it."""
     reported = [source.reported for source in facts.sources]

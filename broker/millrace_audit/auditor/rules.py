@@ -1,8 +1,14 @@
 """The verdict as a table: every rule that makes a window less than complete, in the order of its reasons.
 
 A rule finds *hits* in the facts of a window. The verdict is that of the worst hit, `complete` without any. No
-rule looks at another one. To add a rule, write a condition and a row; `test_rules` asks for the rest, and
-`python -m tests.unit.audit.printed_rules` prints the table into docs/audit.md.
+rule looks at another one. To add a rule:
+
+1. Write a condition and a row. The row's place in the table is the place of its reason.
+2. If no fact decides the rule, add one first: `facts` says what a fact must be, and where it is read.
+3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there.
+4. Print the table into docs/audit.md: `python -m tests.unit.audit.printed_rules`.
+
+A rule about an hour has a hit in each of its windows. When a window is judged, its hour may not be over.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ from millrace.errors import MillraceError
 from millrace.printing import print_json, say
 from millrace_audit import client
 from millrace_audit.answer import to_json
+from millrace_audit.commands.explanation import explain
 from millrace_audit.show import print_bad, print_completeness
 
 
 @click.command(
     epilog="Exit code: 0 when everything asked for is proven, 1 when it is not, 2 for a wrong option."
     "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
+    "\n\nWhy: millrace audit PageView --explain 2015-05-17T10"
 )
 @click.argument("topic", required=False)
 @click.option("--from", "start", metavar="TIME", help="Start in ISO 8601; UTC if it names no zone.")
@@ -43,7 +45,14 @@ from millrace_audit.show import print_bad, print_completeness
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Largest number of windows that --bad lists.",
+    help="Largest number of windows that --bad lists, and of facts of a kind that --explain asks for.",
+)
+@click.option(
+    "--explain",
+    "explained",
+    metavar="HOUR",
+    help="Print why the windows of an hour, or of one window like 2015-05-17T10:20, have their verdicts: the"
+    " rules and their facts.",
 )
 @click.option("--windows", is_flag=True, help="Print a line for each ten-minute window, not for each hour.")
 @click.option(
@@ -97,6 +106,7 @@ def audit(
     as_json: bool,
     is_bad: bool,
     limit: int,
+    explained: str | None,
     is_history: bool,
     **acceptance: Any,
 ) -> None:
@@ -115,6 +125,9 @@ def audit(
         raise MillraceError(
             "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
         )
+    if explained is not None:
+        explain(url, topic, explained, limit, as_json=as_json)
+        return
     if accepted and start is None and end is None:
         return
     first, last = _span(start, end)

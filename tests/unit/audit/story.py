@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, to_json
-from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor import answers, explaining, ledger
 from millrace_audit.auditor.acceptance import Acceptance, accept
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
@@ -416,7 +416,26 @@ class Story:
     def window(self, start: int = W, topic: str = TOPIC) -> dict[str, Any]:
         (window,) = self.answer(start, topic=topic)["windows"]
         assert isinstance(window, dict)
+        self._check_explanation(window, start, topic)
         return window
+
+    def explanation(self, start: int = W, topic: str = TOPIC, limit: int = 100) -> dict[str, Any]:
+        with self.store.reading() as session:
+            return explaining.explain(session, self.options, topic, start, limit)
+
+    def _check_explanation(self, window: dict[str, Any], start: int, topic: str) -> None:
+        """Check that the facts of a judged window lead to its verdict once more.
+
+        A final verdict stays when it becomes known later that counts or reports were lost.
+        """
+        found = self.explanation(start, topic)
+        stored = found["stored"]
+        if stored is None or not stored["has_new_facts"]:
+            is_lost = found["facts"]["gaps"] or found["facts"]["streams"]
+            is_kept = stored is not None and stored["is_final"] and is_lost
+            assert found["verdict"] == window["verdict"] or is_kept, found
+            fired = [cause["reason"] for rule in found["rules"] for cause in rule["causes"]]
+            assert len(fired) >= len(window["findings"]), found
 
     def verdict(self, start: int = W, topic: str = TOPIC) -> str:
         return str(self.window(start, topic)["verdict"])

@@ -72,7 +72,14 @@ def audit(auditor: str) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(TOPIC, *HOUR), (TOPIC, *HOUR, "--windows"), ("--bad",), (MARK, *HOUR)]
+    "arguments",
+    [
+        (TOPIC, *HOUR),
+        (TOPIC, *HOUR, "--windows"),
+        ("--bad",),
+        (MARK, *HOUR),
+        (TOPIC, "--explain", "2015-05-17T10"),
+    ],
 )
 def test_a_marked_name_never_runs_in_the_terminal_of_who_audits(
     audit: Callable[..., str], arguments: tuple[str, ...]
@@ -100,6 +107,7 @@ def test_answers_metrics_and_the_page_show_a_marked_name_escaped(auditor: str) -
     for path, query in (
         ("/v1/topics", {}),
         ("/v1/bad", {}),
+        ("/v1/facts", {"topic": TOPIC, "window": HOUR[1]}),
         ("/v1/health", {}),
         (f"/v1/topics/{TOPIC}/completeness", hour),
     ):

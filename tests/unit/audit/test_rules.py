@@ -184,7 +184,8 @@ def test_each_rule_finds_its_example(name: str) -> None:
 
 
 def test_every_rule_has_an_example_and_a_name_of_its_own() -> None:
-    assert [rule.name for rule in (*SPECIAL_RULES, *RULES)] == [*EXAMPLES]
+    names = [rule.name for rule in (*SPECIAL_RULES, *RULES)]
+    assert names == [*EXAMPLES], "give each rule an example in EXAMPLES, in the order of the table"
 
 
 def test_rules_are_ordered_by_their_verdicts_the_worst_first() -> None:
