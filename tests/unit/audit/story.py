@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.acceptance import Acceptance, accept
+from millrace_audit.auditor.acceptance import accept
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.options import AuditOptions
@@ -30,6 +30,7 @@ from millrace_audit.reports.messages import (
     OFFLINE,
     AuditRecord,
     Count,
+    Decision,
     ForeignCount,
     Heartbeat,
     Hello,
@@ -62,7 +63,7 @@ SAID, COUNTED, OWN = "audit", "audit-counts", "audit-offline"
 _TAKES: dict[str, tuple[type[AuditRecord], ...]] = {
     SAID: (Hello, Report),
     COUNTED: (Count, Heartbeat),
-    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE),
+    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision),
 }
 
 
@@ -401,8 +402,17 @@ class Story:
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:
-            acceptance = Acceptance(**{"reason": "burnt down", "who": "me", **said})
-            return [instance.instance for instance in accept(session, self.options, acceptance)]
+            decision, instances = accept(
+                session, self.options, **{"reason": "burnt down", "who": "me", **said}
+            )
+        if instances:
+            self.decide(decision)
+            self.apply_only()
+        return instances
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision behind all other records of its partition."""
+        self.say(OWN, OFFLINE, decision, 1)
 
     def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
         with self.store.reading() as session:

@@ -78,7 +78,7 @@ REVISION_1_LACKS = (
     "TABLE load_hour",
     "TABLE rejected",
     "TABLE warehouse_state",
-    "TABLE acceptance",
+    "TABLE decision",
     "TABLE changed",
     "TABLE database",
     "COLUMN audit_positions epoch",
@@ -87,6 +87,7 @@ REVISION_1_LACKS = (
     "COLUMN loads whole",
     "COLUMN loads retold",
     "COLUMN producers held_open",
+    "COLUMN producers first_at",
     "COLUMN topics unkeyed_from",
 )
 
@@ -117,6 +118,8 @@ def as_of_revision_1(execute: Callable[[str], object]) -> None:
                 execute(f"DROP TABLE {table}")
             case "COLUMN", table, column:
                 execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    execute("ALTER TABLE producers ADD COLUMN accepted TEXT")
+    execute("ALTER TABLE producers ADD COLUMN disowned BOOLEAN DEFAULT FALSE NOT NULL")
     execute("DROP INDEX open_by_time")
     execute("CREATE INDEX open_windows ON windows (settled, topic)")
 
