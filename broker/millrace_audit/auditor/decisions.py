@@ -7,6 +7,7 @@ decision to replace loads changes counts, and all counts of loads are in the par
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from typing import Any
 
 from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
@@ -179,8 +180,7 @@ class Decisions:
 
 def row_of(decision: Decision, now: int) -> DecisionRow:
     """Return a decision as a row that is applied now."""
-    values = {
-        name: storable(value) if isinstance(value, str) else value for name, value in asdict(decision).items()
-    }
+    values: dict[str, Any] = asdict(decision)
+    values |= {name: storable(value) for name, value in values.items() if isinstance(value, str)}
     values |= {"id": values["id"][:32], "sha256": values["sha256"][:64]}
     return DecisionRow(**values, applied=now)

@@ -109,7 +109,7 @@ class Reported:
         return row
 
     def _judge_again(self, row: ProducerRow) -> None:
-        """Have final windows judged again that hold with an acceptance, which news of the producer may end."""
+        """Have windows judged again that are final by an acceptance, which the producer's news may end."""
         if row.producer in self._accepted:
             judge_windows_of(self._session, [row])
 

@@ -378,11 +378,22 @@ class Story:
                 ledger.apply(session, self.place(key), there[self._applied[key] :], self.options.clock_ms())
             self._applied[key] = len(there)
 
-    def interleaved(self, store: AuditStore, dice: random.Random) -> Story:
-        """The same story in another database, the partitions in another order."""
+    def interleaved(self, store: AuditStore, dice: random.Random, *, from_half: bool = False) -> Story:
+        """The same story in another database, the partitions in another order.
+
+        With `from_half`, a part of each partition is applied and judged before.
+        """
         other = Story(store, self.options)
         other.partitions = self.partitions
         left = {key: 0 for key, there in self.partitions.items() if there}
+        if from_half:
+            left = {key: dice.randrange(len(self.partitions[key])) for key in left}
+            for key, end in left.items():
+                with store.writing() as session:
+                    ledger.apply(
+                        session, other.place(key), self.partitions[key][:end], self.options.clock_ms()
+                    )
+            other.settle()
         while left:
             key = dice.choice(sorted(left))
             there = self.partitions[key]

@@ -30,7 +30,8 @@ _EMPTY_ONE = "give --database-url of an empty one, which the audit topics fill a
 def migrate(connection: Connection, tables: MetaData, before: Callable[[Connection], object]) -> None:
     """Create the tables in an empty database, or upgrade the tables of an older revision to the newest.
 
-    `before` is called before tables change. Raise MillraceError if the tables are those of a newer Millrace, or of no revision at all.
+    `before` is called before tables change. Raise MillraceError if the tables are those of a newer Millrace,
+    or of no revision at all.
     """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
