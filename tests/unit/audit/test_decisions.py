@@ -94,11 +94,32 @@ def decided(story: Story) -> None:
     story.beats(NOW + 42_000)
 
 
-@pytest.fixture(scope="module")
-def told() -> Iterator[Story]:
-    """The story `decided`, applied a partition after the other."""
+def resumed(story: Story) -> None:
+    """Windows that are final by an acceptance, until the instance reports again, and ends."""
+    story.whole()
+    for instance in (2, 3, 4):
+        story.hello(instance, time=W)
+        story.report(0, (0, 4), instance=instance, closed=W)
+        story.carry(found((0, 9), instance=instance))
+    story.beats(NOW + 6000)
+    story.decide(decision(ACCEPT, 1, service="shop", before=LATER))
+    story.decide(decision(ACCEPT, 2, instance=4))
+    story.beats(NOW + 12_000)
+    story.report(1, instance=2, closed=W + WINDOW_MS, time=LATER)
+    story.report(1, (5, 9), instance=4, closed=W + WINDOW_MS, time=LATER)
+    story.beats(NOW + 18_000)
+    story.report(2, instance=2, closed=FOR_EVER, time=LATER)
+    story.decide(decision(ACCEPT, 3, service="shop", server="web-3", before=LATER))
+    story.beats(NOW + 24_000)
+    story.decide(decision(DISOWN, 4, service="shop", server="web-4", before=W))
+    story.beats(NOW + 30_000)
+
+
+@pytest.fixture(scope="module", params=[decided, resumed])
+def told(request: pytest.FixtureRequest) -> Iterator[Story]:
+    """A story, applied a partition after the other."""
     story = Story(AuditStore("sqlite://"))
-    decided(story)
+    request.param(story)
     yield story.apply()
     story.store.close()
 
