@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from millrace.zookeeper.session import Session
-from millrace_audit.reader.turn_taker import KEPT_MS, Holder, TurnTaker
+from millrace_audit.reports.turn_taker import KEPT_MS, Holder, TurnTaker
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from tests.support import wait_until
 
@@ -168,7 +168,7 @@ def test_turns_that_ended_long_ago_go_and_one_that_has_just_ended_stays(
         time.sleep(0.02)  # ZooKeeper counts in milliseconds
     assert sorted(read_turns(connect(), seat)) == numbers
     assert KEPT_MS == 60 * 24 * 3600 * 1000
-    monkeypatch.setattr("millrace_audit.reader.turn_taker.KEPT_MS", 5)
+    monkeypatch.setattr("millrace_audit.reports.turn_taker.KEPT_MS", 5)
     newest = taken(taker).number
     assert sorted(read_turns(connect(), seat)) == [numbers[-1], newest], "it may have signed until now"
 

@@ -1,84 +1,59 @@
-"""Operators' decisions: silent instances to accept, instances to disown, and loads that count."""
+"""Operators' decisions before they are written: checked against the database, which they do not change."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+import secrets
+from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from millrace.errors import MillraceError
-from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
-from millrace_audit.auditor.batch import Changes, Producers
-from millrace_audit.auditor.load_counts import LoadCounts, judge_again
+from millrace_audit.auditor.decisions import is_accepted, producers_of, row_of
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.store import HistoryRow, ProducerRow
-from millrace_audit.auditor.topic_facts import to_instance
-from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.auditor.store import ProducerRow
+from millrace_audit.reports.messages import ACCEPT, ACCEPT_REJECTED, DISOWN, FOR_EVER, REPLACE_LOADS, Decision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """Instances to accept or disown: one instance, or those of a service up to a time."""
+def accept(
+    session: Session,
+    options: AuditOptions,
+    *,
+    reason: str,
+    who: str,
+    instance: int | None = None,
+    service: str | None = None,
+    server: str | None = None,
+    before: int | None = None,
+    disown: bool = False,
+) -> tuple[Decision, list[int]]:
+    """Return a decision to stop waiting for instances or to disown them, and the instances that it concerns.
 
-    instance: int | None = None
-    service: str | None = None
-    server: str | None = None
-    before: int = FOR_EVER
-    """Only instances whose newest hello or report is from before this time (ms)."""
-    disown: bool = False
-    """True to ignore everything that the instances have reported, too."""
-    reason: str
-    who: str
-
-
-def accept(session: Session, options: AuditOptions, said: Acceptance) -> list[Instance]:
-    """Stop waiting for silent instances, or disown false ones; return the instances.
-
-    A later reason replaces an earlier one.
+    Of a service, an accepted instance needs no second decision. Without `before`, the decision's own time
+    counts.
     """
-    table = ProducerRow
-    rows = select(table).where(table.announced, table.heard_at < said.before)
-    if said.instance is not None:
-        rows = rows.where(table.instance == said.instance)
-    else:
-        rows = rows.where(table.service == said.service)
-        if not said.disown:
-            rows = rows.where(~table.done, table.accepted.is_(None))
-        if said.server is not None:
-            rows = rows.where(table.server == said.server)
-    accepted = []
     now = options.clock_ms()
-    link = store.ProducerTopicRow
-    topics: Counter[str] = Counter()
-    for row in session.scalars(rows.order_by(table.instance)).all():
-        row.accepted = said.reason
-        if said.disown:
-            row.disowned = row.done = True
-        accepted.append(to_instance(row, NOTHING, options))
-        topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
-    for topic, count in topics.items():
-        gap = store.UnheardRow  # a gap of too many instances ends here
-        crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
-        heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
-        session.execute(crowd.values(to=heard.scalar_subquery()))
-        if said.disown:  # its reports may have made any window incomplete
-            judge_again(session, topic)
-        whom = (
-            f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
-        )
-        done = "disowned" if said.disown else "accepted"
-        what = f"{done} {whom}: {said.reason}"
-        session.add(HistoryRow(time=now, topic=topic, window=None, who=said.who, what=what))
-    return accepted
+    whom: dict[str, Any] = {"instance": instance, "service": service, "server": server}
+    if service is not None:
+        whom["before"] = now + 1 if before is None else before
+    decision = _decision(now, DISOWN if disown else ACCEPT, reason, who, **whom)
+    accepted = {*session.scalars(select(ProducerRow.producer).where(is_accepted()))}
+    trial = session.begin_nested()
+    session.add(row_of(decision, now))
+    session.flush()
+    rows = producers_of(session, decision.id)
+    if instance is None and not disown:
+        rows = [row for row in rows if row.producer not in accepted]
+    instances = [row.instance for row in rows]
+    trial.rollback()
+    return decision, instances
 
 
 def accept_rejected(
     session: Session, options: AuditOptions, topic: str, load: int, reason: str, who: str
-) -> int:
-    """Give up the messages that the newest edition of a load set aside; return their number.
+) -> tuple[Decision, int]:
+    """Return a decision to give up the messages that a load's newest edition set aside, and their number.
 
     Their windows are `carried` at best from then on. Another edition of the load needs its own decision.
     """
@@ -89,28 +64,27 @@ def accept_rejected(
             f"load {load} of topic {topic} has no rejected messages that are counted: `millrace audit {topic}"
             " --from TIME --to TIME` names the loads that have"
         )
-    now, messages = options.clock_ms(), sum(row.messages for row in rows)
-    edition = rows[0].edition
-    session.add(
-        store.AcceptanceRow(time=now, topic=topic, load=load, edition=edition, who=who, reason=reason)
-    )
-    for row in rows:
-        judge_again(session, topic, row.window, row.last)
-    what = f"accepted {messages} messages that load {load} rejected: {reason}"
-    session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
-    return messages
+    edition = session.get_one(store.LoadRow, (topic, load, rows[0].edition))
+    of_load: dict[str, Any] = {
+        "topic": topic,
+        "load": load,
+        "edition": edition.edition,
+        "sha256": edition.sha256,
+    }
+    decision = _decision(options.clock_ms(), ACCEPT_REJECTED, reason, who, **of_load)
+    return decision, sum(row.messages for row in rows)
 
 
-def replace_loads(session: Session, options: AuditOptions, topic: str, reason: str, who: str) -> list[int]:
-    """Take the counts of lost loads out, and count their replacements; return the lost loads.
+def replace_loads(
+    session: Session, options: AuditOptions, topic: str, reason: str, who: str
+) -> tuple[Decision, list[int]]:
+    """Return a decision to count the loads that have replaced lost loads, and the lost loads.
 
     Raise MillraceError if no load is lost, or if the counts of a lost load are no longer kept.
     """
-    state = session.get(store.WarehouseStateRow, topic)
-    if state is None or state.lost_from == FOR_EVER:
+    first, table, parts = first_lost(session, topic), store.LoadRow, store.LoadPartRow
+    if first == FOR_EVER:
         raise MillraceError(f"no load of topic {topic} is lost: there is nothing to replace")
-    first, table = state.lost_from, store.LoadRow
-    parts = store.LoadPartRow
     lost = session.scalars(select(table).where(table.topic == topic, table.load >= first)).all()
     kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
     if session.scalar(kept) != sum(row.counted for row in lost):
@@ -118,16 +92,15 @@ def replace_loads(session: Session, options: AuditOptions, topic: str, reason: s
             f"the auditor has forgotten what load {first} of topic {topic} held, and cannot take it out: give"
             " it an empty database, which the audit topics fill again"
         )
-    now = options.clock_ms()
-    changes = Changes(session, now)
-    loads = LoadCounts(session, changes, Producers(session))
-    loads.lose_from(state, FOR_EVER)
-    replaced = loads.take_out(topic, first)
-    old = store.AcceptanceRow
-    session.execute(delete(old).where(old.topic == topic, old.load >= first))
-    for record, serial in loads.waiting(topic):
-        loads.take(record, serial)
-    changes.write()
-    what = f"replaced {len(replaced)} lost loads from load {first} on: {reason}"
-    session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
-    return replaced
+    decision = _decision(options.clock_ms(), REPLACE_LOADS, reason, who, topic=topic, load=first)
+    return decision, sorted({row.load for row in lost})
+
+
+def first_lost(session: Session, topic: str) -> int:
+    """Return the first counted load that is gone from the warehouse or differs there; FOR_EVER for none."""
+    state = session.get(store.WarehouseStateRow, topic)
+    return FOR_EVER if state is None else state.lost_from
+
+
+def _decision(now: int, kind: str, reason: str, who: str, **of: Any) -> Decision:
+    return Decision(time=now, written=now, id=secrets.token_hex(16), kind=kind, who=who, reason=reason, **of)

@@ -43,16 +43,17 @@ from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
 from millrace_audit.auditor import answers, explaining
-from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
+from millrace_audit.auditor.acceptance import accept, accept_rejected, first_lost, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
+from millrace_audit.auditor.deciding import Undecided
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision
 
 logger = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
@@ -67,20 +68,20 @@ MAX_BODY_BYTES = 64 << 10
 """Most bytes in the body of a request."""
 
 
-class Decision(BaseModel):
+class DecisionBody(BaseModel):
     """Reason for an operator's decision, and the operator's name."""
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
 
 
-class LoadDecision(Decision):
+class LoadDecision(DecisionBody):
     """Decision about a load."""
 
     load: int = Field(ge=1, lt=1 << 63)
 
 
-class Reason(Decision):
+class Reason(DecisionBody):
     """Decision to stop waiting for the reports of instances."""
 
     disown: bool = False
@@ -102,6 +103,9 @@ class Worker(Protocol):
     applied_at: int | None
     is_standby: bool
     numbers: AuditNumbers
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision, and return when it is applied. Raise Undecided if it is not."""
 
 
 def build_app(
@@ -230,15 +234,18 @@ def build_app(
         """Return all metrics for Prometheus."""
         return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
+    def decide(decision: Decision) -> None:
+        worker.decide(decision)
+        Judging(store, options).turn(JUDGING_S)
+
     def take(request: Request, said: Reason, **whom: Any) -> list[int]:
         reason = _reason(said)
         who = who_asks(request) or said.who
         with store.writing() as session:
-            acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
-            accepted = accept(session, options, acceptance)
-        if accepted:
-            Judging(store, options).turn(JUDGING_S)
-        return [instance.instance for instance in accepted]
+            decision, instances = accept(session, options, **whom, disown=said.disown, reason=reason, who=who)
+        if instances:
+            decide(decision)
+        return instances
 
     @app.post("/v1/instances/{instance}/accept")
     def accept_instance(request: Request, instance: int, said: Reason) -> dict[str, Any]:
@@ -255,7 +262,7 @@ def build_app(
     @app.post("/v1/accept")
     def accept_service(request: Request, said: ServiceReason) -> dict[str, Any]:
         """Stop waiting for a service's silent instances without a hello or report since a time."""
-        before = FOR_EVER if said.before is None else _ms(said.before, "before")
+        before = None if said.before is None else _ms(said.before, "before")
         instances = take(request, said, service=said.service, server=said.server, before=before)
         return {"instances": instances, "accepted": said.reason.strip()}
 
@@ -264,17 +271,22 @@ def build_app(
         """Give up the messages that a load rejected. The reason stays visible beside their windows."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
-            messages = accept_rejected(session, options, topic, said.load, reason, who)
-        Judging(store, options).turn(JUDGING_S)
+            decision, messages = accept_rejected(session, options, topic, said.load, reason, who)
+        decide(decision)
         return {"load": said.load, "messages": messages, "accepted": reason}
 
     @app.post("/v1/topics/{topic}/replace-loads")
-    def replace_lost_loads(request: Request, topic: str, said: Decision) -> dict[str, Any]:
+    def replace_lost_loads(request: Request, topic: str, said: DecisionBody) -> dict[str, Any]:
         """Count the loads that have replaced lost loads."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
-            loads = replace_loads(session, options, topic, reason, who)
-        Judging(store, options).turn(JUDGING_S)
+            decision, loads = replace_loads(session, options, topic, reason, who)
+        decide(decision)
+        with store.reading() as session:
+            if first_lost(session, topic) <= decision.load:
+                raise MillraceError(
+                    f"other loads of topic {topic} are lost by now: look at them, and try again"
+                )
         return {"loads": loads, "accepted": reason}
 
     app.add_middleware(WholeBodies, most=MAX_BODY_BYTES)
@@ -282,7 +294,7 @@ def build_app(
     return app
 
 
-def _reason(said: Decision) -> str:
+def _reason(said: DecisionBody) -> str:
     reason = said.reason.strip()
     if not reason:
         raise MillraceError("an acceptance needs a reason: say why, it stays visible beside the windows")
@@ -299,6 +311,10 @@ def _span(start: str, end: str) -> tuple[int, int]:
 def _say_errors_in_one_line(app: FastAPI) -> None:
     @app.exception_handler(LeaseHeld)
     def _stands_by(_: Request, error: LeaseHeld) -> JsonAnswer:
+        return JsonAnswer({"error": str(error)}, status_code=503)
+
+    @app.exception_handler(Undecided)
+    def _did_not_decide(_: Request, error: Undecided) -> JsonAnswer:
         return JsonAnswer({"error": str(error)}, status_code=503)
 
     @app.exception_handler(MillraceError)

@@ -13,7 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,16 +31,19 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
 from millrace_audit.auditor import ledger
+from millrace_audit.auditor.deciding import MAY_COME, DecisionWriter, Undecided
+from millrace_audit.auditor.decisions import due_decisions
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
+from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, TierRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
+    AUDITOR,
     COUNTS_TOPIC,
     FOR_EVER,
     OF_THE_WAREHOUSE,
@@ -48,6 +53,7 @@ from millrace_audit.reports.messages import (
     AuditCodec,
     AuditRecord,
     Count,
+    Decision,
     Heartbeat,
     Hello,
     Report,
@@ -66,7 +72,7 @@ MOST_SAID_BYTES = 512 << 10
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
     AUDIT_TOPIC: (Hello, Report),
     COUNTS_TOPIC: (Count, Heartbeat),
-    OFFLINE_AUDIT_TOPIC: (Count, Heartbeat, *OF_THE_WAREHOUSE),
+    OFFLINE_AUDIT_TOPIC: (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision),
 }
 _PAUSE_S = 0.2
 _CHECK_S = 3.0
@@ -76,6 +82,8 @@ _TURN_S = 2.0
 """Time for judging in a turn; the remaining windows wait for the next turn."""
 _TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
+DECIDE_S = 20.0
+"""Longest time until a decision is written and applied."""
 
 
 class _Part(NamedTuple):
@@ -177,6 +185,8 @@ class Auditor:
         self._zookeeper = zookeeper
         self._session: ZooKeeperSession | None = None
         self._book: TurnBook | None = None
+        self._writer: DecisionWriter | None = None
+        self._undecided: SimpleQueue[tuple[Decision, Future[None]]] = SimpleQueue()
         self._mirrors: Mirrors | None = None
         self._readings: dict[tuple[str, int], _Reading] = {}
         self._fetches = itertools.count()
@@ -198,6 +208,55 @@ class Auditor:
         self._session = ZooKeeperSession.connect(self._zookeeper)
         self._book = TurnBook(self._session, cluster_name(self._session, self._client))
         self._mirrors = Mirrors(self._session, self._client)
+        self._writer = DecisionWriter(self._client, self._session, self._codec)
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision to the audit topic, and return when this auditor has read and applied it.
+
+        For any thread, while `run` runs. Raise Undecided if it is not applied within DECIDE_S.
+        """
+        written: Future[None] = Future()
+        self._undecided.put((decision, written))
+        until = time.monotonic() + DECIDE_S
+        try:
+            written.result(DECIDE_S)
+        except TimeoutError:
+            if written.cancel():
+                why = self.trouble or "the auditor is busy with the audit topics"
+                raise Undecided(f"the decision is not written and has no effect: {why}. Try again") from None
+            raise Undecided(f"the brokers have not acknowledged the decision: {MAY_COME}") from None
+        while time.monotonic() < until:
+            with self._store.reading() as session:
+                if session.get(DecisionRow, decision.id) is not None:
+                    return
+            time.sleep(_PAUSE_S / 2)
+        raise Undecided(f"the decision is written and not applied within {DECIDE_S:.0f} s: {MAY_COME}")
+
+    def _write_decisions(self) -> None:
+        while not self._undecided.empty():
+            decision, written = self._undecided.get()
+            if not written.set_running_or_notify_cancel():
+                continue
+            try:
+                assert self._writer is not None
+                self._writer.write([decision])
+            except Undecided as error:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+
+    def _write_decisions_again(self) -> None:
+        """Write the decisions again whose newest record is old, or that have none, so that none expires."""
+        now = self._options.clock_ms()
+        with self._store.reading() as session:
+            decisions = due_decisions(session, now)
+        try:
+            if decisions and self._writer is not None:
+                self._writer.write(decisions)
+        except Undecided as error:
+            logger.warning(
+                "%d decisions are not written to %s again: %s", len(decisions), OFFLINE_AUDIT_TOPIC, error
+            )
 
     def run(self, stop: threading.Event) -> None:
         """Apply records until `stop` is set; log errors and try again. Call `check` first."""
@@ -211,6 +270,7 @@ class Auditor:
                     if self.is_standby:
                         logger.info("this auditor writes to the database from now on")
                         self.is_standby = False
+                self._write_decisions()
                 began = self._options.clock_ms()
                 news = self.apply_all()
                 self.trouble, self.applied_at = None, began
@@ -233,6 +293,8 @@ class Auditor:
         self._is_stale, self._renew_due = True, 0.0
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
         self._client.close()
         self._registry.close()
         if self._session is not None:
@@ -261,6 +323,7 @@ class Auditor:
             with self._store.writing() as session:
                 more = tidy(session, self._options)
             self._tidy_due = now if more else now + _TIDY_S
+            self._write_decisions_again()
         return news
 
     def _apply_topic(self, topic: str, topic_id: str) -> tuple[bool, int]:
@@ -426,7 +489,7 @@ class Auditor:
         key, value, offset = message
         kind = self._codec.kind(value, fetch)
         turn = None
-        tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
+        tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else AUDITOR if kind is Decision else place.tier
         if kind in SIGNED and self._book is not None:
             turn = self._book.signed(tier, key, value, fetch)
             if turn is None and kind is Heartbeat and tier == OFFLINE:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.decisions import Decisions
 from millrace_audit.auditor.store import CoverageRow, TierRow
 from millrace_audit.auditor.warehouse import TURN_IS_OVER, Warehouse
 from millrace_audit.reports.counts import CountKey, SequenceCounts, is_of_this_world
@@ -24,6 +25,7 @@ from millrace_audit.reports.messages import (
     OFFLINE,
     WAREHOUSE,
     Count,
+    Decision,
     Heartbeat,
     ReaderPosition,
 )
@@ -39,6 +41,7 @@ class Counted:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
         self._producers = Producers(session)
         self._warehouse = Warehouse(session, place, changes, strangers, self._producers)
+        self._decisions = Decisions(session, changes, self._warehouse.loads)
         self._tier = session.get(TierRow, place.tier)
         self._unmarked: set[str] = set()
         self._coverage: dict[tuple[str, int], CoverageRow] = {}
@@ -80,6 +83,10 @@ class Counted:
         record, tier = entry.record, self._tier
         assert tier is not None
         assert entry.turn is not None
+        if isinstance(record, Decision):
+            if (cause := self._decisions.take(record)) is not None:
+                self._strangers.add(entry, "Decision", cause)
+            return
         is_of_warehouse = isinstance(record, OF_THE_WAREHOUSE)
         if isinstance(record, Heartbeat):
             is_of_warehouse = (record.tier, self._place.tier) == (WAREHOUSE, OFFLINE)

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
 from millrace_audit.auditor import reconcile, store
 from millrace_audit.auditor.beats import Progress
+from millrace_audit.auditor.decisions import is_disowned, reason_of
 from millrace_audit.auditor.evidence import Evidence, pairs
 from millrace_audit.auditor.facts import WindowFacts
 from millrace_audit.auditor.gaps import note_reports_lost
@@ -204,12 +205,14 @@ class _TopicJudge:
     def _read_instances(self, evidence: Evidence) -> None:
         link = store.ProducerTopicRow
         named = (link.producer == ProducerRow.producer) & (link.topic == self._facts.topic)
-        rows = select(ProducerRow, link.topic).outerjoin(link, named)
+        rows = select(ProducerRow, link.topic, reason_of(), is_disowned()).outerjoin(link, named)
         for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
-            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
+            here = rows.where(ProducerRow.producer.in_(some))
+            for row, topic, accepted, disowned in self._session.execute(here):
                 heartbeat = self._heartbeats.get(row.origin, NOTHING)
+                is_own = topic is not None and not disowned
                 self._instances[row.producer] = to_instance(
-                    row, heartbeat, self._options, is_of_topic=topic is not None
+                    row, heartbeat, self._options, accepted, is_own=is_own
                 )
 
 

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.facts import LostLoad, Rejected, TableTrouble
 from millrace_audit.auditor.store import (
-    AcceptanceRow,
+    DecisionRow,
     LoadHourRow,
     LoadRow,
     RejectedRow,
@@ -19,7 +19,7 @@ from millrace_audit.auditor.store import (
     slices,
 )
 from millrace_audit.reports.counts import HOUR_MS
-from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.reports.messages import ACCEPT_REJECTED, FOR_EVER, NOTHING
 
 TABLE_PATIENCE_MS = 15 * 60_000
 """Time for which a table may be unavailable without effect, such as during a restart of its catalog."""
@@ -85,9 +85,12 @@ def load_facts(
         for span in session.scalars(rows):
             spans[span.topic].append(span)
         accepted: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-        decisions = select(AcceptanceRow).where(AcceptanceRow.topic.in_(some))
-        for row in session.scalars(decisions.order_by(AcceptanceRow.number)):
-            accepted[row.topic][row.load, row.edition] = row.reason
+        loads, same = LoadRow, [DecisionRow.topic == LoadRow.topic, DecisionRow.load == LoadRow.load]
+        same += [DecisionRow.edition == loads.edition, DecisionRow.sha256 == loads.sha256]
+        decisions = select(DecisionRow).join(loads, and_(*same)).where(DecisionRow.topic.in_(some))
+        of_rejected = decisions.where(DecisionRow.kind == ACCEPT_REJECTED)
+        for row in session.scalars(of_rejected.order_by(DecisionRow.time, DecisionRow.id)):
+            accepted[row.topic or ""][row.load, row.edition] = row.reason
         for topic in some:
             found[topic].spans, found[topic].accepted = spans[topic], accepted[topic]
     return found

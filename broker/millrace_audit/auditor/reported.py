@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, names_hash, storable
+from millrace_audit.auditor.decisions import is_accepted, judge_windows_of
 from millrace_audit.auditor.store import HeldOpenRow, ProducerRow
 from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world, window_start
 from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, MOST_WINDOWS, Hello, Report
@@ -42,6 +43,8 @@ class Reported:
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of the announced topics
         self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         """Producer -> known (window, topic) among its rows in `held_open`."""
+        self._accepted: set[int] = set()
+        """Producers that an operator had accepted before the batch."""
         self._open: dict[str, int] = {}
         # True if a hello may have been lost: while windows of that time are kept.
         gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
@@ -55,6 +58,8 @@ class Reported:
         for some in store.slices([row.producer for row in rows if row.announced]):
             links = select(link.topic, link.producer).where(link.producer.in_(some))
             self._links.update((topic, producer) for topic, producer in self._session.execute(links))
+            accepted = select(ProducerRow.producer).where(ProducerRow.producer.in_(some), is_accepted())
+            self._accepted.update(self._session.scalars(accepted))
         for entry in heard:
             self._take(entry)
 
@@ -84,12 +89,13 @@ class Reported:
 
     def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
         if row is not None and row.done:
-            return _ended(row)
+            return "its instance has ended"
         if row is not None and row.seal != hello.seal and not row.missing:
             return "it does not have the instance's seal"
         if row is None:  # even with too many instances: else others could use its names
             row = self._announce(hello, at)
             row.closed_through = hello.closed_through
+        self._judge_again(row)
         row.heard_at = max(row.heard_at, hello.time)
         if not self._may_join(row, hello.topic, at):
             return f"more than {MOST_OPEN} instances are open"
@@ -99,8 +105,13 @@ class Reported:
     def _announce(self, word: Hello | Report, at: int) -> ProducerRow:
         key = CountKey(word.server, word.service, word.instance, 0)
         row = self._producers.get_all(self._place.tier, [key])[key]
-        row.announced, row.hello_at, row.seal = True, at, word.seal
+        row.announced, row.hello_at, row.seal, row.first_at = True, at, word.seal, word.time
         return row
+
+    def _judge_again(self, row: ProducerRow) -> None:
+        """Have windows judged again that are final by an acceptance, which the producer's news may end."""
+        if row.producer in self._accepted:
+            judge_windows_of(self._session, [row])
 
     def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:
         """Return True if the topic may have one more open instance; if not, note a gap from `at` on."""
@@ -113,7 +124,7 @@ class Reported:
                 .select_from(link)
                 .join(ProducerRow, ProducerRow.producer == link.producer)
                 .where(link.topic == topic, ProducerRow.origin == self._place.tier)
-                .where(~ProducerRow.done, ProducerRow.accepted.is_(None))
+                .where(~ProducerRow.done, ~is_accepted())
             )
             self._open[topic] = self._session.scalar(known) or 0
         if self._open[topic] < MOST_OPEN:
@@ -146,17 +157,20 @@ class Reported:
             repeated = report.number == row.next_report - 1 and digest == row.last_report
             return "" if repeated else "another report with its number has come before"
         elif row.done:
-            return _ended(row)
+            return "its instance has ended"
         elif report.number > row.next_report + MOST_MISSING:
             return f"it is more than {MOST_MISSING} reports ahead"
         elif report.number > row.next_report:
+            self._judge_again(row)
             row.missing = row.missing or [[row.next_report, report.number - 1]]
             return ""
         elif seal_of(report.key) != row.seal:
             return "its key does not fit the seal of what was said before"
         if self._held_open(row, report) > MOST_OPEN_WINDOWS:
+            self._judge_again(row)
             row.missing = [[report.number, report.number]]
             return f"more than {MOST_OPEN_WINDOWS} windows of its instance are open"
+        self._judge_again(row)
         row.missing = []  # reports come in order: one ahead was forged
         promised, row.closed_through = row.closed_through, report.closed_through
         row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
@@ -197,7 +211,3 @@ class Reported:
             row.held_open -= connection.execute(delete(HeldOpenRow).where(*here)).rowcount
             self._held[row.producer] = {held for held in known if held[0] >= closed}
         return row.held_open
-
-
-def _ended(row: ProducerRow) -> str:
-    return "an operator has disowned its instance" if row.disowned else "its instance has ended"

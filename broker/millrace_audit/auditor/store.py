@@ -9,14 +9,28 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol, TypeVar
 
-from sqlalchemy import JSON, BigInteger, Engine, Index, Integer, String, Text, insert, select
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    Engine,
+    Index,
+    Integer,
+    String,
+    Text,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
+from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, open_database, reason_of
 from millrace_audit.auditor.migrations import migrate
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
@@ -37,6 +51,8 @@ CountedKey = Annotated[
 LongText = Annotated[str, mapped_column(Text)]
 T = TypeVar("T")
 _IN_ONE_QUERY = 500
+_TAKE_OVER_S = 35.0
+"""Time to wait for the lease of a database whose tables must change: longer than an abandoned lease lasts."""
 ABANDONED_S = 60
 """Time after which PostgreSQL ends a transaction in which nothing happens."""
 
@@ -95,6 +111,8 @@ class ProducerRow(Row):
     announced: Mapped[bool] = mapped_column(default=False, index=True)
     hello_at: Mapped[int] = mapped_column(default=NOTHING)
     """Offset in its cluster's audit topic after its hello."""
+    first_at: Mapped[int] = mapped_column(default=NOTHING)
+    """Time of its first hello or report."""
     heard_at: Mapped[int] = mapped_column(default=NOTHING)
     """Time of its newest hello or report."""
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
@@ -113,10 +131,7 @@ class ProducerRow(Row):
     held_open: Mapped[int] = mapped_column(default=0)
     """Number of windows that it holds open, which are its rows in `held_open`."""
     done: Mapped[bool] = mapped_column(default=False)
-    """True if it has ended and no report is missing, or if it is disowned: no report is awaited."""
-    accepted: Mapped[LongText | None] = mapped_column(default=None)
-    disowned: Mapped[bool] = mapped_column(default=False)
-    """True if an operator has disowned it: its reports do not count, and it is done."""
+    """True if it has ended and no report is missing: no report is awaited."""
     first_window: Mapped[int] = mapped_column(default=FOR_EVER)
     last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
     """Only windows from `first_window` to `last_window` can have its events or reports."""
@@ -405,17 +420,27 @@ class WarehouseStateRow(Row):
     """The first loads whose counted edition differs from the warehouse's."""
 
 
-class AcceptanceRow(Row):
-    """Decision of an operator to give up the messages that an edition of a load set aside."""
+class DecisionRow(Row):
+    """An operator's decision, as in the record `Decision`."""
 
-    __tablename__ = "acceptance"
-    number: Mapped[CountedKey] = mapped_column(init=False)
+    __tablename__ = "decision"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
     time: Mapped[int]
-    topic: Mapped[TopicName] = mapped_column(index=True)
-    load: Mapped[int]
-    edition: Mapped[int]
+    written: Mapped[int]
+    """Time at which its newest record was written; NOTHING if none was."""
+    applied: Mapped[int]
+    """Time at which it was applied, by the auditor's clock."""
     who: Mapped[LongText]
     reason: Mapped[LongText]
+    instance: Mapped[int | None] = mapped_column(index=True)
+    service: Mapped[LongText | None]
+    server: Mapped[LongText | None]
+    before: Mapped[int]
+    topic: Mapped[TopicName | None] = mapped_column(index=True)
+    load: Mapped[int]
+    edition: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
 
 
 class ChangedRow(Row):
@@ -483,6 +508,10 @@ class Holding(Protocol):
         """Release the right within a transaction."""
 
 
+class DatabaseInUse(MillraceError):
+    """The database of an older Millrace is in use, so its tables cannot be changed."""
+
+
 class AuditStore:
     """The database, with the tables of the newest revision. Safe between threads of one process."""
 
@@ -492,8 +521,8 @@ class AuditStore:
         With `lease`, which `renew` takes, every transaction that writes renews it first. Without a lease, no
         other process may use the database.
         """
-        self._engine = open_database(url, _prepare)
         self._lease = lease
+        self._engine = open_database(url, self._prepare)
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -532,6 +561,44 @@ class AuditStore:
                 connection.exec_driver_sql(limit)
             yield session
 
+    def _prepare(self, engine: Engine) -> None:
+        """Bring the tables to the newest revision and give the database its name, one process at a time."""
+        options = {BEGIN: "BEGIN IMMEDIATE"}
+        if engine.dialect.name == "postgresql":  # to see the commits of the process before
+            options["isolation_level"] = "READ COMMITTED"
+        give_up_at = time.monotonic() + _TAKE_OVER_S
+        while True:
+            try:
+                with engine.connect().execution_options(**options) as connection, connection.begin():
+                    if engine.dialect.name == "postgresql":
+                        connection.exec_driver_sql(
+                            "SELECT pg_advisory_xact_lock(hashtext('millrace auditor'))"
+                        )
+                    migrate(connection, Row.metadata, self._take_to_migrate)
+                    if connection.scalar(select(DatabaseRow.name)) is None:
+                        connection.execute(insert(DatabaseRow).values(name=secrets.token_hex(8)))
+                return
+            except DatabaseInUse as error:
+                if time.monotonic() >= give_up_at:
+                    raise MillraceError(str(error)) from None
+                time.sleep(1)  # the lease of a process on another machine expires
+
+    def _take_to_migrate(self, connection: Connection) -> None:
+        """Take the lease of an older database in the transaction that changes its tables.
+
+        Raise DatabaseInUse when another process has it.
+        """
+        if self._lease is None or LeaseRow.__tablename__ not in inspect(connection).get_table_names():
+            return
+        try:
+            with Session(connection) as session, session.begin():
+                self._lease.take(session)
+        except MillraceError as error:
+            raise DatabaseInUse(
+                f"{error}. The tables are of an older Millrace and would change: stop the other process, then"
+                " start this one"
+            ) from error
+
     def close(self) -> None:
         """Release the lease if it is held, and close all connections."""
         try:
@@ -542,16 +609,3 @@ class AuditStore:
             logger.warning("the lease of the database is not given up: %s", reason_of(error))
         finally:
             self._engine.dispose()
-
-
-def _prepare(engine: Engine) -> None:
-    """Bring the tables to the newest revision and give the database its name, one process at a time."""
-    options = {BEGIN: "BEGIN IMMEDIATE"}
-    if engine.dialect.name == "postgresql":  # to see the commits of the process before
-        options["isolation_level"] = "READ COMMITTED"
-    with engine.connect().execution_options(**options) as connection, connection.begin():
-        if engine.dialect.name == "postgresql":
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('millrace auditor'))")
-        migrate(connection, Row.metadata)
-        if connection.scalar(select(DatabaseRow.name)) is None:
-            connection.execute(insert(DatabaseRow).values(name=secrets.token_hex(8)))

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Verdict
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.answers import heartbeats
+from millrace_audit.auditor.decisions import forget_decisions, is_accepted
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
@@ -38,6 +39,7 @@ def tidy(session: Session, options: AuditOptions) -> bool:
     far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # of wrong clocks
     session.execute(delete(WindowRow).where(*far))
     _forget_producers(session, now, kept_from)
+    forget_decisions(session, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - options.keep_ms))
     session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
     _forget_loads(session, kept_from)
@@ -87,7 +89,7 @@ def _forget_producers(session: Session, now: int, kept_from: int) -> None:
     """Delete ended producers that no window refers to, and topics without any reference."""
     table = ProducerRow
     ended = (
-        or_(table.done, table.accepted.is_not(None), ~table.announced),
+        or_(table.done, is_accepted(), ~table.announced),
         or_(table.last_window < kept_from, table.last_window > now + MOST_AHEAD_MS),
         or_(table.heard_at < kept_from, table.heard_at > now + MOST_AHEAD_MS),
     )

@@ -20,6 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Beat, Ends, Progress
+from millrace_audit.auditor.decisions import is_disowned, reason_of
 from millrace_audit.auditor.facts import (
     Debt,
     DebtState,
@@ -372,18 +373,20 @@ def topic_facts(
     for some in store.slices(topics):
         instances: defaultdict[str, list[Instance]] = defaultdict(list)
         starts: defaultdict[str, list[Start]] = defaultdict(list)
-        rows = select(link.topic, ProducerRow).select_from(named).where(link.topic.in_(some))
-        open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
+        rows = select(link.topic, ProducerRow, reason_of()).select_from(named).where(link.topic.in_(some))
+        open_ones = rows.where(~ProducerRow.done, ~is_disowned())
         known: dict[int, tuple[Instance, Start]] = {}
-        for topic, row in session.execute(open_ones):
+        by_number = (ProducerRow.instance, ProducerRow.origin)
+        for topic, row, accepted in session.execute(open_ones.order_by(*by_number)):
             if row.producer not in known:
                 heartbeat = progress.heartbeats.get(row.origin, NOTHING)
-                known[row.producer] = to_instance(row, heartbeat, options), _start(row, progress)
+                instance = to_instance(row, heartbeat, options, accepted)
+                known[row.producer] = instance, _start(row, progress)
             instance, start = known[row.producer]
             instances[topic].append(instance)
             starts[topic].append(start)
         own = select(link.topic).distinct().select_from(named)
-        announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
+        announced = {*session.scalars(own.where(link.topic.in_(some), ~is_disowned()))}
         gaps = gaps_of(session, progress, some)
         rows_told = select(TopicRow.topic, TopicRow.unkeyed_from).where(TopicRow.topic.in_(some))
         loads = load_facts(session, some, {row[0]: row[1] for row in session.execute(rows_told)})
@@ -415,16 +418,19 @@ def listed(session: Session) -> Sequence[str]:
 
 
 def to_instance(
-    row: ProducerRow, heartbeat: int, options: AuditOptions, *, is_of_topic: bool = True
+    row: ProducerRow, heartbeat: int, options: AuditOptions, accepted: str | None, *, is_own: bool = True
 ) -> Instance:
-    """Return a producer as an instance; not announced for a topic that it has not announced."""
+    """Return a producer as an instance, with the reason of an operator's decision about it.
+
+    It is not announced unless `is_own`: for a topic that it has not announced, and if it is disowned.
+    """
     nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
     return Instance(
         instance=row.instance,
         server=row.server,
         service=row.service,
         cluster=row.origin,
-        announced=row.announced and is_of_topic and not row.disowned,
+        announced=row.announced and is_own,
         heard_at=row.heard_at,
         closed_through=row.closed_through,
         missing_reports=row.missing,
@@ -432,5 +438,5 @@ def to_instance(
         idle=nothing_heard
         and row.awaited_from != NOTHING
         and heartbeat - row.awaited_from >= options.hello_patience_ms,
-        accepted=row.accepted,
+        accepted=accepted,
     )

@@ -36,7 +36,7 @@ class Warehouse:
         self, session: Session, place: Place, changes: Changes, strangers: Strangers, producers: Producers
     ) -> None:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
-        self._producers, self._loads = producers, LoadCounts(session, changes, producers)
+        self._producers, self.loads = producers, LoadCounts(session, changes, producers)
 
     def take(self, entry: Heard) -> None:
         record, turn = entry.record, entry.turn
@@ -53,7 +53,7 @@ class Warehouse:
         tier.turn = turn
         serial = self._place.serial(entry.offset)
         if isinstance(record, LoadCount):
-            if (cause := self._loads.take(record, serial)) is not None:
+            if (cause := self.loads.take(record, serial)) is not None:
                 self._strangers.add(entry, "LoadCount", cause)
             windows = [each.window for each in record.rejected]
             windows += [each.window for each in record.unkeyed or ()]
@@ -119,4 +119,4 @@ class Warehouse:
             row.table_gone_since, row.is_table_doubted = FOR_EVER, False
         else:
             row.table_gone_since = min(row.table_gone_since, state.time)
-        self._loads.compare(row)
+        self.loads.compare(row)

@@ -33,7 +33,6 @@ from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
-from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.fingerprints import Fingerprint, fingerprint, fingerprint_of, strong_fingerprint
 from millrace_audit.reports.messages import (
@@ -51,6 +50,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.mirrors import Mirrors, NotInZooKeeper, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
+from millrace_audit.reports.turn_taker import TurnTaker
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 

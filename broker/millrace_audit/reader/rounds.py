@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 
 from millrace.errors import MillraceError
 from millrace_audit.reader.numbers import TierNumbers
-from millrace_audit.reader.turn_taker import Holder, TurnTaker
+from millrace_audit.reports.turn_taker import Holder, TurnTaker
 from millrace_audit.reports.turns import Turn
 
 logger = logging.getLogger("millrace.audit.reader")

@@ -36,6 +36,8 @@ like `audit`."""
 
 OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers after a cluster's own tier, which has the cluster's name."""
+AUDITOR = "auditor"
+"""Seat of the auditor, which signs operators' decisions; it counts no tier."""
 
 _NAMESPACE = "millrace.audit"
 MOST_WINDOWS = 1000
@@ -337,20 +339,52 @@ class WarehouseState:
     """Reason for which the table cannot be counted; empty when it can."""
 
 
+ACCEPT, DISOWN, ACCEPT_REJECTED, REPLACE_LOADS = "accept", "disown", "accept-rejected", "replace-loads"
+"""Kinds of decisions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """An operator's decision about producers or loads.
+
+    `accept` and `disown` concern one instance, or the instances of a service, optionally on one server.
+    """
+
+    time: int
+    written: int
+    """Time at which this record was written. The auditor writes a decision again before it expires."""
+    id: str
+    """Random name: a decision that is written again keeps it, and takes effect once."""
+    kind: str
+    who: str
+    reason: str
+    instance: int | None = None
+    service: str | None = None
+    server: str | None = None
+    before: int = FOR_EVER
+    """Only a service's instances with a last report, or to disown them a first hello, before this time."""
+    topic: str | None = None
+    load: int = 0
+    """Load with the rejected messages; first load to replace."""
+    edition: int = 0
+    sha256: str = ""
+    """Hash of the manifest of the edition with the rejected messages."""
+
+
 def editions_hash(editions: Mapping[int, int]) -> str:
     """Return a hash of `editions`: the newest edition of each load that was read again."""
     lines = "".join(f"{load}.{edition}\n" for load, edition in sorted(editions.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount | Verified | WarehouseState
+AuditRecord = (
+    Hello | Report | Heartbeat | Count | LoadCount | TableCount | Verified | WarehouseState | Decision
+)
 OF_THE_WAREHOUSE = (LoadCount, TableCount, Verified, WarehouseState)
 """Kinds that only the warehouse's reader may write."""
-SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
-"""Kinds that only a reader may write, under a key of its turn."""
-_KINDS: Mapping[str, type[AuditRecord]] = {
-    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
-}
+SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision)
+"""Kinds that only a reader or, for decisions, the auditor may write, under a key of its turn."""
+_KINDS: Mapping[str, type[AuditRecord]] = {f"Audit{kind.__name__}": kind for kind in (Hello, Report, *SIGNED)}
 _NEW_FIELDS = {
     "AuditCount": {"copiedThrough", "strong"},
     "AuditLoadCount": {"hours", "unkeyed", "rejected"},

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from kazoo.exceptions import NoNodeError
 
 from millrace.zookeeper.session import Session
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import AUDITOR, OFFLINE, WAREHOUSE
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
 
 TURN_PREFIX = "turn-"
@@ -42,7 +42,7 @@ class Seat(NamedTuple):
 
         An origin receives its own counts.
         """
-        return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
+        return cls(aggregate if tier in (OFFLINE, WAREHOUSE, AUDITOR) else tier, tier)
 
     @property
     def turns(self) -> str:

@@ -26,7 +26,6 @@ from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace.zookeeper.session import Session
 from millrace_audit.reader.numbers import PREFIX, TierNumbers
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
-from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.messages import (
     WAREHOUSE,
     AuditCodec,
@@ -38,6 +37,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
+from millrace_audit.reports.turn_taker import TurnTaker
 from millrace_audit.reports.turns import Seat, Turn
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit import findings

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor import answers, explaining, ledger
-from millrace_audit.auditor.acceptance import Acceptance, accept
+from millrace_audit.auditor.acceptance import accept
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.options import AuditOptions
@@ -31,6 +31,7 @@ from millrace_audit.reports.messages import (
     OFFLINE,
     AuditRecord,
     Count,
+    Decision,
     ForeignCount,
     Heartbeat,
     Hello,
@@ -63,7 +64,7 @@ SAID, COUNTED, OWN = "audit", "audit-counts", "audit-offline"
 _TAKES: dict[str, tuple[type[AuditRecord], ...]] = {
     SAID: (Hello, Report),
     COUNTED: (Count, Heartbeat),
-    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE),
+    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision),
 }
 
 
@@ -378,11 +379,22 @@ class Story:
                 ledger.apply(session, self.place(key), there[self._applied[key] :], self.options.clock_ms())
             self._applied[key] = len(there)
 
-    def interleaved(self, store: AuditStore, dice: random.Random) -> Story:
-        """The same story in another database, the partitions in another order."""
+    def interleaved(self, store: AuditStore, dice: random.Random, *, from_half: bool = False) -> Story:
+        """The same story in another database, the partitions in another order.
+
+        With `from_half`, a part of each partition is applied and judged before.
+        """
         other = Story(store, self.options)
         other.partitions = self.partitions
         left = {key: 0 for key, there in self.partitions.items() if there}
+        if from_half:
+            left = {key: dice.randrange(len(self.partitions[key])) for key in left}
+            for key, end in left.items():
+                with store.writing() as session:
+                    ledger.apply(
+                        session, other.place(key), self.partitions[key][:end], self.options.clock_ms()
+                    )
+            other.settle()
         while left:
             key = dice.choice(sorted(left))
             there = self.partitions[key]
@@ -402,8 +414,17 @@ class Story:
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:
-            acceptance = Acceptance(**{"reason": "burnt down", "who": "me", **said})
-            return [instance.instance for instance in accept(session, self.options, acceptance)]
+            decision, instances = accept(
+                session, self.options, **{"reason": "burnt down", "who": "me", **said}
+            )
+        if instances:
+            self.decide(decision)
+            self.apply_only()
+        return instances
+
+    def decide(self, decision: Decision) -> None:
+        """Write a decision behind all other records of its partition."""
+        self.say(OWN, OFFLINE, decision, 1)
 
     def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
         with self.store.reading() as session:

@@ -14,7 +14,6 @@ from sqlalchemy import text
 
 from millrace.service.access import AccessList, add_entry
 from millrace.service.admission import check_roles
-from millrace_audit.auditor.acceptance import Acceptance
 from millrace_audit.auditor.access import ROLES, role_of
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -105,9 +104,9 @@ def test_who_accepts_is_who_has_shown_the_token(
 ) -> None:
     said: list[str] = []
 
-    def accept(_session: object, _options: object, acceptance: Acceptance) -> list[Any]:
-        said.append(acceptance.who)
-        return []
+    def accept(*_: object, who: str, **__: object) -> tuple[None, list[int]]:
+        said.append(who)
+        return None, []
 
     monkeypatch.setattr("millrace_audit.auditor.app.accept", accept)
     token = base64.b64encode(f"the-accept:{tokens['accept']}".encode()).decode()

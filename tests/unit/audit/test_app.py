@@ -18,7 +18,7 @@ from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat, RejectedMessages
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision, Heartbeat, RejectedMessages
 from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
 
 SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
@@ -30,6 +30,12 @@ class Worker:
     trouble: str | None = None
     applied_at: int | None = None
     is_standby: bool = False
+    story: Story | None = None
+
+    def decide(self, decision: Decision) -> None:
+        assert self.story is not None
+        self.story.decide(decision)
+        self.story.apply_only()
 
 
 class Client:
@@ -69,7 +75,7 @@ def service(tmp_path: object) -> Iterator[Service]:
     clock = [NOW]
     options = replace(OPTIONS, clock_ms=lambda: clock[0])
     story = Story(store, options)
-    worker = Worker(AuditNumbers(store, options))
+    worker = Worker(AuditNumbers(store, options), story=story)
     yield Service(story, worker, Client(build_app(store, options, worker)))
     store.close()
 

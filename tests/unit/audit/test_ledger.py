@@ -837,7 +837,6 @@ def test_a_disowned_instance_is_nobody_from_then_on(story: Story) -> None:
     story.beats(NOW + 18_000)
     assert story.apply().verdict() == "carried"
     assert story.verdict(topic="Other") == "unknown", "no reader counts it"
-    assert ("Hello", "an operator has disowned its instance") in story.strangers()
 
 
 def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(story: Story) -> None:

@@ -14,7 +14,7 @@ from millrace.errors import MillraceError
 from millrace_audit.reader import rounds
 from millrace_audit.reader.numbers import TierNumbers, serve
 from millrace_audit.reader.rounds import TierReader
-from millrace_audit.reader.turn_taker import Holder
+from millrace_audit.reports.turn_taker import Holder
 from millrace_audit.reports.turns import Turn
 
 

@@ -49,15 +49,17 @@ def unkeyed(story: Story, *, loaded: int, rejected: int = 0, sent: int = 50, **l
 
 def accepted(story: Story, load: int) -> int:
     with story.store.writing() as session:
-        messages = accept_rejected(session, story.options, TOPIC, load, "of a test", "me")
-    story.settle()
+        decision, messages = accept_rejected(session, story.options, TOPIC, load, "of a test", "me")
+    story.decide(decision)
+    story.apply()
     return messages
 
 
 def replaced(story: Story) -> list[int]:
     with story.store.writing() as session:
-        loads = replace_loads(session, story.options, TOPIC, "the disk burnt down", "me")
-    story.settle()
+        decision, loads = replace_loads(session, story.options, TOPIC, "the disk burnt down", "me")
+    story.decide(decision)
+    story.apply()
     return loads
 
 

@@ -7,6 +7,7 @@ empty database, which the audit topics fill again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from alembic import command
@@ -26,10 +27,11 @@ _WITHOUT_REVISION = {"held_open": "0002", "windows": "0001"}
 _EMPTY_ONE = "give --database-url of an empty one, which the audit topics fill again"
 
 
-def migrate(connection: Connection, tables: MetaData) -> None:
+def migrate(connection: Connection, tables: MetaData, before: Callable[[Connection], object]) -> None:
     """Create the tables in an empty database, or upgrade the tables of an older revision to the newest.
 
-    Raise MillraceError if the tables are those of a newer Millrace, or of no revision at all.
+    `before` is called before tables change. Raise MillraceError if the tables are those of a newer Millrace,
+    or of no revision at all.
     """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent))
@@ -56,6 +58,7 @@ def migrate(connection: Connection, tables: MetaData) -> None:
             f" {known[0]}: start the newer one, or {_EMPTY_ONE}"
         )
     if revision != known[0]:
+        before(connection)
         command.upgrade(config, "head")
         logger.info("the auditor's database is changed from revision %s to %s", revision, known[0])
     changes = produce_migrations(context, tables).upgrade_ops

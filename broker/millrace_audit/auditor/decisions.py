@@ -1,0 +1,186 @@
+"""Operators' decisions as conditions that are evaluated when windows are judged, and their records.
+
+No decision changes a producer's row: its place among the records of other partitions does not matter. Only a
+decision to replace loads changes counts, and all counts of loads are in the partition of the decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor import store
+from millrace_audit.auditor.batch import Changes, storable
+from millrace_audit.auditor.load_counts import LoadCounts, judge_again
+from millrace_audit.auditor.store import DecisionRow, HistoryRow, ProducerRow
+from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.messages import (
+    ACCEPT,
+    ACCEPT_REJECTED,
+    DISOWN,
+    FOR_EVER,
+    NOTHING,
+    REPLACE_LOADS,
+    Decision,
+)
+
+WRITE_AGAIN_MS = 24 * 3_600_000
+"""Age of a decision's newest record at which the auditor writes it again, long before it expires."""
+_AT_ONCE = 1000
+"""Most decisions to write at once."""
+
+
+def _concerns() -> ColumnElement[bool]:
+    """Return the condition under which a decision concerns a producer."""
+    decision, producer = DecisionRow, ProducerRow
+    of_service = (decision.service == producer.service) & (
+        decision.server.is_(None) | (decision.server == producer.server)
+    )
+    silent = (decision.kind == ACCEPT) & ~producer.done & (producer.heard_at < decision.before)
+    foreign = (decision.kind == DISOWN) & (producer.first_at < decision.before)
+    return and_(
+        producer.announced,
+        decision.kind.in_((ACCEPT, DISOWN)),
+        or_(decision.instance == producer.instance, of_service & or_(silent, foreign)),
+    )
+
+
+def is_accepted() -> ColumnElement[bool]:
+    """Return the condition under which a producer is accepted or disowned."""
+    return exists().where(_concerns()).correlate(ProducerRow)
+
+
+def is_disowned() -> ColumnElement[bool]:
+    """Return the condition under which a producer's reports do not count."""
+    return exists().where(_concerns(), DecisionRow.kind == DISOWN).correlate(ProducerRow)
+
+
+def reason_of() -> ScalarSelect[str]:
+    """Return the reason of the newest decision about a producer; null without a decision."""
+    newest = (DecisionRow.time.desc(), DecisionRow.id.desc())
+    reasons = select(DecisionRow.reason).where(_concerns()).order_by(*newest).limit(1)
+    return reasons.correlate(ProducerRow).scalar_subquery()
+
+
+def producers_of(session: Session, decision: str) -> list[ProducerRow]:
+    """Return the producers that a decision concerns, given its id."""
+    rows = select(ProducerRow).join(DecisionRow, _concerns()).where(DecisionRow.id == decision)
+    return [*session.scalars(rows.order_by(ProducerRow.instance))]
+
+
+def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_start: bool = False) -> None:
+    """Have windows judged again that producers had not closed, or all of their topics with `from_start`."""
+    first: dict[str, int] = {}
+    link = store.ProducerTopicRow
+    starts = {row.producer: NOTHING if from_start or row.missing else row.closed_through for row in producers}
+    for some in store.slices([*starts]):
+        links = select(link.topic, link.producer).where(link.producer.in_(some))
+        for topic, producer in session.execute(links):
+            first[topic] = min(first.get(topic, FOR_EVER), starts[producer])
+    for topic, closed_through in first.items():
+        judge_again(session, topic, window_start(closed_through) if closed_through > 0 else NOTHING)
+
+
+def due_decisions(session: Session, now: int) -> list[Decision]:
+    """Return the decisions that must be written again. None needs replaced loads again, once they are."""
+    row = DecisionRow
+    due = select(row).where(row.written < now - WRITE_AGAIN_MS, row.kind != REPLACE_LOADS)
+    names = [field.name for field in fields(Decision)]
+    rows = session.scalars(due.order_by(row.time, row.id).limit(_AT_ONCE))
+    return [Decision(**{name: getattr(each, name) for name in names} | {"written": now}) for each in rows]
+
+
+def forget_decisions(session: Session, kept_from: int) -> None:
+    """Delete decisions applied before `kept_from` that concern no kept producer and no kept load."""
+    decision, load = DecisionRow, store.LoadHourRow
+    of_load = (load.topic == decision.topic) & (load.load == decision.load)
+    concerned = exists().where(_concerns()).correlate(decision), exists().where(of_load).correlate(decision)
+    session.execute(delete(decision).where(decision.applied < kept_from, ~or_(*concerned)))
+
+
+class Decisions:
+    """Writer of decisions that a batch holds."""
+
+    def __init__(self, session: Session, changes: Changes, loads: LoadCounts) -> None:
+        self._session, self._changes, self._loads = session, changes, loads
+
+    def take(self, decision: Decision) -> str | None:
+        """Apply a decision once; return the reason for which it has no effect."""
+        row = self._session.get(DecisionRow, storable(decision.id)[:32])
+        if row is not None:
+            row.written = max(row.written, decision.written)
+            return None
+        if decision.kind not in (ACCEPT, DISOWN, ACCEPT_REJECTED, REPLACE_LOADS):
+            return f"a decision of an unknown kind, {storable(decision.kind)[:100]}"
+        row = row_of(decision, self._changes.now_ms)
+        self._session.add(row)
+        self._session.flush()
+        if decision.kind in (ACCEPT, DISOWN):
+            self._of_producers(row)
+        elif decision.kind == ACCEPT_REJECTED:
+            self._of_rejected(row)
+        else:
+            return self._replace(row)
+        return None
+
+    def _of_producers(self, row: DecisionRow) -> None:
+        is_disowning = row.kind == DISOWN
+        producers = producers_of(self._session, row.id)
+        judge_windows_of(self._session, producers, from_start=is_disowning)
+        link, gap = store.ProducerTopicRow, store.UnheardRow
+        numbers: dict[str, int] = {}
+        for some in store.slices([producer.producer for producer in producers]):
+            counts = select(link.topic, func.count()).where(link.producer.in_(some)).group_by(link.topic)
+            for topic, number in self._session.execute(counts):
+                numbers[topic] = numbers.get(topic, 0) + number
+        for topic, number in numbers.items():
+            crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))  # a gap of too many instances
+            heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
+            self._session.execute(crowd.values(to=heard.scalar_subquery()))
+            whom = (
+                f"instance {row.instance}"
+                if row.instance is not None
+                else f"{number} of service {row.service}"
+            )
+            self._note(row, topic, f"{'disowned' if is_disowning else 'accepted'} {whom}")
+
+    def _of_rejected(self, row: DecisionRow) -> None:
+        table, messages = store.RejectedRow, 0
+        here = (table.topic == row.topic, table.load == row.load, table.edition == row.edition)
+        for rejected in self._session.scalars(select(table).where(*here)).all():
+            judge_again(self._session, rejected.topic, rejected.window, rejected.last)
+            messages += rejected.messages
+        self._note(row, row.topic, f"accepted {messages} messages that load {row.load} rejected")
+
+    def _replace(self, row: DecisionRow) -> str | None:
+        """Take the counts of lost loads out, and count their replacements."""
+        topic = row.topic or ""
+        state = self._session.get(store.WarehouseStateRow, topic)
+        if state is None or state.lost_from == FOR_EVER or state.lost_from < row.load:
+            return f"no load of topic {topic} is lost from load {row.load} on"
+        first, table, parts = state.lost_from, store.LoadRow, store.LoadPartRow
+        lost = select(func.sum(table.counted)).where(table.topic == topic, table.load >= first)
+        kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
+        if self._session.scalar(kept) != self._session.scalar(lost):
+            return f"what load {first} of topic {topic} held is no longer kept"
+        self._loads.lose_from(state, FOR_EVER)
+        replaced = self._loads.take_out(topic, first)
+        for record, serial in self._loads.waiting(topic):
+            self._loads.take(record, serial)
+        self._note(row, topic, f"replaced {len(replaced)} lost loads from load {first} on")
+        return None
+
+    def _note(self, row: DecisionRow, topic: str | None, what: str) -> None:
+        what = f"{what}: {row.reason}"
+        self._session.add(HistoryRow(time=row.time, topic=topic, window=None, who=row.who, what=what))
+
+
+def row_of(decision: Decision, now: int) -> DecisionRow:
+    """Return a decision as a row that is applied now."""
+    values: dict[str, Any] = asdict(decision)
+    values |= {name: storable(value) for name, value in values.items() if isinstance(value, str)}
+    values |= {"id": values["id"][:32], "sha256": values["sha256"][:64]}
+    return DecisionRow(**values, applied=now)

@@ -1,0 +1,88 @@
+"""Operators' decisions are records of the audit topic: a new database of the auditor knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from millrace.config import OFFLINE_AUDIT_TOPIC
+from millrace_audit.reports.messages import ACCEPT, AUDIT_TOPIC, AuditCodec, Decision, Hello, now_ms
+from millrace_audit.reports.publish import AuditPublisher
+from millrace_audit.reports.seals import new_key, seal_of, sign
+from millrace_registry.client import SchemaRegistryClient
+from tests.brokers import TestCluster
+from tests.support import WAIT_S, Process, wait_until
+
+TOPIC = "PageView"
+
+
+class Auditor:
+    """An auditor process whose database is a file."""
+
+    def __init__(self, start: Callable[..., Process], database: Path, options: list[str]) -> None:
+        self.database = database
+        address = ("--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{database}", "--origins", "dc1")
+        self.process = start("auditor", *address, *options)
+        self.url = f"http://{self.process.ready()}"
+
+    def accepted(self) -> dict[int, str | None]:
+        """Instance -> the reason for which an operator accepted it."""
+        topics = httpx.get(f"{self.url}/v1/topics", timeout=WAIT_S).json()
+        return {one["instance"]: one["accepted"] for topic in topics for one in topic["instances"]}
+
+    def accept(self, instance: int) -> httpx.Response:
+        said = {"reason": "its rack is gone", "who": "me@host"}
+        return httpx.post(f"{self.url}/v1/instances/{instance}/accept", json=said, timeout=WAIT_S)
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.url}/v1/{path}", timeout=WAIT_S).json()
+
+
+def test_a_new_database_knows_an_acceptance_and_who_only_may_produce_can_forge_none(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    cluster = TestCluster(start, "decisions", tmp_path, zookeeper).start_brokers(1)
+    with cluster.client() as brokers:
+        for topic in (AUDIT_TOPIC, "audit-counts", OFFLINE_AUDIT_TOPIC):
+            brokers.create_topic(topic, 1)
+    registry = start("registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/r.db")
+    schemas = f"http://{registry.ready()}"
+    options = ["--bootstrap", cluster.bootstrap, "--registry", schemas, "--zookeeper", zookeeper]
+    auditor = Auditor(start, tmp_path / "first.db", options)
+    common: dict[str, Any] = {"time": now_ms(), "cluster": "offline", "server": "web", "service": "shop"}
+    by_producer = Decision(time=1, written=1, id="x", kind=ACCEPT, who="you", reason="forged", instance=2)
+    with closing(SchemaRegistryClient(schemas)) as client:
+        codec = AuditCodec(client)
+        hellos = [
+            codec.encode(Hello(**common, instance=instance, topic=TOPIC, seal=seal_of(new_key())))
+            for instance in (1, 2)
+        ]
+        forged = codec.encode(by_producer)
+    with AuditPublisher(cluster.bootstrap, AUDIT_TOPIC) as publisher:
+        publisher.publish(hellos)
+    with AuditPublisher(cluster.bootstrap, OFFLINE_AUDIT_TOPIC) as publisher:
+        publisher.publish([forged, forged], keys=[b"", sign(0, b"guessed", forged)])
+
+    wait_until("both are known", lambda: auditor.accepted() == {1: None, 2: None})
+    assert auditor.accept(1).json() == {"instance": 1, "accepted": "its rack is gone"}
+    assert auditor.accepted() == {1: "its rack is gone", 2: None}, "at once"
+    (entry,) = auditor.get(f"topics/{TOPIC}/history?from=2026-01-01&to=2026-01-02")
+    wait_until(
+        "the forged ones are rejected", lambda: any(row["count"] == 2 for row in auditor.get("strangers"))
+    )
+
+    assert auditor.process.stop() == 0
+    auditor.database.unlink()
+    again = Auditor(start, tmp_path / "second.db", options)
+    wait_until("it is known again", lambda: again.accepted() == {1: "its rack is gone", 2: None})
+    assert again.get(f"topics/{TOPIC}/history?from=2026-01-01&to=2026-01-02") == [entry]
+
+    cluster.brokers[1].kill()
+    refused = again.accept(2)
+    assert refused.status_code == 503
+    assert "the decision is not written and has no effect:" in refused.json()["error"]
+    assert again.accepted()[2] is None

@@ -1,0 +1,295 @@
+"""Operators' decisions as records: evaluated when windows are judged, whatever the order of partitions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from millrace.service.database import open_database
+from millrace_audit.auditor import ledger
+from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions
+from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld
+from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, Row
+from millrace_audit.auditor.tidying import tidy
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import (
+    ACCEPT,
+    ACCEPT_REJECTED,
+    DISOWN,
+    FOR_EVER,
+    OFFLINE,
+    REPLACE_LOADS,
+    Decision,
+    ForeignCount,
+    LoadNumber,
+    RejectedMessages,
+    UnkeyedRows,
+)
+from tests.support import ROUNDS, Clock
+from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
+from tests.unit.audit.test_ledger import everything, troubled
+
+LATER = W + 2 * WINDOW_MS
+NOBODY = SequenceCounts()
+Stores = Callable[[str], AuditStore]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def story(request: pytest.FixtureRequest, stores: Stores) -> Story:
+    sqlite = request.param == "sqlite"
+    return Story(stores("sqlite://" if sqlite else request.getfixturevalue("postgres_url")))
+
+
+@pytest.fixture
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database that two processes can open."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/audit.db"
+    url: str = request.getfixturevalue("postgres_url")
+    open_database(url, Row.metadata.drop_all).dispose()
+    return url
+
+
+def decision(kind: str, number: int, **of: Any) -> Decision:
+    common: dict[str, Any] = {"who": "me", "reason": f"reason {number}", "written": NOW}
+    return Decision(time=W + number, id=f"{number:032}", kind=kind, **common, **of)
+
+
+def decided(story: Story) -> None:
+    """Records in which every kind of decision matters, each after what it was decided about."""
+    troubled(story)
+    story.decide(decision(ACCEPT, 1, instance=4))
+    story.decide(decision(ACCEPT, 2, service="shop", server="web-30", before=LATER))
+    for instance in (60, 61):
+        story.hello(instance)
+        story.report(0, (0, 4), instance=instance, closed=W, time=W)
+        story.carry(found((0, 9), instance=instance))
+    story.beats(NOW + 36_000)
+    story.decide(decision(ACCEPT, 3, service="shop", server="web-60", before=LATER))
+    story.decide(decision(ACCEPT, 4, service="shop", server="web-61", before=LATER))
+    story.decide(decision(ACCEPT, 5, instance=61))
+    story.report(1, (5, 9), instance=60, closed=W + WINDOW_MS, time=LATER)
+    story.hello(66)
+    story.report(0, (0, 99), instance=66, closed=W)
+    story.decide(decision(DISOWN, 6, service="shop", server="web-66", before=LATER))
+    story.report(1, (100, 199), instance=66, closed=W + WINDOW_MS, time=LATER)
+    rejected = [RejectedMessages(W, W, 3, 0, "no value")]
+    for sha256 in ("first", "second"):
+        number = LoadNumber(story.loads + (sha256 == "first"), sha256=sha256)
+        story.load(NOBODY, source=number, rejected=rejected)
+        story.loads = number.load
+        of = {"topic": TOPIC, "load": number.load}
+        if sha256 == "first":
+            story.decide(decision(ACCEPT_REJECTED, 7, edition=1, sha256=sha256, **of))
+        else:
+            story.decide(decision(REPLACE_LOADS, 8, **of))
+    story.decide(decision(ACCEPT, 9, service="shop", server="web-66"))
+    story.beats(NOW + 42_000)
+
+
+def resumed(story: Story) -> None:
+    """Windows that are final by an acceptance, until the instance reports again, and ends."""
+    story.whole()
+    for instance in (2, 3, 4):
+        story.hello(instance, time=W)
+        story.report(0, (0, 4), instance=instance, closed=W)
+        story.carry(found((0, 9), instance=instance))
+    story.beats(NOW + 6000)
+    story.decide(decision(ACCEPT, 1, service="shop", before=LATER))
+    story.decide(decision(ACCEPT, 2, instance=4))
+    story.beats(NOW + 12_000)
+    story.report(1, instance=2, closed=W + WINDOW_MS, time=LATER)
+    story.report(1, (5, 9), instance=4, closed=W + WINDOW_MS, time=LATER)
+    story.beats(NOW + 18_000)
+    story.report(2, instance=2, closed=FOR_EVER, time=LATER)
+    story.decide(decision(ACCEPT, 3, service="shop", server="web-3", before=LATER))
+    story.beats(NOW + 24_000)
+    story.decide(decision(DISOWN, 4, service="shop", server="web-4", before=W))
+    story.beats(NOW + 30_000)
+
+
+@pytest.fixture(scope="module", params=[decided, resumed])
+def told(request: pytest.FixtureRequest) -> Iterator[Story]:
+    """A story, applied a partition after the other."""
+    story = Story(AuditStore("sqlite://"))
+    request.param(story)
+    yield story.apply()
+    story.store.close()
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("begun", ["empty", "half"])
+def test_decisions_take_effect_alike_in_any_order_of_the_partitions(
+    told: Story, story: Story, seed: int, begun: str
+) -> None:
+    dice = random.Random(seed)
+    assert everything(told.interleaved(story.store, dice, from_half=begun == "half")) == everything(told)
+
+
+class Process:
+    """One of two auditors on a database: it applies records from the positions that the database has."""
+
+    def __init__(self, url: str, host: str, clock: Clock, story: Story) -> None:
+        lease = Lease(clock)
+        lease._host = host
+        self._store, self._story = AuditStore(url, lease), story
+
+    def step(self, dice: random.Random) -> bool:
+        """Apply some records of a partition, and perhaps judge; return True when all records are applied."""
+        self._store.renew()
+        left = {key: at for key in self._story.partitions if (at := self._left(key))}
+        if left:
+            key = dice.choice(sorted(left))
+            some = left[key][: dice.randint(1, 5)]
+            with self._store.writing() as session:
+                place = self._story.place(key)
+                ledger.apply(session, place, some, NOW)
+                row = session.get(AuditPosition, (self._name(key), 0)) or AuditPosition(
+                    topic_id=self._name(key), partition=0
+                )
+                session.add(row)
+                row.next_offset = some[-1].offset + 1
+        if not left or dice.random() < 0.2:
+            Judging(self._store, OPTIONS).turn(60)
+        return not left
+
+    def _left(self, key: tuple[str, str]) -> list[Any]:
+        with self._store.reading() as session:
+            row = session.get(AuditPosition, (self._name(key), 0))
+        return [
+            heard for heard in self._story.partitions[key] if row is None or heard.offset >= row.next_offset
+        ]
+
+    def _name(self, key: tuple[str, str]) -> str:
+        return "/".join(key)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
+def test_two_auditors_that_lose_the_lease_at_random_come_to_the_same_answer(
+    told: Story, empty_url: str, seed: int
+) -> None:
+    dice, clock, switches = random.Random(seed), Clock(), 0
+    one, other = (Process(empty_url, host, clock, told) for host in ("a", "b"))
+    is_done = False
+    while not is_done:
+        is_done = one.step(dice)
+        if dice.random() < 0.1:
+            with pytest.raises(LeaseHeld):
+                other.step(dice)
+            clock.now += LEASE_S
+            other.step(dice)
+            with pytest.raises(LeaseHeld):
+                one.step(dice)
+            one, other = other, one
+            switches += 1
+    assert switches
+    one.close()
+    other.close()
+    store = AuditStore(empty_url)
+    assert everything(Story(store)) == everything(told)
+    store.close()
+
+
+def test_an_instance_accepted_by_its_service_is_awaited_again_once_it_reports_later(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, closed=W)
+    story.carry(found((0, 4), instance=2))
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "unknown"
+    assert story.accept(service="shop", before=LATER) == [2]
+    story.settle()
+    assert story.verdict() == "complete"
+    story.report(1, instance=2, closed=W, time=LATER)
+    assert story.apply().verdict() in ("unknown", "pending"), "it is there, and may have more to report"
+    story.report(2, instance=2, closed=FOR_EVER, time=LATER)
+    story.beats(NOW + 12_000)
+    assert story.apply().verdict() == "complete"
+    assert not any("accepted" in reason for reason in story.window()["reasons"])
+
+
+def test_the_reports_of_a_disowned_instance_are_kept_and_not_used(story: Story) -> None:
+    story.whole()
+    story.hello(6)
+    story.report(0, (0, 4), instance=6, closed=W)
+    story.apply()
+    assert story.accept(service="shop", server="web-6", disown=True) == [6]
+    story.report(1, (5, 9), instance=6, closed=W + WINDOW_MS, time=LATER)
+    story.beats(NOW + 6000)
+    assert (story.apply().verdict(), story.strangers()) == ("complete", [])
+
+
+def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in_its_place(
+    story: Story,
+) -> None:
+    story.whole()
+    story.count("dc1", NOBODY, foreign=[ForeignCount(W, 5, 7)])
+    story.count("offline", NOBODY, foreign=[ForeignCount(W, 5, 7)])
+    rejected, rows = [RejectedMessages(W, W, 3, 0, "no value")], [UnkeyedRows(W, 2)]
+    story.load(NOBODY, source=LoadNumber(2, sha256="first"), rejected=rejected, unkeyed=rows)
+    story.beats(NOW + 6000)
+    given_up = decision(ACCEPT_REJECTED, 1, topic=TOPIC, load=2, edition=1, sha256="first")
+    story.decide(given_up)
+    assert story.apply().verdict() == "carried"
+    story.load(NOBODY, source=LoadNumber(2, sha256="second"), rejected=rejected, unkeyed=rows)
+    assert story.apply().verdict() == "incomplete", "load 2 is another one"
+    story.decide(decision(REPLACE_LOADS, 2, topic=TOPIC, load=2))
+    story.decide(replace(given_up, written=NOW + 1))
+    assert story.apply().verdict() == "incomplete", "its rejected messages are nobody's decision yet"
+
+
+def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: Story) -> None:
+    story.whole()
+    story.decide(decision(REPLACE_LOADS, 1, topic=TOPIC, load=1))
+    assert story.apply().verdict() == "complete"
+    assert story.strangers() == [("Decision", "no load of topic PageView is lost from load 1 on")]
+
+
+def test_a_decision_that_the_auditor_has_not_signed_has_no_effect(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, instance=2, closed=W)
+    story.say(OWN, OFFLINE, decision(ACCEPT, 1, instance=2), None)
+    assert story.apply().verdict() == "unknown"
+    assert [kind for kind, _ in story.strangers()] == ["Decision"]
+
+
+def test_a_decision_is_written_again_each_day_and_takes_effect_once(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.apply()
+    story.accept(instance=2)
+    with story.store.reading() as session:
+        assert due_decisions(session, NOW + WRITE_AGAIN_MS) == []
+        (again,) = due_decisions(session, NOW + WRITE_AGAIN_MS + 1)
+    assert (again.kind, again.instance, again.written) == (ACCEPT, 2, NOW + WRITE_AGAIN_MS + 1)
+    story.decide(again)
+    story.apply()
+    with story.store.reading() as session:
+        assert due_decisions(session, again.written + WRITE_AGAIN_MS) == []
+        assert len(session.scalars(select(DecisionRow)).all()) == 1
+
+
+def test_a_decision_expires_with_the_producers_and_loads_that_it_concerns(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.apply()
+    story.accept(instance=2)
+    story.decide(decision(ACCEPT, 1, instance=99))
+    story.apply()
+    long_ago = NOW - 2 * OPTIONS.keep_ms
+    with story.store.writing() as session:
+        session.execute(update(DecisionRow).values(applied=long_ago))
+        tidy(session, OPTIONS)
+        assert [row.instance for row in session.scalars(select(DecisionRow))] == [2]
