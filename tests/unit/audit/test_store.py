@@ -81,6 +81,8 @@ REVISION_1_LACKS = (
     "TABLE acceptance",
     "TABLE changed",
     "TABLE database",
+    "TABLE incident_windows",
+    "TABLE incidents",
     "COLUMN audit_positions epoch",
     "COLUMN audit_positions shift",
     "COLUMN coverage unplaced",
