@@ -23,7 +23,6 @@ from millrace_audit.auditor.store import IncidentRow, IncidentWindowRow, WindowR
 from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS
 
 RULE_BY_NAME = {rule.name: rule for rule in RULES}
-RUNBOOKS = "docs/runbooks.md#"
 MOST_NAMES = 20
 """Most topics, services and servers that an incident keeps the names of."""
 _WORST_FIRST = tuple(Verdict)
@@ -64,6 +63,10 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
         for key, windows in causes.items()
         for window, some in windows.items()
     }
+    for row in rows.values():
+        is_wider = any(number == row.number for number, _ in after.keys() - before.keys())
+        if row.verdict == Verdict.INCOMPLETE and is_wider:  # who acknowledged it has not seen these windows
+            row.acknowledged_by = row.note = ""
     gone: defaultdict[int, list[int]] = defaultdict(list)
     for (incident, window), texts in before.items():
         if after.get((incident, window)) != texts:
@@ -222,7 +225,7 @@ def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options
         servers=row.servers,
         owner=", ".join(sorted({*filter(None, map(options.owner_of, topics))})),
         command=row.command,
-        runbook="" if rule is None or not rule.runbook else RUNBOOKS + rule.runbook.lower(),
+        runbook=f"{options.runbooks}#{rule.runbook.lower()}" if rule is not None and rule.runbook else "",
         acknowledged_by=row.acknowledged_by,
         note=row.note,
     )
@@ -246,6 +249,8 @@ def keys_of_windows(session: Session, topic: str, first: int, last: int) -> dict
     return found
 
 
-def by_owner(incidents: Iterable[Incident]) -> Counter[tuple[str, str, str]]:
-    """Count incidents by rule, verdict and owner."""
-    return Counter((one.rule, one.verdict, one.owner) for one in incidents)
+def by_labels(incidents: Iterable[Incident]) -> Counter[tuple[str, str, str, str]]:
+    """Count incidents by rule, verdict, owner, and whether an operator has acknowledged them."""
+    return Counter(
+        (one.rule, one.verdict, one.owner, "yes" if one.acknowledged_by else "no") for one in incidents
+    )

@@ -87,7 +87,7 @@ class AuditNumbers(Collector):
             "millrace_audit_behind_seconds", "How long ago a tier was last counted", labels=["tier"]
         )
         causes = GaugeMetricFamily(
-            "millrace_audit_incidents", "Open incidents", labels=["rule", "verdict", "owner"]
+            "millrace_audit_incidents", "Open incidents", labels=["rule", "verdict", "owner", "acknowledged"]
         )
         oldest = GaugeMetricFamily(
             "millrace_audit_incident_oldest_seconds", "Age of the oldest open incident", labels=["rule"]
@@ -110,7 +110,7 @@ class AuditNumbers(Collector):
                 behind.add_metric([tier], max(now - heartbeat, 0) / 1000)
             still_open = incidents.find(session, self._options, is_open=True)
             strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
-        for labels, count in incidents.by_owner(still_open).items():
+        for labels, count in incidents.by_labels(still_open).items():
             causes.add_metric(labels, count)
         for rule in sorted({one.rule for one in still_open}):
             of_rule = [one for one in still_open if one.rule == rule]

@@ -143,6 +143,24 @@ def test_an_incident_has_the_text_of_its_newest_window_that_still_has_the_cause(
     assert not keys(story, rule="missing-at-home")
 
 
+def test_an_acknowledged_loss_is_not_acknowledged_any_more_when_it_grows(story: Story) -> None:
+    story.hello()
+    for number in range(2):
+        window = W + number * HOUR_MS
+        story.report(number, (10 * number, 10 * number + 4), window=window, closed=window)
+        story.count("dc1", found((10 * number, 10 * number + 3), window=window))
+        story.beats(NOW + 6000 * number)
+        story.apply()
+        (one,) = open_incidents(story, rule="missing-at-home")
+        assert one.acknowledged_by == ""
+        with story.store.writing() as session:
+            incidents.acknowledge(session, one.key, "anna", "the disk burnt")
+        story.beats(NOW + 6000 * number + 3000)
+        story.apply()
+        (one,) = open_incidents(story, rule="missing-at-home")
+        assert (one.acknowledged_by, len(one.hours[TOPIC])) == ("anna", number + 1)
+
+
 def test_waiting_without_a_command_and_complete_windows_are_no_incidents(story: Story) -> None:
     story.hello(7, time=NOW)
     story.whole()
@@ -261,7 +279,9 @@ def test_an_acknowledgement_names_who_works_on_an_incident(tmp_path: Path) -> No
         assert (after["acknowledged_by"], after["note"]) == ("anna", "the reader gets the topic")
         metrics = httpx.get(f"{url}/metrics").text
         rule = 'rule="topic-not-counted-here"'
-        assert f'millrace_audit_incidents{{owner="",{rule},verdict="unknown"}} 1.0' in metrics
+        assert (
+            f'millrace_audit_incidents{{acknowledged="yes",owner="",{rule},verdict="unknown"}} 1.0' in metrics
+        )
         assert f"millrace_audit_incident_hours{{{rule}}} 1.0" in metrics
         assert f"millrace_audit_incident_oldest_seconds{{{rule}}} 0.0" in metrics
     story.store.close()
