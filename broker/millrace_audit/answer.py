@@ -106,7 +106,7 @@ class Window:
     rejected: int = 0
     """Messages that loads set aside because they could not decode them."""
     incidents: Sequence[str] = ()
-    """Keys of the incidents with the window."""
+    """Keys of the incidents with the window, the worst first."""
 
 
 def _hours_to_json(hours: Mapping[str, Sequence[datetime]]) -> dict[str, list[str]]:
@@ -374,8 +374,12 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
         carried=sum(window.carried for window in windows),
         foreign=foreign,
         rejected=sum(window.rejected for window in windows),
-        incidents=[*dict.fromkeys(chain.from_iterable(window.incidents for window in windows))],
+        incidents=[*dict.fromkeys(chain.from_iterable(window.incidents for window in _worst_first(windows)))],
     )
+
+
+def _worst_first(windows: Iterable[Window]) -> list[Window]:
+    return sorted(windows, key=lambda window: _WORST_FIRST.index(Verdict(window.verdict)))
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:

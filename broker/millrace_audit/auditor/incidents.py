@@ -240,11 +240,13 @@ def acknowledge(session: Session, key: str, who: str, text: str) -> None:
 
 
 def keys_of_windows(session: Session, topic: str, first: int, last: int) -> dict[datetime, list[str]]:
-    """Return window -> keys of its incidents, for the windows of a topic from `first` to `last`."""
+    """Return the keys of the incidents of each window from `first` to `last`, the worst first."""
     table, found = IncidentWindowRow, defaultdict[datetime, list[str]](list)
-    columns = select(table.window, IncidentRow.key).join(IncidentRow, IncidentRow.number == table.incident)
+    columns = select(table.window, IncidentRow.key, IncidentRow.verdict)
+    columns = columns.join(IncidentRow, IncidentRow.number == table.incident).order_by(IncidentRow.key)
     here = (table.topic == topic, table.window.between(first, last))
-    for window, key in session.execute(columns.where(*here).order_by(IncidentRow.key)):
+    rows = session.execute(columns.where(*here)).all()
+    for window, key, _ in sorted(rows, key=lambda row: _WORST_FIRST.index(Verdict(row.verdict))):
         found[utc(window)].append(key)
     return found
 
