@@ -128,12 +128,10 @@ def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
     for hours in [*groups.values()][:SHOWN]:
         first, last, number = hours[0], hours[-1]["hour"], len(hours)
         when = first["hour"] if number == 1 else f"{number:,} hours from {first['hour']} to {last}"
-        rejected = sum(hour["rejected"] for hour in hours)
-        rows = f"{sum(hour['rows'] for hour in hours):,} rows" + (
-            f", {rejected:,} rejected" if rejected else ""
-        )
+        rows, rejected = (sum(hour[name] for hour in hours) for name in ("rows", "rejected"))
+        what = f"{rows:,} rows" + (f", {rejected:,} rejected" if rejected else "")
         incident = f" [{first['incident']}]" if first["incident"] else ""
-        say(f"waits: {topic} {when}: {rows}, {_why(first['verdict'])}{incident}", err=True)
+        say(f"waits: {topic} {when}: {what}, {_why(first['verdict'])}{incident}", err=True)
     if rest := sum(map(len, [*groups.values()][SHOWN:])):
         say(f"waits: {topic}: and {rest:,} more hours", err=True)
 
