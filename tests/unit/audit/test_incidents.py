@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sqlite3
 import threading
@@ -159,6 +160,18 @@ def test_an_acknowledged_loss_is_not_acknowledged_any_more_when_it_grows(story: 
         story.apply()
         (one,) = open_incidents(story, rule="missing-at-home")
         assert (one.acknowledged_by, len(one.hours[TOPIC])) == ("anna", number + 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_the_records_leads_to_the_same_incidents(story: Story, seed: int) -> None:
+    silent(story, 8)
+    story.report(1, (20, 24), instance=9, window=W + HOUR_MS)
+    story.beats()
+    story.apply()
+    other = AuditStore("sqlite://")
+    again = story.interleaved(other, random.Random(seed))
+    assert open_incidents(again) == open_incidents(story)
+    other.close()
 
 
 def test_waiting_without_a_command_and_complete_windows_are_no_incidents(story: Story) -> None:
