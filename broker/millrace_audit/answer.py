@@ -105,6 +105,63 @@ class Window:
     """Unreported messages without an audit header, at each tier."""
     rejected: int = 0
     """Messages that loads set aside because they could not decode them."""
+    incidents: Sequence[str] = ()
+    """Keys of the incidents with the window, the worst first."""
+
+
+def _hours_to_json(hours: Mapping[str, Sequence[datetime]]) -> dict[str, list[str]]:
+    return {topic: [*map(_text, some)] for topic, some in hours.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Windows that are not proven for one cause: a rule, and the thing that the rule found."""
+
+    key: str
+    rule: str
+    verdict: str
+    what: str
+    """Condition of the rule."""
+    title: str
+    """Reason of the newest affected window."""
+    first_seen: datetime
+    last_seen: datetime
+    """Time of the answer for an open incident."""
+    resolved: datetime | None
+    """Time at which the last window lost the cause; None for an open incident."""
+    duration_s: float
+    topics: Sequence[str]
+    first_hour: datetime
+    last_hour: datetime
+    hours: Mapping[str, Sequence[datetime]] = field(metadata={"write": _hours_to_json})
+    """Topic -> affected hours; empty once resolved."""
+    services: Sequence[str]
+    servers: Sequence[str]
+    owner: str
+    """Owners of the topics in the auditor's file of topics, separated by commas; empty for none."""
+    command: str
+    """Next command for the operator; empty if there is none."""
+    runbook: str
+    """Section of the documentation; empty for none."""
+    acknowledged_by: str
+    note: str
+
+    @property
+    def extent(self) -> str:
+        """The affected hours in words."""
+        hours = sum(map(len, self.hours.values()))
+        topics = self.topics[0] if len(self.topics) == 1 else f"{len(self.topics)} topics"
+        if self.resolved is not None:
+            return f"resolved; {topics}"
+        return f"{hours} {'hour' if hours == 1 else 'hours'} of {topics}"
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Incident:
+        """Read the output of `to_json`. Raise KeyError, TypeError or ValueError when it is something else."""
+        times = {name: _time(value[name]) for name in ("first_seen", "last_seen", "resolved")}
+        times |= {name: _time(value[name]) for name in ("first_hour", "last_hour")}
+        hours = {topic: [*map(datetime.fromisoformat, some)] for topic, some in value["hours"].items()}
+        return cls(**{**value, **times, "hours": hours})
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +374,12 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
         carried=sum(window.carried for window in windows),
         foreign=foreign,
         rejected=sum(window.rejected for window in windows),
+        incidents=[*dict.fromkeys(chain.from_iterable(window.incidents for window in _worst_first(windows)))],
     )
+
+
+def _worst_first(windows: Iterable[Window]) -> list[Window]:
+    return sorted(windows, key=lambda window: _WORST_FIRST.index(Verdict(window.verdict)))
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:

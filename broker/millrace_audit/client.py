@@ -16,7 +16,7 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_audit.answer import Bad, Changes, Completeness, window_from_json
+from millrace_audit.answer import Bad, Changes, Completeness, Incident, window_from_json
 
 TIMEOUT_S = 30.0
 T = TypeVar("T")
@@ -70,6 +70,14 @@ def facts(url: str, topic: str, window: datetime, limit: int) -> dict[str, Any]:
     query = {"topic": topic, "window": _iso(window), "limit": limit}
     found: dict[str, Any] = _ask("GET", f"{url.rstrip('/')}/v1/facts", params=query)
     return found
+
+
+def incidents(url: str, *, key: str | None = None, topic: str | None = None) -> list[Incident]:
+    """Return the open incidents, of one topic or of all, the worst first; or the incident with a key."""
+    params = {"open": "true"} if key is None else {"key": key}
+    params |= {} if topic is None else {"topic": topic}
+    found = _ask("GET", f"{url.rstrip('/')}/v1/incidents", params=params)
+    return _read(lambda answer: [*map(Incident.from_json, answer)], found, url)
 
 
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from rich.table import Table
 
 from millrace.printing import say, show, text
-from millrace_audit.answer import Bad, Completeness, Window, by_hour, tiers_of
+from millrace_audit.answer import Bad, Completeness, Incident, Window, by_hour, tiers_of
 from millrace_audit.reports.ranges import in_words
 
 STYLES = {
@@ -97,6 +97,37 @@ def print_bad(windows: Sequence[Bad], limit: int) -> None:
         say("every window that is over is complete")
     elif len(windows) == limit:
         say(f"the first {limit}: --limit shows more")
+
+
+def print_incidents(incidents: Sequence[Incident]) -> None:
+    """Print a line for each incident, then its command on a line of its own, which can be copied."""
+    for one in incidents:
+        owner = f", owner {one.owner}" if one.owner else ""
+        taken = f", acknowledged by {one.acknowledged_by}" if one.acknowledged_by else ""
+        since = f"{one.extent}, since {_minute(one.first_seen)}{owner}{taken}"
+        show(text(styled(one.verdict), f" {one.title} ({since}) [{one.key}]"))
+        if one.command:
+            say(f"    {one.command}")
+    if not incidents:
+        say("no incidents: nothing is known that keeps an hour from being complete")
+
+
+def print_incident(one: Incident) -> None:
+    """Print everything that is known of an incident, and a line for each of its hours."""
+    print_incidents([one])
+    say(f"rule {one.rule}: {one.what}")
+    for name, value in (
+        ("services", ", ".join(one.services)),
+        ("servers", ", ".join(one.servers)),
+        ("runbook", one.runbook),
+        ("note", one.note),
+        ("resolved", "" if one.resolved is None else _minute(one.resolved)),
+    ):
+        if value:
+            say(f"{name}: {value}")
+    for topic, hours in one.hours.items():
+        for hour in hours:
+            say(f"{topic} {hour:%Y-%m-%d %H}")
 
 
 def styled(verdict: str) -> tuple[str, str]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from millrace.errors import MillraceError
 from millrace.escaping import escaped
 from millrace_audit.answer import Completeness, Finding, Window
-from millrace_audit.client import completeness
+from millrace_audit.client import completeness, incidents
 
 DUPLICATE = "duplicate"
 SHOWN = 5
@@ -47,7 +47,26 @@ def ask(
         answer = completeness(auditor, topic, start, end)
     except MillraceError as error:
         return Decision(Step.TIME_IS_UP if now >= until else Step.WAIT, escaped(str(error)))
-    return judge(answer, now=now, until=until, unknown_until=unknown_until)
+    decision = judge(answer, now=now, until=until, unknown_until=unknown_until)
+    if decision.step is Step.GO_ON:
+        return decision
+    return replace(decision, reason=f"{decision.reason}{_worst_incident(auditor, answer)}")
+
+
+def _worst_incident(auditor: str, answer: Completeness) -> str:
+    """Return the worst incident of the answer's windows, with its next command, or an empty text."""
+    keys = {key for window in answer.windows for key in window.incidents}
+    if not keys:
+        return ""
+    try:
+        found = [one for one in incidents(auditor, topic=answer.topic) if one.key in keys]
+    except MillraceError as error:
+        return escaped(f"; its incidents are not known: {error}")
+    if not found:  # resolved since
+        return ""
+    one = found[0]
+    command = f": {one.command}" if one.command else ""
+    return escaped(f"; worst incident: {one.title} ({one.extent}) [{one.key}]{command}")
 
 
 def judge(

@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def tell(story: Story) -> None:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     store = AuditStore(f"sqlite:///{tmp_path_factory.mktemp('console')}/audit.db")
-    story = Story(store, OPTIONS)
+    story = Story(store, replace(OPTIONS, runbooks="https://wiki/runbooks"))
     tell(story)
     yield story
     store.close()
@@ -143,6 +143,39 @@ def test_somebody_finds_a_loss_by_clicking_on_its_hour(laptop: Looked) -> None:
     detail.locator("text=Close").click()
     assert page.locator("#detail").count() == 0
     assert laptop.errors == []
+
+
+def test_open_incidents_are_at_the_top_each_with_a_command_that_a_button_copies(laptop: Looked) -> None:
+    page = laptop.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    section = page.locator("#incidents")
+    cards = section.locator(".incident")
+    assert section.locator("h2").inner_text() == "1 incident"
+    assert section.bounding_box()["y"] < page.locator(".heat").bounding_box()["y"]  # type: ignore[index]
+    worst = cards.first
+    assert "incomplete" in worst.inner_text()
+    assert "3 missing at offline" in worst.inner_text()
+    assert "2 hours of PageView" in worst.inner_text()
+    link = worst.locator("a", has_text="millraceeventsmissing")
+    assert link.get_attribute("href") == "https://wiki/runbooks#millraceeventsmissing"
+    worst.locator("button").click()
+    worst.locator("button", has_text="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == worst.locator("code").inner_text() == "millrace mirror status CONFIG"
+    assert laptop.errors == []
+
+
+def test_a_phone_shows_each_incident_as_a_card_in_its_width(phone: Looked) -> None:
+    cards = phone.page.locator(".incident")
+    for number in range(cards.count()):
+        box = cards.nth(number).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        button = cards.nth(number).locator("button").bounding_box()
+        assert button is not None
+        assert button["height"] >= 24, "a finger finds it"
+    phone.shot("phone-incidents")
 
 
 def test_a_month_is_a_link_for_each_day_and_a_day_one_for_each_hour(laptop: Looked) -> None:

@@ -11,11 +11,13 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/v1/topics"): "read",
     ("GET", "/v1/bad"): "read",
     ("GET", "/v1/facts"): "read",
+    ("GET", "/v1/incidents"): "read",
     ("GET", "/v1/strangers"): "read",
     ("GET", "/console"): "read",
     ("GET", "/metrics"): "metrics",
     ("POST", "/v1/instances/{instance}/accept"): "accept",
     ("POST", "/v1/accept"): "accept",
+    ("POST", "/v1/incidents/{key:path}/acknowledge"): "accept",
     ("POST", "/v1/topics/{topic}/accept-rejected"): "accept",
     ("POST", "/v1/topics/{topic}/replace-loads"): "accept",
 }

@@ -30,7 +30,7 @@ from millrace_audit.answer import (
     utc,
     window_from_json,
 )
-from millrace_audit.auditor import store
+from millrace_audit.auditor import incidents, store
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.facts import Special, WindowFacts
 from millrace_audit.auditor.judging import window_of
@@ -73,6 +73,8 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
             else _judge(facts.of_window(at, None))
             for at in starts
         ]
+        keys = incidents.keys_of_windows(session, topic, first, last)
+        windows = [replace(w, incidents=keys.get(w.start, ())) for w in windows]
         watermark, held_by = watermark_of(session, facts)
     foreign: Counter[str] = Counter()
     for window in windows:

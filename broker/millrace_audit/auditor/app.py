@@ -6,12 +6,14 @@
     GET  /v1/topics                          watermarks and instances
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
     GET  /v1/facts?topic=NAME&window=ISO&limit=N      what a window's verdict was made from, and each rule
+    GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY   causes of such windows, worst first
     GET  /v1/strangers                       rejected records
     GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
     GET  /console                            the web page
     POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
     POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
+    POST /v1/incidents/{key}/acknowledge     {"who": "...", "note": "..."}, without an effect on verdicts
     POST /v1/topics/{topic}/accept-rejected  {"load": 3, "reason": "...", "who": "..."}
     POST /v1/topics/{topic}/replace-loads    {"reason": "...", "who": "..."}
 
@@ -42,7 +44,7 @@ from millrace.service.bodies import WholeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
-from millrace_audit.auditor import answers, explaining
+from millrace_audit.auditor import answers, explaining, incidents
 from millrace_audit.auditor.acceptance import accept, accept_rejected, first_lost, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
@@ -73,6 +75,13 @@ class DecisionBody(BaseModel):
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
+
+
+class Acknowledgement(BaseModel):
+    """Name of the operator who works on an incident, and a note for others."""
+
+    who: str = Field(default="somebody", max_length=200)
+    note: str = Field(default="", max_length=1000)
 
 
 class LoadDecision(DecisionBody):
@@ -189,6 +198,21 @@ def build_app(
         with store.reading() as session:
             return explaining.explain(session, options, topic, window_start(_ms(window, "window")), limit)
 
+    @app.get("/v1/incidents")
+    def list_incidents(
+        is_open: Annotated[bool | None, Query(alias="open")] = None,
+        topic: str | None = None,
+        rule: str | None = None,
+        owner: str | None = None,
+        key: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """List incidents, the worst first: open ones, resolved ones, or both."""
+        with store.reading() as session:
+            found = incidents.find(
+                session, options, is_open=is_open, topic=topic, rule=rule, owner=owner, key=key
+            )
+            return [to_json(incident) for incident in found]
+
     @app.get("/v1/strangers")
     def strangers() -> list[dict[str, Any]]:
         """List rejected records of the audit topics, with their causes."""
@@ -265,6 +289,14 @@ def build_app(
         before = None if said.before is None else _ms(said.before, "before")
         instances = take(request, said, service=said.service, server=said.server, before=before)
         return {"instances": instances, "accepted": said.reason.strip()}
+
+    @app.post("/v1/incidents/{key:path}/acknowledge")
+    def acknowledge(request: Request, key: str, said: Acknowledgement) -> dict[str, Any]:
+        """Note who works on an incident."""
+        who = who_asks(request) or said.who
+        with store.writing() as session:
+            incidents.acknowledge(session, key, who, said.note.strip())
+        return {"key": key, "acknowledged_by": who}
 
     @app.post("/v1/topics/{topic}/accept-rejected")
     def accept_rejected_messages(request: Request, topic: str, said: LoadDecision) -> dict[str, Any]:

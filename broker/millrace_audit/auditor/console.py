@@ -1,6 +1,6 @@
 """The console: one web page, rendered from the database on every request.
 
-    GET /console?days=2&until=ISO             hours by verdict, topics, mirrors, loads, groups, replicas
+    GET /console?days=2&until=ISO             incidents, hours, topics, mirrors, loads, groups, replicas
     GET /console?...&topic=NAME&at=DATE[THH]  the same, after details of one day or hour of a topic
 
 The page changes nothing, and judges no window itself. The template escapes all texts from producers. Headers
@@ -33,7 +33,7 @@ from millrace.errors import MillraceError
 from millrace.service.pages import HEADERS, templates_in
 from millrace.service.web import ICON
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
-from millrace_audit.auditor import answers
+from millrace_audit.auditor import answers, incidents
 from millrace_audit.auditor.beats import Progress, names_by_number
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -48,6 +48,7 @@ DAY_MS = 24 * HOUR_MS
 DAYS = (2, 7, 30)
 """Numbers of days that a picture may show."""
 MOST_GROUPS = 100
+MOST_INCIDENTS = 20
 MOST_LACKING = 100
 """Most partitions to show that lack a leader or replicas."""
 _LOOKED_AT = 48
@@ -289,6 +290,8 @@ class _Console:
             "scale": self._scale(),
             "rows": [(topic.known, [*self._runs(topic)]) for topic in topics],
             "worst": _worst(topics),
+            "incidents": incidents.find(session, self._options, is_open=True),
+            "most_incidents": MOST_INCIDENTS,
             "by_topic": by_topic,
             "mirrors": _mirrors(partitions),
             "loads": _loads(session),

@@ -19,7 +19,7 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
-from millrace_audit.auditor import reconcile, store
+from millrace_audit.auditor import incidents, reconcile, store
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.decisions import is_disowned, reason_of
 from millrace_audit.auditor.evidence import Evidence, pairs
@@ -152,7 +152,7 @@ class _TopicJudge:
         here = {"topic": topic, "below": min(below, self._facts.now + 1), "most": COMPARED}
         rows = self._session.execute(_OPEN, here).all()
         rest = rows[-1].window if len(rows) == COMPARED else None
-        changes, changed = [], set()
+        changes, changed, causes = [], set(), {}
         for row in rows:
             digest = self._facts.digest(row.window, row.positions)
             if not row.dirty and digest == row.signature:
@@ -171,6 +171,7 @@ class _TopicJudge:
                 "judged": to_json(window),
             }
             changes.append(change)
+            causes[row.window] = judged.causes
             before = row.last_settled if row.verdict == Verdict.PENDING else row.verdict
             if row.last_settled is not None and judged.verdict not in (Verdict.PENDING, before):
                 changed.add(facts.hour)
@@ -183,6 +184,7 @@ class _TopicJudge:
                 break
         if changes:
             self._session.execute(update(WindowRow), changes)
+            incidents.note(self._session, topic, causes, self._facts.now)
         _note_changed(self._session, topic, changed)
         return len(changes), rest
 

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from millrace.service.exposition import EscapingRegistry
 from millrace_audit.answer import Verdict, Window
-from millrace_audit.auditor import answers
+from millrace_audit.auditor import answers, incidents
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
 from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import WINDOW_MS
@@ -86,6 +86,15 @@ class AuditNumbers(Collector):
         behind = GaugeMetricFamily(
             "millrace_audit_behind_seconds", "How long ago a tier was last counted", labels=["tier"]
         )
+        causes = GaugeMetricFamily(
+            "millrace_audit_incidents", "Open incidents", labels=["rule", "verdict", "owner", "acknowledged"]
+        )
+        oldest = GaugeMetricFamily(
+            "millrace_audit_incident_oldest_seconds", "Age of the oldest open incident", labels=["rule"]
+        )
+        hours = GaugeMetricFamily(
+            "millrace_audit_incident_hours", "Hours of topics in open incidents", labels=["rule"]
+        )
         with self._store.reading() as session:
             counts = select(WindowRow.topic, WindowRow.verdict, func.count(), func.min(WindowRow.window))
             for topic, verdict, count, first in session.execute(
@@ -99,8 +108,15 @@ class AuditNumbers(Collector):
                     marks.add_metric([known.topic], max(now / 1000 - known.watermark.timestamp(), 0))
             for tier, heartbeat in answers.heartbeats(session).items():
                 behind.add_metric([tier], max(now - heartbeat, 0) / 1000)
+            still_open = incidents.find(session, self._options, is_open=True)
             strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
-        yield from (windows, pending, marks, behind)
+        for labels, count in incidents.by_labels(still_open).items():
+            causes.add_metric(labels, count)
+        for rule in sorted({one.rule for one in still_open}):
+            of_rule = [one for one in still_open if one.rule == rule]
+            oldest.add_metric([rule], max(one.duration_s for one in of_rule))
+            hours.add_metric([rule], sum(len(some) for one in of_rule for some in one.hours.values()))
+        yield from (windows, pending, marks, behind, causes, oldest, hours)
         yield GaugeMetricFamily(
             "millrace_audit_strangers", "Records without effect: nobody may say them", strangers
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from millrace.topics_file import NO_POLICY, TopicPolicies
 from millrace_audit.reports.messages import now_ms
 
+RUNBOOKS = "docs/runbooks.md"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
@@ -28,6 +30,8 @@ class AuditOptions:
     """Time without a change after which a complete window is folded, which saves space."""
     keep_ms: int = 90 * 24 * 3_600_000
     """Age at which a window expires if it has not changed for as long; incomplete windows never expire."""
+    runbooks: str = RUNBOOKS
+    """Address of the runbooks, without the section."""
     clock_ms: Callable[[], int] = now_ms
     """The auditor's clock. A reader's heartbeat with a later time counts as one with this time."""
 

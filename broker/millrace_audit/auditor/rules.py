@@ -89,6 +89,9 @@ class Cause:
     command: str
     key: str
     finding: Finding | None
+    service: str = ""
+    """Service and server of the producer that the cause is about; empty for none."""
+    server: str = ""
 
     @property
     def text(self) -> str:
@@ -127,7 +130,8 @@ def judge(facts: WindowFacts) -> Judged:
 def _cause(rule: Rule, hit: Hit, facts: WindowFacts) -> Cause:
     values = {"topic": facts.topic, "hour": iso(facts.hour), **hit}
     reason, command, key = (text.format(**values) for text in (rule.reason, rule.command, rule.cause))
-    return Cause(rule.name, rule.verdict, reason, command, key, hit.get("finding"))
+    producer = hit.get("service", ""), hit.get("server", "")
+    return Cause(rule.name, rule.verdict, reason, command, key, hit.get("finding"), *producer)
 
 
 # Conditions. Each finds hits in the facts that its rule is about.
@@ -196,6 +200,8 @@ def _of_producer(one: Instance) -> Hit:
     return {
         "name": one.name,
         "instance": one.instance,
+        "service": one.service,
+        "server": one.server,
         "debt": debt,
         "heard": iso(one.heard_at),
         "accepted": one.accepted,
@@ -233,7 +239,14 @@ def _two_homes(case: Case) -> Iterator[Hit]:
     for first, second, both in reconcile.at_two_homes(case.facts):
         one, (home, other) = first.instance, sorted((first.home, second.home))
         who = f"instance {one.instance} ({one.service} on {one.server}), sequences {in_words(both)}"
-        yield {"count": len(both), "home": home, "other": other, "who": who}
+        yield {
+            "count": len(both),
+            "home": home,
+            "other": other,
+            "who": who,
+            "service": one.service,
+            "server": one.server,
+        }
 
 
 def _given_up(case: Case) -> Iterator[Hit]:

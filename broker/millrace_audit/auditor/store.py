@@ -459,6 +459,42 @@ class DatabaseRow(Row):
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
+class IncidentRow(Row):
+    """Cause that windows share, from the first window with the cause until none has it any more."""
+
+    __tablename__ = "incidents"
+    number: Mapped[CountedKey] = mapped_column(init=False)
+    key: Mapped[LongText] = mapped_column(unique=True)
+    """Rule and key of the cause; see `incidents.key_of`."""
+    rule: Mapped[str] = mapped_column(String(64))
+    verdict: Mapped[str] = mapped_column(String(16))
+    first_seen: Mapped[int]
+    """Time of the first verdict with the cause since the incident was last resolved."""
+    first_hour: Mapped[int]
+    last_hour: Mapped[int]
+    resolved: Mapped[int | None] = mapped_column(default=None)
+    topics: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
+    services: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
+    servers: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
+    title: Mapped[LongText] = mapped_column(default="")
+    """Reason of the newest window with the cause."""
+    command: Mapped[LongText] = mapped_column(default="")
+    acknowledged_by: Mapped[LongText] = mapped_column(default="")
+    note: Mapped[LongText] = mapped_column(default="")
+
+
+class IncidentWindowRow(Row):
+    """A window that has the cause of an incident, with the texts of the cause."""
+
+    __tablename__ = "incident_windows"
+    __table_args__ = (Index("windows_of_incident", "incident", "window"),)
+    topic: Mapped[TopicKey]
+    window: Mapped[NumberKey]
+    incident: Mapped[NumberKey]
+    title: Mapped[LongText]
+    command: Mapped[LongText]
+
+
 class VerifiedRow(Row):
     """A finding of the newest `millrace verify` of a topic."""
 

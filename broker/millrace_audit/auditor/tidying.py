@@ -8,7 +8,7 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor import beats, store
+from millrace_audit.auditor import beats, incidents, store
 from millrace_audit.auditor.answers import heartbeats
 from millrace_audit.auditor.decisions import forget_decisions, is_accepted
 from millrace_audit.auditor.evidence import Evidence
@@ -38,6 +38,7 @@ def tidy(session: Session, options: AuditOptions) -> bool:
         session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
     far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # of wrong clocks
     session.execute(delete(WindowRow).where(*far))
+    incidents.forget(session, now, kept_from)
     _forget_producers(session, now, kept_from)
     forget_decisions(session, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - options.keep_ms))

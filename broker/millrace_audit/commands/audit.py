@@ -12,9 +12,9 @@ from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.printing import print_json, say
 from millrace_audit import client
-from millrace_audit.answer import to_json
+from millrace_audit.answer import Incident, to_json
 from millrace_audit.commands.explanation import explain
-from millrace_audit.show import print_bad, print_completeness
+from millrace_audit.show import print_bad, print_completeness, print_incident, print_incidents
 
 
 @click.command(
@@ -38,14 +38,16 @@ from millrace_audit.show import print_bad, print_completeness
     "--bad",
     "is_bad",
     is_flag=True,
-    help="List every window that is not complete, over all time, the worst first.",
+    help="List the causes for which windows are not complete, over all time, the worst first.",
 )
+@click.option("--incident", "key", metavar="KEY", help="Show one cause that --bad lists, with its hours.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Largest number of windows that --bad lists, and of facts of a kind that --explain asks for.",
+    help="Largest number of windows that --bad --windows lists, and of facts of a kind that --explain"
+    " asks for.",
 )
 @click.option(
     "--explain",
@@ -54,7 +56,9 @@ from millrace_audit.show import print_bad, print_completeness
     help="Print why the windows of an hour, or of one window like 2015-05-17T10:20, have their verdicts: the"
     " rules and their facts.",
 )
-@click.option("--windows", is_flag=True, help="Print a line for each ten-minute window, not for each hour.")
+@click.option(
+    "--windows", is_flag=True, help="Print a line for each ten-minute window, not for each hour or cause."
+)
 @click.option(
     "--history", "is_history", is_flag=True, help="Print acceptances, and changes of final verdicts."
 )
@@ -107,6 +111,7 @@ def audit(
     is_bad: bool,
     limit: int,
     explained: str | None,
+    key: str | None,
     is_history: bool,
     **acceptance: Any,
 ) -> None:
@@ -114,13 +119,15 @@ def audit(
     accepted = _accept(url, topic, as_json=as_json, **acceptance)
     if accepted and topic is None:
         return
-    if is_bad:
+    if is_bad and windows:
         found = client.bad(url, topic, limit)
         if as_json:
             print_json(to_json(found))
         else:
             print_bad(found, limit)
         context.exit(1 if found else 0)
+    if is_bad or key is not None:
+        context.exit(_print_incidents(client.incidents(url, key=key, topic=topic), key, as_json=as_json))
     if topic is None:
         raise MillraceError(
             "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
@@ -146,6 +153,19 @@ def audit(
     else:
         print_completeness(answer, by_window=windows)
     context.exit(0 if answer.proven else 1)
+
+
+def _print_incidents(incidents: list[Incident], key: str | None, *, as_json: bool) -> int:
+    """Print the open incidents, or the one with a key; return the exit code, which is 1 while one is open."""
+    if key is not None and not incidents:
+        raise MillraceError(f"no incident {key} is known: `millrace audit --bad` lists those that are open")
+    if as_json:
+        print_json(to_json(incidents))
+    elif key is None:
+        print_incidents(incidents)
+    else:
+        print_incident(incidents[0])
+    return 1 if any(incident.resolved is None for incident in incidents) else 0
 
 
 def _span(start: str | None, end: str | None) -> tuple[datetime, datetime]:

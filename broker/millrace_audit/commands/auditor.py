@@ -14,7 +14,7 @@ from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace.topics_file import VARIABLE, read_policies
-from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.options import RUNBOOKS, AuditOptions
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
 
@@ -58,6 +58,13 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     envvar=VARIABLE,
     default="",
     help="Settings of each topic, in TOML; the auditor reads `proof` and `owner`.",
+)
+@click.option(
+    "--runbooks",
+    metavar="URL",
+    default=RUNBOOKS,
+    show_default=True,
+    help="Your copy of the runbooks, to which incidents link.",
 )
 @click.option(
     "--grace-s",
@@ -133,6 +140,7 @@ def _options(
     origins: str,
     carried: str,
     topics_file: str,
+    runbooks: str,
     grace_s: int,
     hello_patience_s: int,
     fold_after_h: int,

@@ -38,7 +38,10 @@ class HttpAuditor:
         for hour in hours:
             window, counted = windows[start_of(hour)], loads.get(start_of(hour), ())
             verdict = _verdict(answer, window, now)
-            judgements[hour] = Judgement(verdict=verdict, loads=counted, rejected=window.rejected)
+            incident = window.incidents[0] if window.incidents else ""
+            judgements[hour] = Judgement(
+                verdict=verdict, loads=counted, rejected=window.rejected, incident=incident
+            )
         return judgements
 
     def changes(self, topic: str, since: str | None) -> Changes:

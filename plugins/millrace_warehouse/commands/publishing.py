@@ -15,7 +15,7 @@ from millrace_warehouse.commands.steps import steps, to_stderr
 from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
-"""Most waiting hours that are listed one by one. The rest are counted."""
+"""Most lines on waiting hours. The hours of the other lines are counted."""
 
 
 @command_of(Publish, Output)
@@ -121,11 +121,19 @@ def _outcome(answer: Mapping[str, Any]) -> str:
 
 
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
-    for hour in waiting[:SHOWN]:
-        rows = f"{hour['rows']:,} rows" + (f", {hour['rejected']:,} rejected" if hour["rejected"] else "")
-        say(f"waits: {topic} {hour['hour']}: {rows}, {_why(hour['verdict'])}", err=True)
-    if len(waiting) > SHOWN:
-        say(f"waits: {topic}: and {len(waiting) - SHOWN:,} more hours", err=True)
+    """Print a line for each incident with the hours that wait for its end, and for each other hour."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for hour in waiting:
+        groups.setdefault(hour["incident"] or hour["hour"], []).append(hour)
+    for hours in [*groups.values()][:SHOWN]:
+        first, last, number = hours[0], hours[-1]["hour"], len(hours)
+        when = first["hour"] if number == 1 else f"{number:,} hours from {first['hour']} to {last}"
+        rows, rejected = (sum(hour[name] for hour in hours) for name in ("rows", "rejected"))
+        what = f"{rows:,} rows" + (f", {rejected:,} rejected" if rejected else "")
+        incident = f" [{first['incident']}]" if first["incident"] else ""
+        say(f"waits: {topic} {when}: {what}, {_why(first['verdict'])}{incident}", err=True)
+    if rest := sum(map(len, [*groups.values()][SHOWN:])):
+        say(f"waits: {topic}: and {rest:,} more hours", err=True)
 
 
 def _why(verdict: Mapping[str, Any] | None) -> str:

@@ -25,6 +25,8 @@ class Judgement:
     """Loads on whose rows the verdict is based, with the edition that was counted."""
     rejected: int = 0
     """Messages of the hour that loads have set aside."""
+    incident: str = ""
+    """Key of the hour's worst incident; empty for none."""
 
 
 MOST_HOURS = 1_000

@@ -77,6 +77,8 @@ class WaitingHour:
     """None when the auditor was not asked because no option named the hour."""
     rejected: int = 0
     """Messages of the hour that loads have set aside, as the auditor counts them."""
+    incident: str = ""
+    """Key of the hour's worst incident; empty for none."""
     loads: Sequence[LoadRows]
 
 
@@ -360,6 +362,7 @@ class _Attempts:
                     rows=sum(load.rows for load in loads),
                     verdict=self._judgements[hour].verdict if hour in self._judgements else None,
                     rejected=self._judgements[hour].rejected if hour in self._judgements else 0,
+                    incident=self._judgements[hour].incident if hour in self._judgements else "",
                     loads=loads,
                 )
                 # "none" sorts after every year.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,9 @@ from millrace.errors import MillraceError
 from millrace_airflow import waiting
 from millrace_airflow.waiting import Decision, Step, ask, describe, judge
 from millrace_audit.answer import Completeness, Finding, Window
+from millrace_audit.auditor.store import AuditStore
+from tests.unit.audit.story import TOPIC, Story, W
+from tests.unit.audit.test_incidents import served, silent
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 END = START + timedelta(hours=1)
@@ -135,3 +139,19 @@ def test_messages_without_a_header_are_nobodys() -> None:
     assert line.endswith(
         "5 missing at tier warehouse, window 2015-05-17T10:00:00+00:00: messages without a header"
     )
+
+
+def test_a_wait_names_the_worst_incident_and_its_command(tmp_path: Path) -> None:
+    story = Story(AuditStore(f"sqlite:///{tmp_path}/audit.db"))
+    silent(story, 2)
+    ends = W / 1000 + 600
+    with served(story) as url:
+        span = datetime.fromtimestamp(W / 1000, UTC), datetime.fromtimestamp(ends, UTC)
+        found = ask(url, TOPIC, *span, LATER, None)
+        over = ask(url, TOPIC, *span, START, START)
+    assert found.step is Step.TIME_IS_UP
+    assert "worst incident: instance 7 (shop on web-7 in dc1) has closed nothing" in found.reason
+    assert found.reason.endswith('[producer-silent:producer 7]: millrace audit --accept 7 --reason "…"')
+    assert over.step is Step.GO_ON
+    assert "worst incident" not in over.reason
+    story.store.close()

@@ -40,6 +40,7 @@ WINDOW = Window(
     carried=4,
     foreign={"dc1": 3},
     rejected=1,
+    incidents=["missing-at-offline:dc1"],
 )
 ANSWER = Completeness(
     topic="PageView",
@@ -72,7 +73,8 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
         ' "findings": [{"kind": "missing", "tier": "offline", "server": "web-1", "service": "shop",'
         ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4,'
         ' "command": "millrace mirror status CONFIG"}],'
-        ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}, "rejected": 1}]}'
+        ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}, "rejected": 1,'
+        ' "incidents": ["missing-at-offline:dc1"]}]}'
     )
     assert Completeness.from_json(json.loads(text)) == ANSWER
     proved = replace(ANSWER, watermark=START)

@@ -84,6 +84,8 @@ REVISION_1_LACKS = (
     "TABLE decision",
     "TABLE changed",
     "TABLE database",
+    "TABLE incident_windows",
+    "TABLE incidents",
     "COLUMN audit_positions epoch",
     "COLUMN audit_positions shift",
     "COLUMN coverage unplaced",

@@ -34,5 +34,20 @@ async function look() {
   }
 }
 
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+  } catch { // no clipboard without HTTPS: select the text instead
+    getSelection().selectAllChildren(button.previousElementSibling);
+    if (!document.execCommand("copy")) return;
+  }
+  button.textContent = "Copied";
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (button) copy(button);
+});
+
 heatScroll(1e9); // the newest hours are at the right
 setInterval(look, EVERY_MS);

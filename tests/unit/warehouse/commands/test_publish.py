@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def auditor(
     warehouse: Path,
     enough: str = "complete",
     age: timedelta = timedelta(),
+    incident: str = "",
     **verdicts: str,
 ) -> list[str]:
     """An auditor that says of each hour what is given as `h10="complete"`; the hours it was asked about.
@@ -81,6 +83,9 @@ def auditor(
         seen.extend(f"{each:%Y-%m-%dT%H}" for each in starts)
         loads = counted_loads(open_storage(str(warehouse)), topic)
         windows = [window(each, verdicts[f"h{each:%H}"]) for each in starts]
+        if incident:
+            bad = {"unknown", "incomplete"}
+            windows = [replace(w, incidents=[incident]) if w.verdict in bad else w for w in windows]
         return Completeness(
             topic,
             start,
@@ -113,6 +118,23 @@ def test_hours_that_are_named_are_published_and_the_others_are_listed(loaded: Pa
     (line,) = [line for line in done.stdout.splitlines() if HOURS[0] in line]
     assert line.split()[-2:] == ["unasked", "first"]
     assert f"waits: {TOPIC} {HOURS[2]}: 55 rows, the auditor was not asked" in done.stderr
+
+
+def test_hours_that_wait_for_the_end_of_one_incident_share_a_line(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor(
+        monkeypatch,
+        loaded,
+        incident="producer-silent:producer 7",
+        h10="complete",
+        h11="unknown",
+        h12="unknown",
+    )
+    done = on(loaded, publish, TOPIC, "--proven", "--auditor", AUDITOR)
+    assert [line for line in done.stderr.splitlines() if line.startswith("waits: ")] == [
+        f"waits: {TOPIC} 2 hours from {HOURS[1]} to {HOURS[2]}: 93 rows, unknown [producer-silent:producer 7]"
+    ]
 
 
 def test_a_repeated_run_changes_nothing_and_says_so(loaded: Path) -> None:

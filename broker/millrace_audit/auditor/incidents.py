@@ -1,0 +1,258 @@
+"""Incidents: one for each cause, however many windows have it.
+
+`note` takes the causes of the windows that were judged in a transaction, so its cost is that of the change.
+An incident is resolved when no window has its cause any more. Waiting without a command is no incident.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import and_, delete, exists, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from millrace.errors import MillraceError
+from millrace_audit.answer import Incident, Verdict, utc
+from millrace_audit.auditor import store
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.rules import RULES, Cause
+from millrace_audit.auditor.store import IncidentRow, IncidentWindowRow, WindowRow
+from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS
+
+RULE_BY_NAME = {rule.name: rule for rule in RULES}
+MOST_NAMES = 20
+"""Most topics, services and servers that an incident keeps the names of."""
+_WORST_FIRST = tuple(Verdict)
+Texts = tuple[str, str]
+
+
+def key_of(cause: Cause) -> str:
+    """Return the key of the incident of a cause."""
+    return f"{cause.rule}:{cause.key}" if cause.key else cause.rule
+
+
+def is_incident(cause: Cause) -> bool:
+    """True for a cause that an operator can act on, or that proves that something is wrong."""
+    if cause.verdict == Verdict.PENDING:
+        return bool(cause.command)
+    return cause.verdict in (Verdict.INCOMPLETE, Verdict.UNKNOWN)
+
+
+def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], now: int) -> None:
+    """Open, continue and resolve the incidents of a topic's windows; `judged` maps each to its causes."""
+    causes: defaultdict[str, dict[int, list[Cause]]] = defaultdict(dict)
+    for window, of_window in judged.items():
+        for cause in filter(is_incident, of_window):
+            causes[key_of(cause)].setdefault(window, []).append(cause)
+    table = IncidentWindowRow
+    span = table.window.between(min(judged), max(judged))
+    columns = select(table.window, table.incident, table.title, table.command)
+    before: dict[tuple[int, int], Texts] = {
+        (row.incident, row.window): (row.title, row.command)
+        for row in session.execute(columns.where(table.topic == topic, span))
+        if row.window in judged
+    }
+    if not causes and not before:
+        return
+    rows = _open(session, topic, causes, now)
+    after = {
+        (rows[key].number, window): _texts(some)
+        for key, windows in causes.items()
+        for window, some in windows.items()
+    }
+    for row in rows.values():
+        is_wider = any(number == row.number for number, _ in after.keys() - before.keys())
+        if row.verdict == Verdict.INCOMPLETE and is_wider:  # who acknowledged it has not seen these windows
+            row.acknowledged_by = row.note = ""
+    gone: defaultdict[int, list[int]] = defaultdict(list)
+    for (incident, window), texts in before.items():
+        if after.get((incident, window)) != texts:
+            gone[incident].append(window)
+    for incident, windows in gone.items():
+        here = (table.topic == topic, table.window.in_(windows), table.incident == incident)
+        session.execute(delete(table).where(*here))
+    new = [
+        {"topic": topic, "window": window, "incident": incident, "title": title, "command": command}
+        for (incident, window), (title, command) in after.items()
+        if before.get((incident, window)) != (title, command)
+    ]
+    if new:
+        session.execute(insert(table), new)
+    changed = {
+        incident for incident, window in after if before.get((incident, window)) != after[incident, window]
+    }
+    _refresh(session, sorted(changed | gone.keys()), now)
+
+
+def _open(
+    session: Session, topic: str, causes: Mapping[str, Mapping[int, Sequence[Cause]]], now: int
+) -> dict[str, IncidentRow]:
+    """Return the open incidents of the causes: those known, and new ones."""
+    rows: dict[str, IncidentRow] = {}
+    for some in store.slices(sorted(causes)):
+        found = session.scalars(select(IncidentRow).where(IncidentRow.key.in_(some)))
+        rows |= {row.key: row for row in found}
+    for key, windows in causes.items():
+        hours = [window - window % HOUR_MS for window in windows]
+        every = [cause for some in windows.values() for cause in some]
+        row = rows.get(key)
+        if row is None:
+            cause = every[0]
+            row = rows[key] = IncidentRow(
+                key=key,
+                rule=cause.rule,
+                verdict=cause.verdict,
+                first_seen=now,
+                first_hour=min(hours),
+                last_hour=max(hours),
+            )
+            session.add(row)
+        elif row.resolved is not None:
+            row.first_seen, row.resolved = now, None
+            row.first_hour, row.last_hour = min(hours), max(hours)
+            row.topics, row.services, row.servers = [], [], []
+            row.acknowledged_by = row.note = ""
+        row.first_hour, row.last_hour = min(row.first_hour, *hours), max(row.last_hour, *hours)
+        row.topics = _with(row.topics, [topic])
+        row.services = _with(row.services, (cause.service for cause in every if cause.server))
+        row.servers = _with(row.servers, (cause.server for cause in every))
+    session.flush()
+    return rows
+
+
+def _with(names: Sequence[str], more: Iterable[str]) -> list[str]:
+    return sorted({*names, *filter(None, more)})[:MOST_NAMES]
+
+
+def _texts(causes: Sequence[Cause]) -> Texts:
+    """Return the reason and the command of a window's causes with one key."""
+    first, *others = sorted(causes, key=lambda cause: (cause.reason, cause.command))
+    return f"{first.reason} (and {len(others)} more)" if others else first.reason, first.command
+
+
+def _refresh(session: Session, numbers: Sequence[int], now: int) -> None:
+    """Give the incidents the texts of their newest windows, and resolve those without a window."""
+    table = IncidentWindowRow
+    for number in numbers:
+        row = session.get_one(IncidentRow, number)
+        texts = select(table.title, table.command).where(table.incident == number)
+        newest = session.execute(texts.order_by(table.window.desc(), table.topic).limit(1)).first()
+        if newest is not None:
+            row.title, row.command = newest
+        elif row.resolved is None:
+            row.resolved = now
+
+
+def forget(session: Session, now: int, kept_from: int) -> None:
+    """Take expired windows out of their incidents, and delete incidents that were resolved long ago."""
+    table = IncidentWindowRow
+    there = exists().where(WindowRow.topic == table.topic, WindowRow.window == table.window)
+    expired = or_(table.window < kept_from, table.window > now + MOST_AHEAD_MS)
+    session.execute(delete(table).where(expired, ~there))
+    has_window = exists().where(table.incident == IncidentRow.number)
+    without = and_(IncidentRow.resolved.is_(None), ~has_window)
+    session.execute(update(IncidentRow).where(without).values(resolved=now))
+    session.execute(delete(IncidentRow).where(IncidentRow.resolved < kept_from))
+
+
+def find(
+    session: Session,
+    options: AuditOptions,
+    *,
+    is_open: bool | None = None,
+    topic: str | None = None,
+    rule: str | None = None,
+    owner: str | None = None,
+    key: str | None = None,
+) -> list[Incident]:
+    """Return the incidents, the worst first and then those of the most hours; open ones before resolved."""
+    rows = select(IncidentRow)
+    if is_open is not None:
+        rows = rows.where(IncidentRow.resolved.is_(None) if is_open else IncidentRow.resolved.is_not(None))
+    if rule is not None:
+        rows = rows.where(IncidentRow.rule == rule)
+    if key is not None:
+        rows = rows.where(IncidentRow.key == key)
+    found = session.scalars(rows).all()
+    hours = _hours(session, [row.number for row in found if row.resolved is None])
+    incidents = [_incident(row, hours[row.number], options) for row in found]
+    if topic is not None:
+        incidents = [one for one in incidents if topic in one.topics]
+    if owner is not None:
+        incidents = [one for one in incidents if owner in one.owner.split(", ")]
+    return sorted(incidents, key=_worst_first)
+
+
+def _worst_first(one: Incident) -> tuple[Any, ...]:
+    size = sum(map(len, one.hours.values()))
+    return one.resolved is not None, _WORST_FIRST.index(Verdict(one.verdict)), -size, one.key
+
+
+def _hours(session: Session, numbers: Sequence[int]) -> defaultdict[int, dict[str, list[datetime]]]:
+    """Return incident -> topic -> affected hours."""
+    table = IncidentWindowRow
+    found: defaultdict[int, dict[str, list[datetime]]] = defaultdict(dict)
+    hour = (table.window - table.window % HOUR_MS).label("hour")
+    columns = select(table.incident, table.topic, hour).distinct()
+    for some in store.slices(numbers):
+        rows = session.execute(columns.where(table.incident.in_(some)).order_by(table.topic, hour))
+        for number, topic, start in rows:
+            found[number].setdefault(topic, []).append(utc(start))
+    return found
+
+
+def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options: AuditOptions) -> Incident:
+    rule, until = RULE_BY_NAME.get(row.rule), options.clock_ms() if row.resolved is None else row.resolved
+    topics = [*hours] or row.topics
+    return Incident(
+        key=row.key,
+        rule=row.rule,
+        verdict=row.verdict,
+        what="" if rule is None else rule.when,
+        title=row.title,
+        first_seen=utc(row.first_seen),
+        last_seen=utc(until),
+        resolved=None if row.resolved is None else utc(row.resolved),
+        duration_s=max(until - row.first_seen, 0) / 1000,
+        topics=topics,
+        first_hour=utc(row.first_hour),
+        last_hour=utc(row.last_hour),
+        hours=hours,
+        services=row.services,
+        servers=row.servers,
+        owner=", ".join(sorted({*filter(None, map(options.owner_of, topics))})),
+        command=row.command,
+        runbook=f"{options.runbooks}#{rule.runbook.lower()}" if rule is not None and rule.runbook else "",
+        acknowledged_by=row.acknowledged_by,
+        note=row.note,
+    )
+
+
+def acknowledge(session: Session, key: str, who: str, text: str) -> None:
+    """Note who works on an open incident. Raise MillraceError if there is none with the key."""
+    row = session.scalar(select(IncidentRow).where(IncidentRow.key == key, IncidentRow.resolved.is_(None)))
+    if row is None:
+        raise MillraceError(f"no incident {key} is open: `millrace audit --bad` lists those that are")
+    row.acknowledged_by, row.note = who, text
+
+
+def keys_of_windows(session: Session, topic: str, first: int, last: int) -> dict[datetime, list[str]]:
+    """Return the keys of the incidents of each window from `first` to `last`, the worst first."""
+    table, found = IncidentWindowRow, defaultdict[datetime, list[str]](list)
+    columns = select(table.window, IncidentRow.key, IncidentRow.verdict)
+    columns = columns.join(IncidentRow, IncidentRow.number == table.incident).order_by(IncidentRow.key)
+    here = (table.topic == topic, table.window.between(first, last))
+    rows = session.execute(columns.where(*here)).all()
+    for window, key, _ in sorted(rows, key=lambda row: _WORST_FIRST.index(Verdict(row.verdict))):
+        found[utc(window)].append(key)
+    return found
+
+
+def by_labels(incidents: Iterable[Incident]) -> Counter[tuple[str, str, str, str]]:
+    """Count incidents by rule, verdict, owner, and whether an operator has acknowledged them."""
+    return Counter(
+        (one.rule, one.verdict, one.owner, "yes" if one.acknowledged_by else "no") for one in incidents
+    )
