@@ -38,7 +38,8 @@ def rows() -> Iterator[Row]:
 
 def _restored_before_the_load(stage: Stage) -> None:
     _restored(stage, lambda: None)
-    stage.load()
+    stage.await_in_copy(NEEDED + 1)
+    stage.place.load(stage.topic)
     stage.sentence = publish_proven(stage)
 
 
