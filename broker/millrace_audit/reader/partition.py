@@ -116,8 +116,12 @@ class Partition:
 
     @property
     def behind(self) -> bool:
-        """True if there is more to read. The batch after a cursor begins at its `next_base`, if known."""
-        return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
+        """True if there is more to read.
+
+        The batch after a cursor begins at its `next_base`, if known. An end before that is the end of another
+        log, which was cut back: reading shows where.
+        """
+        return self.cursor.next_offset < self.high_watermark != self.cursor.next_base
 
     @property
     def has_news(self) -> bool:

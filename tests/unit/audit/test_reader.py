@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from millrace.client.cluster_client import TopicMetadata
+from millrace.client.runs import OffsetRules
 from millrace.errors import ErrorCode, MillraceError, RequestTimedOut
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
@@ -195,6 +196,15 @@ def test_a_topic_that_earlier_turns_counted_and_the_topics_leave_out_is_named_an
         (left_out,) = beat.unreadable
         assert (left_out.topic_id, left_out.cause) == (key.topic_id, LEFT_OUT)
     assert not reading._numbers.troubles(), "an operator has chosen it"
+
+
+def test_a_log_that_ends_inside_the_last_batch_that_was_read_is_read_as_it_was_cut_back() -> None:
+    """The next batch would begin at the cursor's `next_base`, so no end of the same log lies before that."""
+    partition = Partition(TOPIC, PartitionKey(TOPIC_ID.hex, 0), OffsetRules.of_cluster("kafka", None), 0)
+    partition.cursor = Cursor(10, 881, 0)
+    for end, is_behind in ((10, False), (11, True), (880, True), (881, False), (882, True)):
+        partition.noted(end)
+        assert partition.behind == is_behind, end
 
 
 def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
