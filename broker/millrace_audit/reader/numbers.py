@@ -100,7 +100,7 @@ class ReaderNumbers(TierNumbers):
         delays.cumulative[-1] += len(late)
 
     def troubles(self) -> list[str]:
-        stuck = [(partition, partition.stuck) for partition in list(self.partitions)]
+        stuck = [(partition, partition.trouble) for partition in list(self.partitions)]
         return [
             *super().troubles(),
             *(f"{p.topic}-{p.key.partition} is not counted: {why.cause}" for p, why in stuck if why),
@@ -124,7 +124,7 @@ class ReaderNumbers(TierNumbers):
             lag.add_metric(
                 label, partition.high_watermark - partition.cursor.next_offset if partition.behind else 0
             )
-            if partition.stuck is not None:
+            if partition.trouble is not None:
                 stuck.add_metric(label, 1)
         yield from (lag, stuck)
         delay = HistogramMetricFamily(

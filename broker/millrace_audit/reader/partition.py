@@ -44,6 +44,10 @@ class CannotRead(MillraceError):
     """A partition cannot be read any further. The text has the cause and the remedy."""
 
 
+LEFT_OUT = "an earlier reader counted the topic, and the present --topics leave it out: add it"
+"""Cause that stops the counting of a partition. Without it the auditor would take the topic for deleted."""
+
+
 @dataclass(slots=True)
 class Stuck:
     """The cause that prevents reading a partition, and the time of the next try."""
@@ -112,14 +116,23 @@ class Partition:
 
     @property
     def behind(self) -> bool:
-        """True if there is more to read. The batch after a cursor begins at its `next_base`, if known."""
-        return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
+        """True if there is more to read.
+
+        The batch after a cursor begins at its `next_base`, if known. An end before that is the end of another
+        log, which was cut back: reading shows where.
+        """
+        return self.cursor.next_offset < self.high_watermark != self.cursor.next_base
 
     @property
     def has_news(self) -> bool:
         return self.published_end is not None and (
             self.end > self.published_end or (self.origin, self.copied_through) != self.published_origin
         )
+
+    @property
+    def trouble(self) -> Stuck | None:
+        """The cause that prevents reading, except that the reader's options leave the topic out."""
+        return None if self.stuck is not None and self.stuck.cause == LEFT_OUT else self.stuck
 
     def is_due(self) -> bool:
         """Return True if the partition can be read, or it is time to try again."""

@@ -31,7 +31,7 @@ from millrace_audit.reader import coverage
 from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.numbers import ReaderNumbers
-from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
+from millrace_audit.reader.partition import LEFT_OUT, CannotRead, Partition, PartitionKey
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.fingerprints import Fingerprint, fingerprint, fingerprint_of, strong_fingerprint
@@ -65,8 +65,6 @@ _ASK_AGAIN_S = 20.0
 """Interval of requests for a mirror's position, which may move even without a message."""
 _CLUSTER_S = 10.0
 _AUDIT_TOPICS = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
-LEFT_OUT = "an earlier reader counted the topic, and the present --topics leave it out: add it"
-"""Cause why a partition is not counted on; without it the auditor would take the topic for a deleted one."""
 _CLIENT_ID = "millrace-audit-reader"
 
 

@@ -148,7 +148,7 @@ class WarehouseReader(TierReader):
         if topics:
             # Opened in each round: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
-                of_tables = self._each(topics, partial(self._count_table, catalog))
+                of_tables = self._each(topics, partial(self._count_table, catalog, of_loads))
         self._topics |= {*topics}
         gone = self._topics - {*topics}
         of_states = self._each(sorted(self._topics), partial(self._send_state, of_loads, of_tables, gone))
@@ -206,7 +206,7 @@ class WarehouseReader(TierReader):
             self._send([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
             self._found[topic] = found
 
-    def _count_table(self, catalog: Catalog, topic: str) -> None:
+    def _count_table(self, catalog: Catalog, of_loads: Mapping[str, str], topic: str) -> None:
         if topic not in self._tables:
             self._tables[topic] = PublishedTable(Topic(self._storage, topic))
         if topic not in self._loads:
@@ -214,6 +214,8 @@ class WarehouseReader(TierReader):
         for found in self._tables[topic].to_report(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
+            # Rows of a table that is still reported as missing would look like rows of a lost table.
+            self._send_state(of_loads, {}, set(), topic)
             table = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
             self._send(table_records(*table, self._numbered))
             self._numbers.rows["table"] += found.counts.total

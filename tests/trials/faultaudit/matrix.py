@@ -7,6 +7,7 @@ with the reason: docs/audit.md lists them.
 from __future__ import annotations
 
 from tests.trials.faultaudit import (
+    aggregate,
     carriers,
     disks,
     outages,
@@ -25,5 +26,5 @@ def rows() -> list[Row]:
 
     Audit records that are lost stay lost for an auditor that begins anew, so its row stands before those.
     """
-    parts = (carriers, people, rejected, uncounted, published, tables, restored, outages, disks)
+    parts = (carriers, people, rejected, uncounted, published, tables, restored, outages, disks, aggregate)
     return [row for part in parts for row in part.rows()]

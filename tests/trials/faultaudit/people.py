@@ -125,7 +125,7 @@ def _producers() -> Iterator[Row]:
         name="producer-killed",
         what="a producer is killed: 20 messages are reported, 20 only acknowledged",
         plant=_killed,
-        says=Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=silent),
+        says=Says(verdict=Verdict.UNKNOWN, reason=silent),
     )
     yield Row(
         name="producers-share-a-number",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
+from millrace_broker.coordination.cluster import Cluster
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port
 from tests.support import REPOSITORY, Process, run_millrace, wait_until
@@ -31,6 +33,8 @@ LOG = "[log]\nflush_ms = 20\n"
 WAREHOUSE_READER = "warehouse-reader"
 LOAD_S = 900.0
 """A load that takes longer hangs."""
+ELECTED_S = 5.0
+"""Longer than brokers take that lead without an operator's word."""
 
 
 class Place:
@@ -167,6 +171,22 @@ class Place:
             *(("--topics", counted) if self._uncounted else ()),
             *("--registry", self.registry, "--zookeeper", self.zookeeper),
         ]
+
+    def elect_restored(self, cluster: str, broker: int) -> list[str]:
+        """Let a broker lead the partitions whose logs were put back; return those that waited for this."""
+        time.sleep(ELECTED_S)
+        with Cluster.connect(self.zookeeper_of(cluster), cluster, create=False) as known:
+            live = {(number, one.directory) for number, one in known.brokers.items()}
+            waiting = [
+                f"{topic.name}-{number}"
+                for topic in known.topics.values()
+                for number, state in topic.partitions.items()
+                if not live & {*state.isr.items(), *state.eligible.items()}
+            ]
+        if waiting:
+            words = ("--unclean", *waiting, "--replica", str(broker), "--reason", "no newer copy")
+            self.millrace("topics", "elect", *words, "--bootstrap", self.clusters[cluster].bootstrap)
+        return waiting
 
     def leave_out(self, topic: str) -> None:
         """Let the readers count a topic no longer."""

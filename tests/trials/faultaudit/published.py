@@ -54,10 +54,7 @@ def rows() -> Iterator[Row]:
         what="a producer is killed in the hour after one that was published as complete",
         plant=_silent_in_the_next_hour,
         says=Says(
-            verdict=Verdict.UNKNOWN,
-            beside=Verdict.UNKNOWN,
-            reason=_SILENT,
-            sentence=f"^{PROVEN}; {PROVEN}; complete, complete$",
+            verdict=Verdict.UNKNOWN, reason=_SILENT, sentence=f"^{PROVEN}; {PROVEN}; complete, complete$"
         ),
     )
 
@@ -126,7 +123,7 @@ def _silent_in_the_next_hour(stage: Stage) -> None:
     assert process.wait() < 0, f"the producer was not killed:\n{process.output}"
     stage.elsewhere()
     stage.load()
-    stage.await_says(Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=_SILENT))
+    stage.await_says(Says(verdict=Verdict.UNKNOWN, reason=_SILENT))
     earlier = completeness(place.auditor_url, stage.topic, utc(START), utc(START + 2 * WINDOW_MS))
     verdicts = ", ".join(window.verdict for window in earlier.windows)
     stage.sentence += f"; {publish_proven(stage)}; {verdicts}"

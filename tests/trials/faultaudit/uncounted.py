@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from millrace_audit.answer import Verdict
-from millrace_audit.reader.reader import LEFT_OUT
+from millrace_audit.reader.partition import LEFT_OUT
 from millrace_audit.reports.messages import OFFLINE
 from tests.support import wait_until
 from tests.trials.faultaudit import forging

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.client.cluster_client import LATEST
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
-from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import read_partition
 from tests.support import wait_until
 from tests.trials.faultaudit.batches import BATCH, url
@@ -24,8 +22,6 @@ from tests.trials.faultrestore.scene import EVENTS, TOPIC, Copy, Scene, Wrong
 _AUDITED = (TOPIC, AUDIT_TOPIC, COUNTS_TOPIC)
 _STOPPED = "was cut back|has lost what it showed before"
 """Sentences of a stopped mirror: the origin has grown past its old end again, or not yet."""
-ELECTED_S = 5.0
-"""Longer than brokers take that lead without an operator's word."""
 
 
 def an_origin_put_back_at_rest_while_its_mirror_stood_stops_the_mirror(scene: Scene) -> None:
@@ -101,20 +97,8 @@ def _serve_again(scene: Scene, cluster: str) -> None:
     """Start the brokers; where partitions wait for an operator, say that the copies may serve."""
     place = scene.place
     place.restart(*place.brokers_of(cluster))
-    time.sleep(ELECTED_S)
-    with Cluster.connect(place.zookeeper_of(cluster), cluster, create=False) as known:
-        live = {(number, broker.directory) for number, broker in known.brokers.items()}
-        waiting = [
-            f"{topic.name}-{number}"
-            for topic in known.topics.values()
-            for number, state in topic.partitions.items()
-            if not live & {*state.isr.items(), *state.eligible.items()}
-        ]
-    if waiting:
-        newest = ("--replica", "3")  # it was stopped last when the copies were made
-        elect = ("topics", "elect", "--unclean", *waiting, *newest, "--reason", "no newer copy")
-        place.millrace(*elect, "--bootstrap", place.clusters[cluster].bootstrap)
-    else:
+    newest = 3  # it was stopped last when the copies were made
+    if not place.elect_restored(cluster, newest):
         raise Wrong(f"{cluster} serves logs that lack acknowledged messages, and no operator said so")
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from millrace.client.cluster_client import TopicMetadata
+from millrace.client.runs import OffsetRules
 from millrace.errors import ErrorCode, MillraceError, RequestTimedOut
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
@@ -19,8 +20,8 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
-from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
-from millrace_audit.reader.reader import LEFT_OUT, AuditReader, ReaderConfig
+from millrace_audit.reader.partition import LEFT_OUT, CannotRead, Partition, PartitionKey
+from millrace_audit.reader.reader import AuditReader, ReaderConfig
 from millrace_audit.reports.messages import NOTHING, OFFLINE, AuditRecord, Count, Heartbeat
 from millrace_audit.reports.mirrors import NotInZooKeeper
 from millrace_audit.reports.turns import Turn
@@ -194,6 +195,16 @@ def test_a_topic_that_earlier_turns_counted_and_the_topics_leave_out_is_named_an
         assert all(position.offset is not None for position in beat.positions)
         (left_out,) = beat.unreadable
         assert (left_out.topic_id, left_out.cause) == (key.topic_id, LEFT_OUT)
+    assert not reading._numbers.troubles(), "an operator has chosen it"
+
+
+def test_a_log_that_ends_inside_the_last_batch_that_was_read_is_read_as_it_was_cut_back() -> None:
+    """The next batch would begin at the cursor's `next_base`, so no end of the same log lies before that."""
+    partition = Partition(TOPIC, PartitionKey(TOPIC_ID.hex, 0), OffsetRules.of_cluster("kafka", None), 0)
+    partition.cursor = Cursor(10, 881, 0)
+    for end, is_behind in ((10, False), (11, True), (880, True), (881, False), (882, True)):
+        partition.noted(end)
+        assert partition.behind == is_behind, end
 
 
 def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
