@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import cache
 from io import BytesIO
@@ -118,6 +118,8 @@ class ReaderPosition:
     topic_id: str
     partition: int
     offset: int | None
+    leader_epoch: int = -1
+    """Leader epoch of the last batch before the offset; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Count:
     partition: int
     start: int
     end: int
+    leader_epoch: int = -1
+    """Leader epoch of the last batch before `end`; -1: not known, or a record of the previous version."""
     expired: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets of the range that had expired before they could be read."""
     origin: Origin | None = None
@@ -351,11 +355,12 @@ _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
 _NEW_FIELDS = {
-    "AuditCount": {"copiedThrough"},
+    "AuditCount": {"copiedThrough", "leaderEpoch"},
+    "AuditHeartbeat": {"leaderEpoch"},
     "AuditLoadCount": {"hours", "unkeyed", "rejected"},
     "AuditTableCount": {"unkeyed"},
 }
-"""Fields that a record of the previous version lacks, by kind."""
+"""Fields that a record of the previous version lacks, by kind; also fields of the records inside it."""
 
 
 class OtherVersion:
@@ -367,6 +372,7 @@ _AVRO_NAMES = {
     "closed_through": "closedThrough",
     "copied_through": "copiedThrough",
     "failed_fingerprint": "failedFingerprint",
+    "leader_epoch": "leaderEpoch",
     "reported_through": "reportedThrough",
     "topic_id": "topicId",
 }
@@ -532,9 +538,21 @@ _FORMS = [
 
 def previous_schema(name: str) -> Mapping[str, Any]:
     """Return the schema of an audit record in the previous version."""
-    schema = schema_file(name)
-    kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
-    return {**schema, "fields": kept}
+    older: Mapping[str, Any] = _without(schema_file(name), _NEW_FIELDS[name])
+    return older
+
+
+def _without(schema: Any, names: Set[str]) -> Any:
+    """Return the schema without the fields of these names."""
+    if isinstance(schema, list):
+        return [_without(each, names) for each in schema if not _is_field(each, names)]
+    if isinstance(schema, Mapping):
+        return {key: _without(value, names) for key, value in schema.items()}
+    return schema
+
+
+def _is_field(each: Any, names: Set[str]) -> bool:
+    return isinstance(each, Mapping) and "type" in each and each.get("name") in names
 
 
 def _form_of(schema: Any) -> _Form | None:

@@ -110,7 +110,7 @@ RECORDS: list[AuditRecord] = [
         tier="dc1",
         number=7,
         reported_through=1 << 40,
-        positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
+        positions=[ReaderPosition("PageView", "ab", 0, 77, 3), ReaderPosition("PageView", "ab", 1, None)],
         unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],
         truncated=[Truncated("PageView", "ab", 3, 9, 5)],
     ),
@@ -251,6 +251,18 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
     count = replace(cast(Count, RECORDS[5]), origin=None, foreign=[])
     for record in (count, load, table):
         assert AuditCodec(ids).decode(of_the_version_before(record, ids)) == record
+
+
+def test_a_heartbeat_of_the_version_before_has_positions_without_an_epoch() -> None:
+    ids, out = Ids(), BytesIO()
+    position = {"topic": "PageView", "topicId": "ab", "partition": 0, "offset": 77}
+    schema = dict(previous_schema("AuditHeartbeat"))
+    written = {"time": 4, "tier": "dc1", "positions": [position]}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)
+    message = b"\0" + ids.register("AuditHeartbeat", schema).to_bytes(4, "big") + out.getvalue()
+    beat = AuditCodec(ids).decode(message)
+    assert isinstance(beat, Heartbeat)
+    assert beat.positions == [ReaderPosition("PageView", "ab", 0, 77, -1)]
 
 
 def test_made_up_schema_ids_hide_no_record_of_the_version_before() -> None:
