@@ -597,8 +597,9 @@ def test_a_reader_that_starts_behind_a_restored_log_reports_where_it_was_cut(
         return generation(home, cluster_id) > before + 2
 
     wait_until("the broker has written on", has_written_on)
-    counted = here.await_counted(tier, topic, 100)
+    here.await_counted(tier, topic, 100)
     first.kill()
+    counted = here.counted(tier, topic)
     home.brokers[1].kill()
     shutil.rmtree(home.directory(1))
     copy.rename(home.directory(1))
