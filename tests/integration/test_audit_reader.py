@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,14 +18,25 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from millrace.cli import cli
+from millrace.client.cluster_client import LATEST
 from millrace.errors import MillraceError
 from millrace.topics_file import FINGERPRINTS, VARIABLE
 from millrace.zookeeper.session import Session
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.fingerprints import fingerprint, is_strong, wrapped
-from millrace_audit.reports.messages import NOTHING, AuditCodec, AuditRecord, Count, Heartbeat, Origin, Report
+from millrace_audit.reports.messages import (
+    NOTHING,
+    AuditCodec,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Origin,
+    Report,
+    Truncated,
+)
 from millrace_audit.reports.turns import Seat, TurnBook, read_turns
+from millrace_broker.storage.log_directory import read_owner
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.page_view import EVENT, PAGE_VIEW, START
@@ -549,3 +561,71 @@ def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(
     )
     cluster.restart(away)
     wait_until("it is read again", lambda: not named())
+
+
+def produce(cluster: TestCluster, topic: str, partition: int, value: bytes) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for _ in range(50):
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(WAIT_S) == 0
+
+
+def generation(cluster: TestCluster, cluster_id: str) -> int:
+    owner = read_owner(cluster.directory(1), cluster_id, 1)
+    assert owner is not None
+    return owner.generation
+
+
+def test_a_reader_that_starts_behind_a_restored_log_reports_where_it_was_cut(
+    world: World, tier: str, ended: list[Process], start: Start, tmp_path: Path
+) -> None:
+    """The log has grown beyond the counted offset before the next reader starts: only its epoch differs."""
+    name = f"restored-{tmp_path.name}"
+    home = TestCluster(start, name, tmp_path, world.zookeeper, "[log]\nflush_ms = 20\n").start_brokers(1, 2)
+    here = replace(world, dc1=home)
+    with home.client() as client:
+        client.create_topic("audit-counts", 1, replicas=2)
+        topic = here.topic()
+        ours = client.topic("audit-counts").partitions[0]
+        (lost,) = (number for number, leader in client.topic(topic).partitions.items() if leader == 1)
+        assert ours in (1, 2)
+        cluster_id = client.cluster_id
+    produce(home, topic, lost, b"kept")
+    first = here.reader(tier)
+    ended.append(first)
+    here.await_counted(tier, topic, 50)
+    copy = Path(shutil.copytree(home.directory(1), tmp_path / "copy"))
+    before = generation(home, cluster_id)
+
+    def has_written_on() -> bool:
+        produce(home, topic, lost, b"gone")
+        return generation(home, cluster_id) > before + 2
+
+    wait_until("the broker has written on", has_written_on)
+    here.await_counted(tier, topic, 100)
+    first.kill()
+    counted = here.counted(tier, topic)
+    home.brokers[1].kill()
+    shutil.rmtree(home.directory(1))
+    copy.rename(home.directory(1))
+    home.restart(1)
+    options = ["--replica", "1", "--reason", "no newer copy", "--bootstrap", home.bootstrap]
+    done = CliRunner().invoke(cli, ["topics", "elect", "--unclean", f"{topic}-{lost}", *options])
+    assert done.exit_code == 0, done.output
+    through = max(end for (_, number), end in counted.ends.items() if number == lost)
+
+    def has_grown() -> bool:
+        produce(home, topic, lost, b"new in its place")
+        with home.client() as client:
+            return client.list_offsets(topic, LATEST, [lost])[lost] > through
+
+    wait_until("the log is longer than it was counted", has_grown)
+    ended.append(here.reader(tier))
+
+    def cuts() -> list[Truncated]:
+        logs = [log for beat in here.beats(tier) for log in beat.truncated]
+        return [log for log in logs if (log.topic, log.partition) == (topic, lost)]
+
+    wait_until("the cut is reported", cuts)
+    (cut,) = cuts()
+    assert 0 < cut.end < through <= cut.counted

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
 from millrace.errors import MillraceError
+from millrace.records import Cursor
 from millrace.wire.fetch import error_name
 from millrace_audit.reader.partition import PartitionKey
 from millrace_audit.reports.batches import messages_of
@@ -25,7 +26,9 @@ _LOOK_BACK_S = (2 * ALL_POSITIONS_S, 24 * 3600.0)
 _FETCH_BYTES = 8 << 20
 _WAIT_MS = 500
 
-Ends = dict[PartitionKey, int]
+Ends = dict[PartitionKey, Cursor]
+"""The next offset to count of each partition, with the leader epoch before it: a fetch with the epoch shows
+whether the log was cut back since."""
 
 
 def covered(
@@ -81,8 +84,8 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
         newest = turn
         if isinstance(record, Count):
             key = PartitionKey(record.topic_id, record.partition)
-            if ends.setdefault(key, record.start) == record.start:
-                ends[key] = record.end
+            if ends.setdefault(key, Cursor(record.start)).next_offset == record.start:
+                ends[key] = Cursor(record.end, epoch=record.leader_epoch)
         elif (turn, record.number) > beaten:  # else the heartbeat is sent again
             beaten = (turn, record.number)
             for position in record.positions:
@@ -90,11 +93,12 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
                     key = PartitionKey(position.topic_id, position.partition)
                     # Everything before the position is counted, in counts that may have expired from the
                     # topic.
-                    ends[key] = max(position.offset, ends.get(key, position.offset))
+                    if key not in ends or ends[key].next_offset < position.offset:
+                        ends[key] = Cursor(position.offset, epoch=position.leader_epoch)
             for log in record.truncated:
                 key = PartitionKey(log.topic_id, log.partition)
-                if ends.get(key) == log.counted:
-                    ends[key] = log.end
+                if key in ends and ends[key].next_offset == log.counted:
+                    ends[key] = Cursor(log.end)
     return ends
 
 

@@ -64,8 +64,9 @@ class Partition:
     topic: str
     key: PartitionKey
     rules: OffsetRules
-    published_end: int | None
-    """Start of the next count: all before it is published. None until the start of the log is known."""
+    start: Cursor | None
+    """Start of the next count, with the leader epoch before it: all before it is published. None until the
+    start of the log is known."""
     cursor: Cursor = field(init=False)
     """Position of the next read."""
     high_watermark: int = 0
@@ -95,11 +96,15 @@ class Partition:
     """Counted end at the time when the log was truncated, until the truncation is reported."""
 
     def __post_init__(self) -> None:
-        self.cursor = Cursor(self.published_end or 0)
+        self.cursor = self.start or Cursor(0)
 
     def place(self, log_start: int) -> None:
         """Start at `log_start`: the partition was never counted before."""
-        self.published_end, self.cursor = log_start, Cursor(log_start)
+        self.start = self.cursor = Cursor(log_start)
+
+    @property
+    def published_end(self) -> int | None:
+        return None if self.start is None else self.start.next_offset
 
     @property
     def end(self) -> int:
@@ -180,12 +185,13 @@ class Partition:
 
     def truncate(self, end: int) -> None:
         """Continue at `end` or, if less, at `published_end`: the log has lost the messages after `end`."""
-        assert self.published_end is not None
-        if end < self.published_end:
-            self.truncated, self.published_end = self.published_end, end
-        self.cursor = Cursor(self.published_end)
+        assert self.start is not None
+        if end < self.start.next_offset:
+            self.truncated = self.start.next_offset
+        # The epoch of the log's remaining part is not known before it is read on.
+        self.start = self.cursor = Cursor(min(end, self.start.next_offset))
         if self.copied_through is not None:
-            self.copied_through = min(self.copied_through, self.published_end)
+            self.copied_through = min(self.copied_through, self.end)
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
@@ -230,7 +236,7 @@ class Partition:
                     marks.append((header.base_offset, SequenceRanges([gap])))
                 cursor = self.rules.after(header, cursor)
                 if self.limit is not None and cursor.next_offset > self.limit:
-                    cursor = Cursor(self.limit)
+                    cursor = Cursor(self.limit, epoch=header.partition_leader_epoch)
                 if readable:
                     data.append((header, batch))
                 elif (position := MirrorPosition.from_batch(header, batch)) is not None:
@@ -238,7 +244,9 @@ class Partition:
         except CorruptMessage as error:
             damage = error
         for part in counter.count(data, self.cursor.next_offset, self.tally, self.limit):
-            self._reach(Cursor(part.end), marks)
+            last = next((header for header, _ in reversed(data) if header.base_offset < part.end), None)
+            epoch = -1 if last is None else last.partition_leader_epoch
+            self._reach(Cursor(part.end, epoch=epoch), marks)
             yield part
         self._reach(cursor, marks)
         if damage is not None:
@@ -255,7 +263,8 @@ class Partition:
 
     def published(self) -> None:
         """Begin the next count, because the last count has been published."""
-        self.published_end, self.published_origin = self.end, (self.origin, self.copied_through)
+        self.start = Cursor(self.end, epoch=self.cursor.epoch)
+        self.published_origin = (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 
 

@@ -294,8 +294,8 @@ class AuditReader(TierReader):
     def _forget(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key)
         self._changed[key] = partition.topic
-        if partition.published_end is not None:  # if it is listed again, counting continues here
-            self._covered[key] = partition.published_end
+        if partition.start is not None:  # if it is listed again, counting continues here
+            self._covered[key] = partition.start
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
         """Look up the ends of the partitions, and the starts of partitions that were never counted."""
@@ -474,15 +474,16 @@ class AuditReader(TierReader):
         return True
 
     def _count_of(self, partition: Partition, now: int) -> Count:
-        assert partition.published_end is not None
+        assert partition.start is not None
         return Count(
             time=now,
             tier=self._config.tier,
             topic=partition.topic,
             topic_id=partition.key.topic_id,
             partition=partition.key.partition,
-            start=partition.published_end,
+            start=partition.start.next_offset,
             end=partition.end,
+            leader_epoch=partition.cursor.epoch,
             expired=partition.lost,
             origin=partition.origin,
             copied_through=partition.copied_through,
@@ -495,14 +496,18 @@ class AuditReader(TierReader):
         named = dict(self._changed)
         if is_full:
             named |= {key: p.topic for key, p in self._partitions.items() if p.published_end is not None}
-        ends = {key: partition.published_end for key, partition in self._partitions.items()}
+        positions = []
+        for key, topic in named.items():
+            at = self._partitions[key].start if key in self._partitions else None
+            offset, epoch = (None, -1) if at is None else (at.next_offset, at.epoch)
+            positions.append(ReaderPosition(topic, *key, offset, epoch))
         self._beats += 1
         beat = Heartbeat(
             time=claim.time,
             tier=self._config.tier,
             number=self._beats,
             reported_through=None if self._config.tier == OFFLINE else claim.reported_through,
-            positions=[ReaderPosition(topic, *key, ends.get(key)) for key, topic in named.items()],
+            positions=positions,
             unreadable=[
                 Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
                 for partition in self._partitions.values()

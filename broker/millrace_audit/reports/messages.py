@@ -121,6 +121,8 @@ class ReaderPosition:
     topic_id: str
     partition: int
     offset: int | None
+    leader_epoch: int = -1
+    """Leader epoch of the last batch before the offset; -1: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,8 @@ class Count:
     partition: int
     start: int
     end: int
+    leader_epoch: int = -1
+    """Leader epoch of the last batch before `end`; -1: not known, or a record of the previous version."""
     expired: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets of the range that had expired before they could be read."""
     origin: Origin | None = None
@@ -386,12 +390,13 @@ SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision)
 """Kinds that only a reader or, for decisions, the auditor may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {f"Audit{kind.__name__}": kind for kind in (Hello, Report, *SIGNED)}
 _NEW_FIELDS = {
-    "AuditCount": {"copiedThrough", "strong"},
-    "AuditLoadCount": {"hours", "unkeyed", "rejected"},
-    "AuditReport": {"strong", "failedStrong"},
-    "AuditTableCount": {"unkeyed"},
+    "AuditCount": [{"leaderEpoch", "strong"}, {"copiedThrough", "leaderEpoch", "strong"}],
+    "AuditHeartbeat": [{"leaderEpoch"}],
+    "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
+    "AuditReport": [{"strong", "failedStrong"}],
+    "AuditTableCount": [{"unkeyed"}],
 }
-"""Fields that a record of the previous version lacks, by kind, also in the records within it."""
+"""Fields that records of each state of the version before lack, by kind, also in the records within them."""
 
 
 class OtherVersion:
@@ -403,6 +408,7 @@ _AVRO_NAMES = {
     "closed_through": "closedThrough",
     "copied_through": "copiedThrough",
     "failed_fingerprint": "failedFingerprint",
+    "leader_epoch": "leaderEpoch",
     "reported_through": "reportedThrough",
     "topic_id": "topicId",
 }
@@ -562,24 +568,29 @@ class _Form(NamedTuple):
 
     kind: Kind
     name: str = ""
-    of_before: bool = False
+    lacks: frozenset[str] = frozenset()
+    """Fields of the present form that this one does not have."""
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        return previous_schema(self.name) if self.of_before else schema_file(self.name)
+        return schema_without(self.name, self.lacks)
 
 
 _FORMS = [
     *(_Form(kind, name) for name, kind in _KINDS.items()),
-    *(_Form(_KINDS[name], name, of_before=True) for name in _NEW_FIELDS),
+    *(_Form(_KINDS[name], name, frozenset(each)) for name, older in _NEW_FIELDS.items() for each in older),
 ]
 """All forms that can be read."""
 
 
-def previous_schema(name: str) -> Mapping[str, Any]:
-    """Return the schema of an audit record in the previous version."""
-    before: Mapping[str, Any] = _without(schema_file(name), _NEW_FIELDS[name])
-    return before
+def previous_schemas(name: str) -> list[Mapping[str, Any]]:
+    """Return the schemas of an audit record in the states of the version before, the newest first."""
+    return [schema_without(name, lacks) for lacks in _NEW_FIELDS[name]]
+
+
+def schema_without(name: str, lacks: Set[str]) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = _without(schema_file(name), lacks)
+    return schema
 
 
 def _without(schema: Any, names: Set[str]) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
 from millrace.errors import MillraceError
-from millrace.records import Message, build_batch
+from millrace.records import Cursor, Message, build_batch
 from millrace.records.compression import Codec
 from millrace_audit.reader import coverage
 from millrace_audit.reader.coverage import covered
@@ -28,8 +28,10 @@ OWN = 9
 OWN_BEAT = Heartbeat(time=NOTHING, tier="dc1")
 
 
-def count(key: PartitionKey, start: int, end: int) -> Count:
-    return Count(time=1, tier="dc1", topic="t", topic_id=key[0], partition=key[1], start=start, end=end)
+def count(key: PartitionKey, start: int, end: int, epoch: int = -1) -> Count:
+    topic_id, partition = key
+    made = Count(time=1, tier="dc1", topic="t", topic_id=topic_id, partition=partition, start=start, end=end)
+    return replace(made, leader_epoch=epoch)
 
 
 NUMBERS = itertools.count(1)
@@ -69,6 +71,11 @@ def ends(topic: Topic, *partitions: PartitionKey, patch: pytest.MonkeyPatch) -> 
 
 def ends_shown(topic: Topic, *partitions: PartitionKey, patch: pytest.MonkeyPatch) -> dict[PartitionKey, int]:
     patch.setattr(coverage, "_records", topic.read)
+    found = cursors(topic, *partitions)
+    return {key: cursor.next_offset for key, cursor in found.items()}
+
+
+def cursors(topic: Topic, *partitions: PartitionKey) -> coverage.Ends:
     before = max((turn for _, turn, _ in topic.records if turn < OWN), default=None)
     return covered(topic, "audit-counts", "dc1", None, None, OWN, before, partitions)  # type: ignore[arg-type]
 
@@ -154,6 +161,19 @@ def test_a_log_that_was_truncated_is_counted_on_from_where_it_was_cut(
     said: list[Count | Heartbeat] = [first, count(A, 0, 50), cut, count(A, 30, 40)]
     topic = Topic([(MINUTE, 1, record) for record in said])
     assert ends(topic, A, B, patch=monkeypatch) == {A: 40, B: 9}
+
+
+def test_a_position_has_the_epoch_of_the_newest_record_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    positions = [ReaderPosition("t", *A, 10, 3), ReaderPosition("t", *B, 8, 2)]
+    full = Heartbeat(time=2, tier="dc1", number=next(NUMBERS), positions=positions)
+    later = replace(beat(), truncated=[Truncated("t", *B, 8, 5)])
+    said: list[Count | Heartbeat] = [full, count(A, 10, 20, 4), later]
+    topic = Topic([(MINUTE, 1, record) for record in said])
+    topic.records.append((0, OWN, OWN_BEAT))
+    monkeypatch.setattr(coverage, "_records", topic.read)
+    assert cursors(topic, A, B) == {A: Cursor(20, epoch=4), B: Cursor(5)}
+    topic.records[1:2] = []
+    assert cursors(topic, A, B)[A] == Cursor(10, epoch=3)
 
 
 def test_what_a_reader_says_when_its_turn_is_over_does_not_hide_that_of_the_turn_before_ours(

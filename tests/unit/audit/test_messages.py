@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from io import BytesIO
 from typing import Any, cast
@@ -36,7 +37,7 @@ from millrace_audit.reports.messages import (
     WarehouseState,
     editions_hash,
     packed,
-    previous_schema,
+    previous_schemas,
     schema_file,
     unpacked,
 )
@@ -112,7 +113,7 @@ RECORDS: list[AuditRecord] = [
         tier="dc1",
         number=7,
         reported_through=1 << 40,
-        positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
+        positions=[ReaderPosition("PageView", "ab", 0, 77, 3), ReaderPosition("PageView", "ab", 1, None)],
         unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],
         truncated=[Truncated("PageView", "ab", 3, 9, 5)],
     ),
@@ -262,12 +263,15 @@ def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> N
 def of_the_version_before(record: Count | LoadCount | TableCount, ids: Ids) -> bytes:
     """The message of a record as the version before wrote it: without the fields that are new."""
     name = f"Audit{type(record).__name__}"
-    schema = dict(previous_schema(name))
+    return written_as(previous_schemas(name)[-1], record, ids)
+
+
+def written_as(schema: Mapping[str, Any], record: Count | LoadCount | TableCount, ids: Ids) -> bytes:
     out = BytesIO()
     written = {"source": {"load": 7}, "expired": [], **vars_of(record), "counts": record.counts.to_avro()}
     written["topicId"] = written.get("topic_id")
-    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)
-    return b"\0" + ids.register(name, schema).to_bytes(4, "big") + out.getvalue()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(dict(schema)), written)
+    return b"\0" + ids.register(str(schema["name"]), dict(schema)).to_bytes(4, "big") + out.getvalue()
 
 
 def vars_of(record: Count | LoadCount | TableCount) -> dict[str, Any]:
@@ -281,19 +285,20 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
     table = replace(cast(TableCount, RECORDS[8]), unkeyed=None)
     count = replace(cast(Count, RECORDS[5]), origin=None, foreign=[])
     for record in (count, load, table):
-        assert AuditCodec(ids).decode(of_the_version_before(record, ids)) == record
+        for schema in previous_schemas(f"Audit{type(record).__name__}"):
+            assert AuditCodec(ids).decode(written_as(schema, record, ids)) == record
 
 
 @pytest.mark.parametrize("record", [RECORDS[1], RECORDS[-2]])
 def test_a_report_of_the_version_before_has_fast_fingerprints(record: AuditRecord) -> None:
-    ids, form = Ids(), fastavro.parse_schema(dict(previous_schema("AuditReport")))
+    ids, form = Ids(), fastavro.parse_schema(dict(previous_schemas("AuditReport")[0]))
     new = BytesIO(AuditCodec(ids).encode(record)[5:])
     old, fields_of = (
         BytesIO(),
         fastavro.schemaless_reader(new, fastavro.parse_schema(dict(schema_file("AuditReport"))), None),
     )
     fastavro.schemaless_writer(old, form, fields_of)
-    schema_id = ids.register("AuditReport", dict(previous_schema("AuditReport")))
+    schema_id = ids.register("AuditReport", dict(previous_schemas("AuditReport")[0]))
     found = AuditCodec(ids).decode(b"\0" + schema_id.to_bytes(4, "big") + old.getvalue())
     assert isinstance(found, Report)
     assert isinstance(record, Report)
@@ -301,6 +306,18 @@ def test_a_report_of_the_version_before_has_fast_fingerprints(record: AuditRecor
     assert there.acknowledged == window.acknowledged
     assert there.fingerprint == split(window.fingerprint)[0]
     assert there.failed_fingerprint == split(window.failed_fingerprint)[0]
+
+
+def test_a_heartbeat_of_the_version_before_has_positions_without_an_epoch() -> None:
+    ids, out = Ids(), BytesIO()
+    position = {"topic": "PageView", "topicId": "ab", "partition": 0, "offset": 77}
+    schema = dict(previous_schemas("AuditHeartbeat")[0])
+    written = {"time": 4, "tier": "dc1", "positions": [position]}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)
+    message = b"\0" + ids.register("AuditHeartbeat", schema).to_bytes(4, "big") + out.getvalue()
+    beat = AuditCodec(ids).decode(message)
+    assert isinstance(beat, Heartbeat)
+    assert beat.positions == [ReaderPosition("PageView", "ab", 0, 77, -1)]
 
 
 def test_made_up_schema_ids_hide_no_record_of_the_version_before() -> None:

@@ -35,9 +35,8 @@ def position(base: int, next_offset: int, batches: int) -> bytes:
 
 
 def partition(published_end: int | None = 0, *, byte_positions: bool = True) -> Partition:
-    return Partition(
-        "t", PartitionKey("a" * 32, 0), OffsetRules(byte_positions=byte_positions), published_end
-    )
+    published = None if published_end is None else Cursor(published_end)
+    return Partition("t", PartitionKey("a" * 32, 0), OffsetRules(byte_positions=byte_positions), published)
 
 
 def take(state: Partition, fetched: FetchedPartition) -> None:

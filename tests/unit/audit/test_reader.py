@@ -46,11 +46,13 @@ class Cluster:
     refuses: bool = False
     open_at: int | None = None
     """Offset at which a transaction is open."""
+    asked: list[Cursor] = field(default_factory=list)
+    """Positions of all fetches."""
     parting: Parting | None = None
     """Answer to the next fetch: the log was cut there, and has grown again."""
 
     def append(self, *messages: Message) -> None:
-        batch = build_batch(list(messages), base_offset=self.end)
+        batch = build_batch(list(messages), base_offset=self.end, leader_epoch=0)
         self.log.append(batch)
         self.end = BatchHeader.of(batch).next_offset
 
@@ -80,6 +82,7 @@ class Cluster:
         answers = {}
         for name, cursor in cursors.items():
             at = cursor.next_offset
+            self.asked.append(cursor)
             error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
             batches = [batch for batch in self.log if at < BatchHeader.of(batch).next_offset <= self.visible]
             answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
@@ -170,7 +173,7 @@ def test_nothing_is_said_to_be_counted_while_a_listing_lacks_what_was_counted_be
 def test_a_turn_says_nothing_before_all_is_listed_that_was_counted_in_the_one_before(
     cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): 0, PartitionKey("d" * 32, 0): 5}
+    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): Cursor(0), PartitionKey("d" * 32, 0): Cursor(5)}
     reading.count_once()
     assert cluster.news() == []
     monkeypatch.setattr(reader, "GONE_S", 0)
@@ -185,7 +188,7 @@ def test_a_topic_that_earlier_turns_counted_and_the_topics_leave_out_is_named_an
 ) -> None:
     monkeypatch.setattr(reader, "GONE_S", 0)
     key = PartitionKey(TOPIC_ID.hex, 0)
-    reading._config, reading._covered = replace(reading._config, topics=["another"]), {key: 0}
+    reading._config, reading._covered = replace(reading._config, topics=["another"]), {key: Cursor(0)}
     cluster.append(Message(0, None, b"plain"))
     for _ in range(2):
         reading._beat_due = 0
@@ -321,7 +324,7 @@ def test_a_topic_that_was_deleted_long_ago_stops_no_heartbeat_of_a_busy_cluster(
         return dict.fromkeys(partitions, cluster.end)
 
     monkeypatch.setattr(cluster, "written", written_to)
-    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): 0, PartitionKey("ab" * 16, 0): 7}
+    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): Cursor(0), PartitionKey("ab" * 16, 0): Cursor(7)}
     for _ in range(60):
         reading.count_once()
         now += 1
@@ -431,6 +434,31 @@ def test_a_log_that_was_cut_and_has_grown_is_said_to_be_before_it_is_counted_aga
     assert isinstance(beat, Heartbeat)
     assert beat.number > cut.number
     assert not beat.truncated
+
+
+def test_a_log_that_was_cut_and_grew_while_no_reader_ran_is_noticed_by_the_next_reader(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    key = PartitionKey(TOPIC_ID.hex, 0)
+    cluster.append(Message(0, None, b"kept"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    counted, beat = cluster.news()
+    assert isinstance(counted, Count)
+    assert isinstance(beat, Heartbeat)
+    assert [position.leader_epoch for position in beat.positions] == [counted.leader_epoch] == [0]
+    reading._partitions.clear()
+    reading._all_positions_due = 0.0
+    reading._covered = {key: Cursor(counted.end, epoch=counted.leader_epoch)}
+    cluster.log.pop()
+    cluster.end, cluster.parting = 1, Parting(0, 1)
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    assert Cursor(counted.end, epoch=0) in cluster.asked, "the first fetch has the epoch of the position"
+    cut, again, _ = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert [(log.counted, log.end) for log in cut.truncated] == [(2, 1)]
+    assert count(again) == (1, 3, 2)
 
 
 def test_a_copy_is_said_to_have_come_further_when_its_mirror_did_so_without_a_message(

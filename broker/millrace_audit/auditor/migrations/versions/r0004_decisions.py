@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0004"
-down_revision = "0002"
+down_revision = "0003"
 
 _NOTHING, _FOR_EVER = -(2**63), 2**63 - 1
 _WHO = "an earlier version"
