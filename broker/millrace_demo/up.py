@@ -403,12 +403,12 @@ class Deployment:
 
 def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
     """Return the roles of each client's token, by service. Only the operator has more roles than it needs."""
-    counts = ("read", "register:Audit*")
+    counts = ("read", "register:Audit*")  # the auditor writes operators' decisions
     readers = [_reader_of(name) for name in (*config.clusters, _WAREHOUSE)]
     return {
         "registry": {
             _OPERATOR: ("read", "register", "admin"),
-            "auditor": ("read",),
+            "auditor": counts,
             **dict.fromkeys(readers, counts),
         },
         "auditor": {_OPERATOR: ("read", "metrics", "accept")},

@@ -46,7 +46,7 @@ done
 
 cp security/mirror.password "$aggregate/broker"
 client "$aggregate/audit-warehouse" reader read 'register:Audit*'
-client "$aggregate/auditor" auditor read
+client "$aggregate/auditor" auditor read 'register:Audit*'
 certificate "$aggregate/auditor/certificate.pem" "millrace-auditor.$aggregate"
 printf 'https://admin:%s@millrace-auditor.%s.svc:8082' \
   "$(millrace access add auditor.toml admin read accept)" "$aggregate" > "$aggregate/admin/auditor"

@@ -27,8 +27,8 @@ from millrace_audit.reports.messages import (
     Decision,
 )
 
-WRITE_AGAIN_MS = 7 * 24 * 3_600_000
-"""Age of a decision's newest record at which the auditor writes it again."""
+WRITE_AGAIN_MS = 24 * 3_600_000
+"""Age of a decision's newest record at which the auditor writes it again, long before it expires."""
 _AT_ONCE = 1000
 """Most decisions to write at once."""
 

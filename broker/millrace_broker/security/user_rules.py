@@ -24,7 +24,10 @@ _ALLOWED = {
         *((operation, _TOPICS) for operation in _READS),
         *((Operation.WRITE, Resource(ResourceType.TOPIC, name)) for name in COUNTED),
     ],
-    "auditor": [(operation, _TOPICS) for operation in _READS],
+    "auditor": [
+        *((operation, _TOPICS) for operation in _READS),
+        (Operation.WRITE, Resource(ResourceType.TOPIC, "audit-offline")),  # operators' decisions
+    ],
     "loads": [*((operation, _TOPICS) for operation in _READS), (Operation.MIRROR_WRITE, _TOPICS)],
 }
 _DENIED = {

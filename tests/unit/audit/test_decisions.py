@@ -264,7 +264,7 @@ def test_a_decision_that_the_auditor_has_not_signed_has_no_effect(story: Story) 
     assert [kind for kind, _ in story.strangers()] == ["Decision"]
 
 
-def test_a_decision_is_written_again_each_week_and_takes_effect_once(story: Story) -> None:
+def test_a_decision_is_written_again_each_day_and_takes_effect_once(story: Story) -> None:
     story.whole()
     story.hello(2)
     story.apply()

@@ -6,15 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from millrace.errors import MillraceError
 from millrace.service.database import open_database
 from millrace_audit.auditor import lease as leases
 from millrace_audit.auditor import store as stores
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld, process_of
 from millrace_audit.auditor.store import AuditStore, DatabaseRow, LeaseRow, Row
 from tests.support import Clock, child
+from tests.unit.audit.test_store import as_of_revision_2
 
 
 class Elsewhere(Lease):
@@ -142,6 +144,32 @@ def test_an_auditor_that_stands_still_within_a_transaction_keeps_nobody_out_of_p
     assert holder(second) == "b"
     first.close()
     second.close()
+
+
+def test_a_newer_auditor_changes_no_tables_while_an_older_one_holds_the_lease(
+    url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_TAKE_OVER_S", 0)
+    older = AuditStore(url, Elsewhere("a", clock))
+    older.renew()
+    with older.writing() as session:
+        as_of_revision_2(lambda statement: session.execute(text(statement)))
+    newer = Elsewhere("b", clock)
+    with pytest.raises(
+        MillraceError, match=r"an older Millrace, and in use: .* on a: .*Stop the other process"
+    ):
+        AuditStore(url, newer)
+    with older.writing() as session:
+        assert session.scalar(text("SELECT version_num FROM auditor_revision")) == "0002"
+    clock.now += LEASE_S
+    store = AuditStore(url, newer)
+    assert holder(store) == "b"
+    with store.writing():
+        pass
+    with pytest.raises(LeaseHeld), older.writing():
+        pass
+    store.close()
+    older.close()
 
 
 def test_the_lease_of_a_process_of_this_machine_that_has_ended_is_taken_at_once(tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, select, text, update
 
 from millrace.errors import MillraceError
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.store import AuditStore, LoadRow, Row, TopicRow
-from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story
+from millrace_audit.auditor.decisions import due_decisions
+from millrace_audit.auditor.store import AuditStore, LoadRow, Row, TopicRow, WindowRow
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import RejectedMessages
+from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story, W
 
 
 def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
@@ -124,6 +127,22 @@ def as_of_revision_1(execute: Callable[[str], object]) -> None:
     execute("CREATE INDEX open_windows ON windows (settled, topic)")
 
 
+def as_of_revision_2(execute: Callable[[str], object]) -> None:
+    """With instance 2 accepted, instance 3 disowned, and the rejected messages of load 2 given up."""
+    execute("DROP TABLE decision")
+    execute("ALTER TABLE producers DROP COLUMN first_at")
+    execute("ALTER TABLE producers ADD COLUMN accepted TEXT")
+    execute("ALTER TABLE producers ADD COLUMN disowned BOOLEAN DEFAULT FALSE NOT NULL")
+    execute("UPDATE producers SET accepted = 'its rack is gone' WHERE announced AND instance = 2")
+    execute("UPDATE producers SET accepted = 'not ours', disowned = TRUE, done = TRUE WHERE instance = 3")
+    execute(
+        "CREATE TABLE acceptance (number INTEGER PRIMARY KEY, time BIGINT, topic VARCHAR(249), load BIGINT,"
+        " edition BIGINT, who TEXT, reason TEXT)"
+    )
+    execute(f"INSERT INTO acceptance VALUES (1, {NOW}, '{TOPIC}', 2, 1, 'me', 'a test page')")
+    execute("UPDATE auditor_revision SET version_num = '0002'")
+
+
 def empty(store: AuditStore) -> None:
     with store.writing() as session:
         for table in reversed(Row.metadata.sorted_tables):
@@ -155,5 +174,49 @@ def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_ve
     story.state(0)
     assert story.apply().verdict() == "unknown"
     assert "load 1 was counted, in hours that are not known, and is gone" in story.window()["reasons"][0]
+    empty(store)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_acceptances_of_an_older_database_stay_in_force_and_are_written_to_the_audit_topic_once(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    if kind == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    store = AuditStore(url)
+    empty(store)
+    story = Story(store)
+    story.whole()
+    for instance in (2, 3):
+        story.hello(instance)
+    story.report(0, (0, 9), instance=3)
+    story.load(SequenceCounts(), rejected=[RejectedMessages(W, W, 3, 0, "no value")])
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "incomplete"
+    with store.writing() as session:
+        as_of_revision_2(lambda statement: session.execute(text(statement)))
+        session.execute(update(WindowRow).values(settled=False, dirty=True))
+    store.close()
+    store = AuditStore(url)
+    story.store = store
+    story.settle()
+    reasons = " ".join(story.window()["reasons"])
+    assert story.verdict() == "carried", reasons
+    for reason in ("accepted: its rack is gone", "do not count: not ours", "accepted: a test page"):
+        assert reason in reasons
+    with store.reading() as session:
+        decisions = due_decisions(session, NOW)
+    assert sorted((each.kind, each.instance, each.load) for each in decisions) == [
+        ("accept", 2, 0),
+        ("accept-rejected", None, 2),
+        ("disown", 3, 0),
+    ]
+    for decision in decisions:
+        story.decide(decision)
+    story.apply()
+    with store.reading() as session:
+        assert due_decisions(session, NOW) == []
     empty(store)
     store.close()
