@@ -156,10 +156,10 @@ def test_a_newer_auditor_changes_no_tables_while_an_older_one_holds_the_lease(
         as_of_revision_2(lambda statement: session.execute(text(statement)))
     newer = Elsewhere("b", clock)
     with pytest.raises(
-        MillraceError, match=r"an older Millrace, and in use: .* on a: .*Stop the other process"
+        MillraceError, match=r"process .* on a: .*of an older Millrace .*: stop the other process"
     ):
         AuditStore(url, newer)
-    with older.writing() as session:
+    with older.reading() as session:
         assert session.scalar(text("SELECT version_num FROM auditor_revision")) == "0002"
     clock.now += LEASE_S
     store = AuditStore(url, newer)
