@@ -595,8 +595,8 @@ class AuditStore:
                 self._lease.take(session)
         except MillraceError as error:
             raise DatabaseInUse(
-                f"{error}. The tables are of an older Millrace and would change: stop the other process first,"
-                " then start this one"
+                f"{error}. The tables are of an older Millrace and would change: stop the other process, then"
+                " start this one"
             ) from error
 
     def close(self) -> None:

@@ -259,6 +259,7 @@ def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: 
 def test_a_decision_that_the_auditor_has_not_signed_has_no_effect(story: Story) -> None:
     story.whole()
     story.hello(2)
+    story.report(0, instance=2, closed=W)
     story.say(OWN, OFFLINE, decision(ACCEPT, 1, instance=2), None)
     assert story.apply().verdict() == "unknown"
     assert [kind for kind, _ in story.strangers()] == ["Decision"]

@@ -156,7 +156,7 @@ def test_a_newer_auditor_changes_no_tables_while_an_older_one_holds_the_lease(
         as_of_revision_2(lambda statement: session.execute(text(statement)))
     newer = Elsewhere("b", clock)
     with pytest.raises(
-        MillraceError, match=r"process .* on a: .*of an older Millrace .*: stop the other process"
+        MillraceError, match=r"process .* on a: .*of an older Millrace .*: stop the other process, then start"
     ):
         AuditStore(url, newer)
     with older.reading() as session:

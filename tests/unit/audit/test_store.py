@@ -191,6 +191,7 @@ def test_acceptances_of_an_older_database_stay_in_force_and_are_written_to_the_a
     story.whole()
     for instance in (2, 3):
         story.hello(instance)
+    story.report(0, instance=2, closed=W)
     story.report(0, (0, 9), instance=3)
     story.load(SequenceCounts(), rejected=[RejectedMessages(W, W, 3, 0, "no value")])
     story.beats(NOW + 6000)
