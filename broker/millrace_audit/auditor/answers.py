@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -65,12 +65,13 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
         (facts,) = topic_facts(session, options, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
+        empty = _without_events(facts, [at for at in starts if at not in rows and at >= known.kept_from])
         windows = [
             _judged(topic, rows[at], facts.now)
             if at in rows
             else _special(topic, at, Special.DELETED)
             if at < known.kept_from
-            else _judge(facts.of_window(at, None))
+            else empty[at]
             for at in starts
         ]
         keys = incidents.keys_of_windows(session, topic, first, last)
@@ -138,6 +139,18 @@ _COLUMNS = select(
 
 def _judge(facts: WindowFacts) -> Window:
     return window_of(facts, judge(facts))
+
+
+def _without_events(facts: TopicFacts, starts: Iterable[int]) -> dict[int, Window]:
+    """Judge windows without events, once for all of an hour with the same facts: commands name the hour."""
+    judged: dict[tuple[int, str], Window] = {}
+    windows = {}
+    for start in starts:
+        key = (start - start % HOUR_MS, facts.digest(start, None))
+        if key not in judged:
+            judged[key] = _judge(facts.of_window(start, None))
+        windows[start] = replace(judged[key], start=utc(start), end=utc(start + WINDOW_MS))
+    return windows
 
 
 def _special(topic: str, start: int, special: Special) -> Window:
