@@ -37,6 +37,7 @@ from millrace_audit.reports.messages import NOTHING, OFFLINE
 from tests.support import REPOSITORY
 from tests.unit.audit.story import NOW, OPTIONS, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Worker
+from tests.unit.audit.test_store import as_of_revision_2
 
 LATER = NOW + 20 * 60_000
 PAYMENTS = {TOPIC: TopicPolicy(owner="payments")}
@@ -226,9 +227,7 @@ def test_a_database_of_the_revision_before_finds_its_incidents(tmp_path: Path) -
     before = keys(story)
     story.store.close()
     with closing(sqlite3.connect(tmp_path / "audit.db")) as database, database:
-        database.execute("DROP TABLE incidents")
-        database.execute("DROP TABLE incident_windows")
-        database.execute("UPDATE auditor_revision SET version_num = '0002'")
+        as_of_revision_2(database.execute)
     story.store = AuditStore(url)
     assert keys(story) == []
     story.settle()

@@ -48,7 +48,7 @@ def story(stores: Callable[[str], AuditStore], tmp_path: Path) -> Story:
 
 @pytest.fixture
 def auditor(story: Story) -> Iterator[str]:
-    worker = Worker(AuditNumbers(story.store, story.options), trouble=MARK)
+    worker = Worker(AuditNumbers(story.store, story.options), trouble=MARK, story=story)
     port = free_port()
     app = build_app(story.store, story.options, worker)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None, lifespan="off"))

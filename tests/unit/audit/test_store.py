@@ -131,7 +131,8 @@ def as_of_revision_1(execute: Callable[[str], object]) -> None:
 
 def as_of_revision_2(execute: Callable[[str], object]) -> None:
     """With instance 2 accepted, instance 3 disowned, and the rejected messages of load 2 given up."""
-    execute("DROP TABLE decision")
+    for table in ("decision", "incident_windows", "incidents"):
+        execute(f"DROP TABLE {table}")
     execute("ALTER TABLE producers DROP COLUMN first_at")
     execute("ALTER TABLE producers ADD COLUMN accepted TEXT")
     execute("ALTER TABLE producers ADD COLUMN disowned BOOLEAN DEFAULT FALSE NOT NULL")
