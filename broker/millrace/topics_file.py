@@ -44,7 +44,7 @@ class TopicPolicy:
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     fingerprint: str = "fast"
-    """Sum by which the audit compares content, one of FINGERPRINTS: `strong` also finds forged messages."""
+    """Kind of fingerprint of the messages' content, one of FINGERPRINTS; `strong` also finds forgeries."""
     max_bytes: str = ""
     """Value of `--max-bytes` for the topic's loads."""
     max_rejected: str = ""

@@ -106,7 +106,7 @@ class Window:
     rejected: int = 0
     """Messages that loads set aside because they could not decode them."""
     incidents: Sequence[str] = ()
-    """Keys of the incidents with the window, the worst first."""
+    """Keys of the incidents that contain the window, worst first."""
 
 
 def _hours_to_json(hours: Mapping[str, Sequence[datetime]]) -> dict[str, list[str]]:
@@ -115,7 +115,7 @@ def _hours_to_json(hours: Mapping[str, Sequence[datetime]]) -> dict[str, list[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Windows that are not proven for one cause: a rule, and the thing that the rule found."""
+    """Windows that one cause keeps from being proven: a rule, and the object that the rule found."""
 
     key: str
     rule: str
@@ -126,7 +126,7 @@ class Incident:
     """Reason of the newest affected window."""
     first_seen: datetime
     last_seen: datetime
-    """Time of the answer for an open incident."""
+    """Time of the answer for an open incident, of its resolution for a resolved one."""
     resolved: datetime | None
     """Time at which the last window lost the cause; None for an open incident."""
     duration_s: float

@@ -63,7 +63,7 @@ def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
 
 
 def facts(url: str, topic: str, window: datetime, limit: int) -> dict[str, Any]:
-    """Return what the verdict on the window around a time was made from, and the outcome of every rule.
+    """Return the facts about the window around a time, and the outcome of every rule.
 
     Lists of facts have at most `limit` entries.
     """

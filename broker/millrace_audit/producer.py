@@ -193,7 +193,7 @@ class AuditedProducer:
     `lateness_ms` promises that no event is older when `send` is called. Without `lateness_ms` only
     `closed_through` and `close` close windows. `subjects` are values as for `millrace load --subject`;
     without them the variable MILLRACE_SUBJECTS decides how subjects are named. The file that
-    MILLRACE_TOPICS_FILE names decides how the content of each topic is summed. Raise MillraceError with a
+    MILLRACE_TOPICS_FILE names decides the kind of fingerprint for each topic. Raise MillraceError with a
     one-line text for an unknown topic, an event that does not fit its schema, or if no broker can be reached.
     """
 

@@ -113,7 +113,7 @@ def print_incidents(incidents: Sequence[Incident]) -> None:
 
 
 def print_incident(one: Incident) -> None:
-    """Print everything that is known of an incident, and a line for each of its hours."""
+    """Print an incident with all details, and a line for each of its hours."""
     print_incidents([one])
     say(f"rule {one.rule}: {one.what}")
     for name, value in (

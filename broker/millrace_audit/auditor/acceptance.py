@@ -1,4 +1,4 @@
-"""Operators' decisions before they are written: checked against the database, which they do not change."""
+"""Checks of operators' decisions before they are written. They read the database and leave it unchanged."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def accept(
     before: int | None = None,
     disown: bool = False,
 ) -> tuple[Decision, list[int]]:
-    """Return a decision to stop waiting for instances or to disown them, and the instances that it concerns.
+    """Return a decision to accept or disown instances, and the affected instances.
 
-    Of a service, an accepted instance needs no second decision. Without `before`, the decision's own time
-    counts.
+    Instances of a service that are already accepted are left out. `before` defaults to the decision's time.
     """
     now = options.clock_ms()
     whom: dict[str, Any] = {"instance": instance, "service": service, "server": server}
@@ -53,7 +52,7 @@ def accept(
 def accept_rejected(
     session: Session, options: AuditOptions, topic: str, load: int, reason: str, who: str
 ) -> tuple[Decision, int]:
-    """Return a decision to give up the messages that a load's newest edition set aside, and their number.
+    """Return a decision to give up the messages that a load's newest edition rejected, and their number.
 
     Their windows are `carried` at best from then on. Another edition of the load needs its own decision.
     """
@@ -78,7 +77,7 @@ def accept_rejected(
 def replace_loads(
     session: Session, options: AuditOptions, topic: str, reason: str, who: str
 ) -> tuple[Decision, list[int]]:
-    """Return a decision to count the loads that have replaced lost loads, and the lost loads.
+    """Return a decision to count the replacements of lost loads, and the numbers of the lost loads.
 
     Raise MillraceError if no load is lost, or if the counts of a lost load are no longer kept.
     """

@@ -5,8 +5,8 @@
     GET  /v1/topics/{topic}/changes?since=CURSOR      hours with a changed final verdict
     GET  /v1/topics                          watermarks and instances
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
-    GET  /v1/facts?topic=NAME&window=ISO&limit=N      what a window's verdict was made from, and each rule
-    GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY   causes of such windows, worst first
+    GET  /v1/facts?topic=NAME&window=ISO&limit=N      facts about a window, and the outcome of each rule
+    GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY   incidents, worst first
     GET  /v1/strangers                       rejected records
     GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
@@ -194,7 +194,7 @@ def build_app(
     def facts(
         topic: str, window: str, limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 100
     ) -> dict[str, Any]:
-        """Return the facts that a window's verdict was made from, and the outcome of every rule."""
+        """Return the facts about a window, and the outcome of every rule."""
         with store.reading() as session:
             return explaining.explain(session, options, topic, window_start(_ms(window, "window")), limit)
 
@@ -206,7 +206,7 @@ def build_app(
         owner: str | None = None,
         key: str | None = None,
     ) -> list[dict[str, Any]]:
-        """List incidents, the worst first: open ones, resolved ones, or both."""
+        """List open incidents, resolved incidents or both, worst first."""
         with store.reading() as session:
             found = incidents.find(
                 session, options, is_open=is_open, topic=topic, rule=rule, owner=owner, key=key
@@ -317,7 +317,7 @@ def build_app(
         with store.reading() as session:
             if first_lost(session, topic) <= decision.load:
                 raise MillraceError(
-                    f"other loads of topic {topic} are lost by now: look at them, and try again"
+                    f"further loads of topic {topic} have been lost meanwhile: check them, and try again"
                 )
         return {"loads": loads, "accepted": reason}
 

@@ -246,7 +246,7 @@ class Auditor:
                 written.set_result(None)
 
     def _write_decisions_again(self) -> None:
-        """Write the decisions again whose newest record is old, or that have none, so that none expires."""
+        """Write decisions again before their newest record expires, and decisions that have no record."""
         now = self._options.clock_ms()
         with self._store.reading() as session:
             decisions = due_decisions(session, now)
@@ -255,7 +255,7 @@ class Auditor:
                 self._writer.write(decisions)
         except Undecided as error:
             logger.warning(
-                "%d decisions are not written to %s again: %s", len(decisions), OFFLINE_AUDIT_TOPIC, error
+                "could not write %d decisions to %s again: %s", len(decisions), OFFLINE_AUDIT_TOPIC, error
             )
 
     def run(self, stop: threading.Event) -> None:

@@ -134,7 +134,7 @@ def forget(session: Session, before: int) -> None:
 _COVERAGE = select(*CoverageRow.__table__.columns).order_by(
     CoverageRow.topic, CoverageRow.tier, CoverageRow.partition
 )
-# Built once, and of tables and not of their classes: building takes longer than executing.
+# Built once, from tables instead of classes: building a query takes longer than executing it.
 _BEATS = select(*BeatRow.__table__.columns).order_by(BeatRow.tier, BeatRow.serial)
 _marks = MarkRow.__table__.c
 _MARKS = (
@@ -161,7 +161,7 @@ class _Covered:
 
     @cached_property
     def copied_from(self) -> Set[str]:
-        """Clusters whose partitions these mirror."""
+        """Clusters of which the partitions are mirrors."""
         return {row.origin[0] for row in self.rows if row.origin}
 
     @cached_property

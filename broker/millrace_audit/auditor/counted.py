@@ -31,7 +31,7 @@ from millrace_audit.reports.messages import (
 )
 
 _MOST_NAMED = 200
-"""Most records and positions whose topics a query names; for more it reads all topics."""
+"""Most records and positions for which a query names the topics. With more, it reads all topics."""
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""Writes operators' decisions to the audit topic, signed in the auditor's own turn."""
+"""Writer of operators' decisions to the audit topic, signed in the auditor's own turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace_audit.reports.turn_taker import Holder, TurnTaker
 from millrace_audit.reports.turns import Seat, Turn
 
 _PUBLISH_S = 10.0
-MAY_COME = "it may still take effect. Decide again only if the topic's history does not show it in a minute"
+MAY_COME = "it may still take effect. Decide again only if the topic's history lacks it after a minute"
 
 
 class Undecided(MillraceError):
@@ -25,7 +25,8 @@ class Undecided(MillraceError):
 class DecisionWriter:
     """Writer of decisions. For one thread.
 
-    The lease of the database admits one writer, so nobody waits for a seat: a turn is valid until the next.
+    The lease of the database admits one writer, so the writer does not hold its seat. Its turn is valid until
+    the next turn is taken.
     """
 
     def __init__(self, client: ClusterClient, session: Session, codec: AuditCodec) -> None:
@@ -34,7 +35,7 @@ class DecisionWriter:
         self._turn: Turn | None = None
 
     def write(self, decisions: Sequence[Decision]) -> None:
-        """Return when the decisions are acknowledged. Raise Undecided if they are not, or may not be."""
+        """Write decisions, and return when the brokers have acknowledged them. Raise Undecided otherwise."""
         try:
             if self._publisher is None:
                 bootstrap = self._client.bootstrap
@@ -57,7 +58,7 @@ class DecisionWriter:
         turn = taker.take()
         if isinstance(turn, Holder):
             raise MillraceError(
-                f"another auditor on {turn.host}, process {turn.pid}, begins its turn: try again"
+                f"another auditor on {turn.host}, process {turn.pid}, is taking its turn: try again"
             )
         taker.release()
         return turn

@@ -1,7 +1,7 @@
-"""Operators' decisions as conditions that are evaluated when windows are judged, and their records.
+"""Operators' decisions: their rows, and the conditions that are evaluated when windows are judged.
 
-No decision changes a producer's row: its place among the records of other partitions does not matter. Only a
-decision to replace loads changes counts, and all counts of loads are in the partition of the decisions.
+No decision changes a producer's row, so its order among the records of other partitions does not matter. Only
+a decision to replace loads changes counts, and all counts of loads are in the partition of the decisions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def producers_of(session: Session, decision: str) -> list[ProducerRow]:
 
 
 def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_start: bool = False) -> None:
-    """Have windows judged again that producers had not closed, or all of their topics with `from_start`."""
+    """Mark windows that the producers had not closed, or with `from_start` all, to be judged again."""
     first: dict[str, int] = {}
     link = store.ProducerTopicRow
     starts = {row.producer: NOTHING if from_start or row.missing else row.closed_through for row in producers}
@@ -85,7 +85,7 @@ def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_sta
 
 
 def due_decisions(session: Session, now: int) -> list[Decision]:
-    """Return the decisions that must be written again. None needs replaced loads again, once they are."""
+    """Return the decisions that must be written again, none of which replaces loads: that happens once."""
     row = DecisionRow
     due = select(row).where(row.written < now - WRITE_AGAIN_MS, row.kind != REPLACE_LOADS)
     names = [field.name for field in fields(Decision)]
@@ -102,13 +102,13 @@ def forget_decisions(session: Session, kept_from: int) -> None:
 
 
 class Decisions:
-    """Writer of decisions that a batch holds."""
+    """Applies the decisions in a batch of records."""
 
     def __init__(self, session: Session, changes: Changes, loads: LoadCounts) -> None:
         self._session, self._changes, self._loads = session, changes, loads
 
     def take(self, decision: Decision) -> str | None:
-        """Apply a decision once; return the reason for which it has no effect."""
+        """Apply a decision once. Return the reason if it has no effect, else None."""
         row = self._session.get(DecisionRow, storable(decision.id)[:32])
         if row is not None:
             row.written = max(row.written, decision.written)
@@ -137,7 +137,7 @@ class Decisions:
             for topic, number in self._session.execute(counts):
                 numbers[topic] = numbers.get(topic, 0) + number
         for topic, number in numbers.items():
-            crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))  # a gap of too many instances
+            crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))  # too many instances made the gap
             heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
             self._session.execute(crowd.values(to=heard.scalar_subquery()))
             whom = (
@@ -165,7 +165,7 @@ class Decisions:
         lost = select(func.sum(table.counted)).where(table.topic == topic, table.load >= first)
         kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
         if self._session.scalar(kept) != self._session.scalar(lost):
-            return f"what load {first} of topic {topic} held is no longer kept"
+            return f"the counts of topic {topic} from load {first} on are no longer kept"
         self._loads.lose_from(state, FOR_EVER)
         replaced = self._loads.take_out(topic, first)
         for record, serial in self._loads.waiting(topic):

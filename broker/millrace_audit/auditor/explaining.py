@@ -1,6 +1,6 @@
-"""Explains a verdict: everything that it was made from, and the outcome of every rule, as JSON.
+"""Explanation of a verdict as JSON: the facts, and the outcome of every rule.
 
-The facts are those that `judging` reads, and the outcomes are those of `rules`. Nothing is derived again.
+`judging` reads the facts and `rules` decides the outcomes. This module derives nothing again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace_audit.auditor.topic_facts import topic_facts
 _TIMES = {"since", "until", "watermark", "applied_through", "read_at"}
 _NAMES = [each.name for each in fields(WindowFacts) if each.name not in ("topic", "start")]
 _COMPARED = {"unreported": "sources", "has_read": "legs"}
-"""Part of a case, or method of the facts -> the fact that it is computed from."""
+"""Attribute of a case, or method of the facts -> the fact from which it is computed."""
 _COLUMNS = select(
     WindowRow.positions,
     WindowRow.judged,
@@ -40,9 +40,9 @@ _COLUMNS = select(
 
 
 def explain(session: Session, options: AuditOptions, topic: str, start: int, limit: int) -> dict[str, Any]:
-    """Return the facts about a window, their verdict and the outcome of every rule, and the stored verdict.
+    """Return the facts about a window, their verdict, the outcome of every rule, and the stored verdict.
 
-    Lists have at most `limit` entries; `more` gives the number of the others.
+    Lists have at most `limit` entries; `more` counts the entries left out.
     """
     here = (WindowRow.topic == topic, WindowRow.window == start)
     row = session.execute(_COLUMNS.where(*here)).one_or_none()
@@ -77,13 +77,13 @@ def _facts(session: Session, options: AuditOptions, topic: str, start: int, row:
 
 
 def _stored(row: Any, facts: WindowFacts, judged: Judged) -> dict[str, Any]:
-    """Return the verdict in the database; `note` says why it is another one than that of the facts."""
+    """Return the verdict in the database. `note` explains why it differs from the verdict on the facts."""
     note = ""
     if row.verdict != judged.verdict:
         if row.judged is None or row.dirty:
-            note = "new facts have arrived and are still to be judged"
+            note = "new facts have arrived and are not judged yet"
         elif row.settled:
-            note = "it was final before some of these facts were known, and a final verdict stays"
+            note = "it was final before some of these facts were known, and final verdicts stay"
         else:
             note = "the facts have changed since the last turn of judging, and the next turn judges them"
     return {
@@ -129,7 +129,7 @@ def _outcome(rule: Rule, case: Case, judged: Judged, write: _Writer) -> dict[str
 
 
 class _Watch:
-    """Stand-in for an object; notes the names of what a rule reads of it."""
+    """Proxy of an object that records the names of the attributes that a rule reads."""
 
     def __init__(self, watched: Any, names: set[str]) -> None:
         self._watched, self._names = watched, names
@@ -140,7 +140,7 @@ class _Watch:
 
 
 def facts_read(rule: Rule, case: Case) -> list[str]:
-    """Return the facts that a rule reads of a case: those that decide whether it has a hit."""
+    """Return the names of the facts that a rule reads, which decide whether it has a hit."""
     names: set[str] = set()
     watched: Any = _Watch(case, names)
     watched.facts = _Watch(case.facts, names)
@@ -159,7 +159,7 @@ class _Writer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.more: dict[str, int] = {}
-        """List -> number of its entries that are left out."""
+        """List -> number of entries left out."""
 
     def value(self, value: Any, name: str) -> Any:
         if isinstance(value, Source):
@@ -228,7 +228,7 @@ class _Writer:
         return {"sequences": size(flat), **self._ranges(pairs(flat[: 2 * self._limit]), len(flat) // 2)}
 
     def _ranges(self, ranges: Sequence[Sequence[int]], count: int | None = None) -> dict[str, Any]:
-        """Write [first, last] ranges; `more_ranges` is the number of those that are left out."""
+        """Write ranges as [first, last]; `more_ranges` counts the ranges left out."""
         more = (len(ranges) if count is None else count) - self._limit
         listed = [[*pair] for pair in ranges[: self._limit]]
         return {"ranges": listed, **({"more_ranges": more} if more > 0 else {})}

@@ -5,12 +5,12 @@ fact is something that was reported or observed, or that is known to be lost. It
 
 To add a fact, add a field to `WindowFacts` and read it in one of two places:
 
-- `TopicFacts.of_window`, for every window, with or without events. The value is part of the digest, and each
-  change of it judges the window again. So a number that moves all the time, such as a watermark, is no fact.
-- `judging`, with the evidence, for a fact that takes a query for each window. It is read when the window is
-  judged: after new evidence or another digest. Windows without events are not judged there.
+- `TopicFacts.of_window`, for every window, with or without events. The value is part of the digest, and a
+  changed digest has the window judged again. So a value that always changes, as a watermark does, is no fact.
+- `judging`, with the evidence, for a fact that takes a query for each window. It is read only when the window
+  is judged, after new evidence or with another digest, and never for windows without events.
 
-A final window is judged again only after new evidence, or when it is marked, as `_doubt_table` marks it.
+A final window is judged again only after new evidence, or when it is marked `dirty`, as by `_doubt_table`.
 
     origin         cluster that producers send to; an event's home is the origin where it was acknowledged
     tier           place that holds events: a home, `offline`, `warehouse`, or the published `table`

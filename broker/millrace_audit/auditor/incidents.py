@@ -1,7 +1,7 @@
-"""Incidents: one for each cause, however many windows have it.
+"""Incidents: one for each cause, whatever the number of affected windows.
 
-`note` takes the causes of the windows that were judged in a transaction, so its cost is that of the change.
-An incident is resolved when no window has its cause any more. Waiting without a command is no incident.
+`note` takes the causes of the windows that a transaction has judged, so its cost follows the change.
+An incident is resolved when no window has its cause any more. A pending rule makes one only with a command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_incident(cause: Cause) -> bool:
 
 
 def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], now: int) -> None:
-    """Open, continue and resolve the incidents of a topic's windows; `judged` maps each to its causes."""
+    """Open, update and resolve the incidents of a topic. `judged` maps each judged window to its causes."""
     causes: defaultdict[str, dict[int, list[Cause]]] = defaultdict(dict)
     for window, of_window in judged.items():
         for cause in filter(is_incident, of_window):
@@ -65,7 +65,7 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
     }
     for row in rows.values():
         is_wider = any(number == row.number for number, _ in after.keys() - before.keys())
-        if row.verdict == Verdict.INCOMPLETE and is_wider:  # who acknowledged it has not seen these windows
+        if row.verdict == Verdict.INCOMPLETE and is_wider:  # no operator has seen the new windows
             row.acknowledged_by = row.note = ""
     gone: defaultdict[int, list[int]] = defaultdict(list)
     for (incident, window), texts in before.items():
@@ -90,7 +90,7 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
 def _open(
     session: Session, topic: str, causes: Mapping[str, Mapping[int, Sequence[Cause]]], now: int
 ) -> dict[str, IncidentRow]:
-    """Return the open incidents of the causes: those known, and new ones."""
+    """Return the incidents of the causes by key; create new incidents, and open resolved ones again."""
     rows: dict[str, IncidentRow] = {}
     for some in store.slices(sorted(causes)):
         found = session.scalars(select(IncidentRow).where(IncidentRow.key.in_(some)))
@@ -134,7 +134,7 @@ def _texts(causes: Sequence[Cause]) -> Texts:
 
 
 def _refresh(session: Session, numbers: Sequence[int], now: int) -> None:
-    """Give the incidents the texts of their newest windows, and resolve those without a window."""
+    """Copy the texts of the newest window into each incident; resolve incidents without a window."""
     table = IncidentWindowRow
     for number in numbers:
         row = session.get_one(IncidentRow, number)
@@ -168,7 +168,7 @@ def find(
     owner: str | None = None,
     key: str | None = None,
 ) -> list[Incident]:
-    """Return the incidents, the worst first and then those of the most hours; open ones before resolved."""
+    """Return incidents: open before resolved, then the worst verdict first, then the most hours first."""
     rows = select(IncidentRow)
     if is_open is not None:
         rows = rows.where(IncidentRow.resolved.is_(None) if is_open else IncidentRow.resolved.is_not(None))
@@ -235,7 +235,7 @@ def acknowledge(session: Session, key: str, who: str, text: str) -> None:
     """Note who works on an open incident. Raise MillraceError if there is none with the key."""
     row = session.scalar(select(IncidentRow).where(IncidentRow.key == key, IncidentRow.resolved.is_(None)))
     if row is None:
-        raise MillraceError(f"no incident {key} is open: `millrace audit --bad` lists those that are")
+        raise MillraceError(f"no incident {key} is open: `millrace audit --bad` lists the open incidents")
     row.acknowledged_by, row.note = who, text
 
 

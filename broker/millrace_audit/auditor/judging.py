@@ -106,7 +106,7 @@ class Judging:
         return judged
 
 
-# Built once, and of tables and not of their classes: building takes longer than executing.
+# Built once, from tables instead of classes: building a query takes longer than executing it.
 _windows = WindowRow.__table__.c
 _OPEN = (
     select(
@@ -226,7 +226,7 @@ def read_facts(
     start: int,
     positions: Mapping[str, Mapping[str, int]],
 ) -> WindowFacts:
-    """Return all facts about a window that has a row, as its judge reads them."""
+    """Return all facts about a window that has a row, as judging reads them."""
     judge_of_topic = _TopicJudge(session, options, progress.heartbeats, of_topic, lambda *_: None)
     return judge_of_topic._with_evidence(of_topic.of_window(start, positions))
 

@@ -118,7 +118,7 @@ class AuditNumbers(Collector):
             hours.add_metric([rule], sum(len(some) for one in of_rule for some in one.hours.values()))
         yield from (windows, pending, marks, behind, causes, oldest, hours)
         yield GaugeMetricFamily(
-            "millrace_audit_strangers", "Records without effect: nobody may say them", strangers
+            "millrace_audit_strangers", "Rejected records of unknown or unauthorized writers", strangers
         )
         yield GaugeMetricFamily(
             "millrace_audit_unapplied_bytes", "Of the audit topics, not applied yet", self.unapplied

@@ -3,7 +3,7 @@
 A rule finds *hits* in the facts of a window. The verdict is that of the worst hit, `complete` without any. No
 rule looks at another one. To add a rule:
 
-1. Write a condition and a row. The row's place in the table is the place of its reason.
+1. Write a condition and a row. Reasons are listed in the order of the rows.
 2. If no fact decides the rule, add one first: `facts` says what a fact must be, and where it is read.
 3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there.
 4. Print the table into docs/audit.md: `python -m tests.unit.audit.printed_rules`.

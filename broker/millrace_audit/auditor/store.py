@@ -52,7 +52,7 @@ LongText = Annotated[str, mapped_column(Text)]
 T = TypeVar("T")
 _IN_ONE_QUERY = 500
 _TAKE_OVER_S = 35.0
-"""Time to wait for the lease of a database whose tables must change: longer than an abandoned lease lasts."""
+"""Longest wait for the lease of a database whose tables must change. An abandoned lease expires earlier."""
 ABANDONED_S = 60
 """Time after which PostgreSQL ends a transaction in which nothing happens."""
 
@@ -131,7 +131,7 @@ class ProducerRow(Row):
     held_open: Mapped[int] = mapped_column(default=0)
     """Number of windows that it holds open, which are its rows in `held_open`."""
     done: Mapped[bool] = mapped_column(default=False)
-    """True if it has ended and no report is missing: no report is awaited."""
+    """True if it has ended and no report is missing."""
     first_window: Mapped[int] = mapped_column(default=FOR_EVER)
     last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
     """Only windows from `first_window` to `last_window` can have its events or reports."""
@@ -600,7 +600,7 @@ class AuditStore:
     def _prepare(self, engine: Engine) -> None:
         """Bring the tables to the newest revision and give the database its name, one process at a time."""
         options = {BEGIN: "BEGIN IMMEDIATE"}
-        if engine.dialect.name == "postgresql":  # to see the commits of the process before
+        if engine.dialect.name == "postgresql":  # to see what the previous process committed
             options["isolation_level"] = "READ COMMITTED"
         give_up_at = time.monotonic() + _TAKE_OVER_S
         while True:
@@ -631,7 +631,7 @@ class AuditStore:
                 self._lease.take(session)
         except MillraceError as error:
             raise DatabaseInUse(
-                f"{error}. The tables are of an older Millrace and would change: stop the other process, then"
+                f"{error}. The tables are of an older Millrace and must change: stop the other process, then"
                 " start this one"
             ) from error
 

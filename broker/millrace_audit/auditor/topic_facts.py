@@ -53,7 +53,7 @@ class _Debts:
     """Debts of producers that have not ended, sorted by the time through which they owe nothing."""
 
     def __init__(self, debts: Iterable[tuple[Debt, int]]) -> None:
-        """`debts` with the time before which each producer owes nothing."""
+        """`debts` pairs each debt with the time before which its producer owes nothing."""
         awaited = sorted((pair for pair in debts if not pair[0].instance.idle), key=itemgetter(1))
         self.debts = [debt for debt, _ in awaited]
         self.closed = [time for _, time in awaited]
@@ -76,7 +76,7 @@ class Start(NamedTuple):
     """Beginning of a producer instance."""
 
     hello: int
-    """Window with its cluster's newest checkpoint before its hello; NOTHING if it is not known."""
+    """Window of its cluster's newest checkpoint before its hello; NOTHING if that is not known."""
     first_window: int
     """First window with its events or reports; FOR_EVER if there is none."""
 
@@ -85,15 +85,15 @@ def _start(row: ProducerRow, progress: Progress) -> Start:
     if row.first_report > 0:  # its hello was lost
         return Start(NOTHING, row.first_window)
     before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
-    # Checkpoints are thinned to one per ten minutes: the window does not change with that.
+    # Thinning checkpoints to one per ten minutes does not change the window.
     return Start(before if before == NOTHING else window_start(before), row.first_window)
 
 
 def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:
-    """Return the time from which a producer holds windows open: windows with events, or all others.
+    """Return the time from which a producer holds windows open: windows with events, or windows without.
 
-    A producer that has never closed a time may send events from before its hello, and may have been killed.
-    It holds such windows open only from the first of its own events on, and only windows with events.
+    A producer that has never closed a window may still send events from before its hello, or was killed. Of
+    the windows before its hello it holds only those with events open, from its own first events on.
     """
     if instance.missing_reports:
         return NOTHING
@@ -136,7 +136,7 @@ class TopicFacts:
         gaps: Sequence[Gap],
         loads: LoadFacts,
     ) -> None:
-        """`starts` has the start of each of `instances`."""
+        """`starts` gives the start of each instance, in the order of `instances`."""
         self.topic, self._options, self._progress = topic, options, progress
         self.owner = options.owner_of(topic)
         self.is_announced, self.instances, self.gaps, self.loads = is_announced, instances, gaps, loads
@@ -175,17 +175,17 @@ class TopicFacts:
         return WindowFacts(topic=self.topic, start=start, **common.values)
 
     def of_window(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> WindowFacts:
-        """Facts of a window without its evidence; `positions` as its row has them, None without events."""
+        """Return a window's facts without its evidence; `positions` of its row, None without events."""
         common, own = self._of_window(start, positions)
         return WindowFacts(topic=self.topic, start=start, **{**common.values, **own})
 
     def digest(self, start: int, positions: Mapping[str, Mapping[str, int]] | None) -> str:
-        """Hash of a window's facts: while it and the evidence stay as they are, so does the verdict."""
+        """Return a hash of a window's facts. The verdict changes only if the hash or the evidence changes."""
         common, own = self._of_window(start, positions)
         return _hash(f"{common.digest} {own}")
 
     def _common_at(self, end: int, *, has_events: bool) -> _Common:
-        """Return the facts of all windows that end between the same two times of producers and origins."""
+        """Return the facts shared by windows that end between the same two times of producers and origins."""
         closes_at = end + self._options.grace_ms
         in_debt, let_off = self._debts[has_events], self._accepted[has_events]
         key = (has_events, in_debt.count(end), let_off.count(end), bisect_left(self._times, closes_at))
@@ -209,7 +209,7 @@ class TopicFacts:
     def _of_window(
         self, start: int, positions: Mapping[str, Mapping[str, int]] | None
     ) -> tuple[_Common, dict[str, Any]]:
-        """Return the facts that a window shares with others, and its own ones, which come first."""
+        """Return the facts that a window shares with others, and its own facts, which replace shared ones."""
         common = self._common_at(start + WINDOW_MS, has_events=bool(positions))
         hour, loads = start - start % HOUR_MS, self.loads
         closes_at = start + WINDOW_MS + self._options.grace_ms
@@ -422,7 +422,7 @@ def to_instance(
 ) -> Instance:
     """Return a producer as an instance, with the reason of an operator's decision about it.
 
-    It is not announced unless `is_own`: for a topic that it has not announced, and if it is disowned.
+    `is_own` is False for a topic that the producer has not announced, and for a disowned producer.
     """
     nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
     return Instance(

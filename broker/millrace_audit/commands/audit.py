@@ -38,7 +38,7 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     "--bad",
     "is_bad",
     is_flag=True,
-    help="List the causes for which windows are not complete, over all time, the worst first.",
+    help="List the causes that keep windows from being complete, over all time, worst first.",
 )
 @click.option("--incident", "key", metavar="KEY", help="Show one cause that --bad lists, with its hours.")
 @click.option(
@@ -46,14 +46,13 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Largest number of windows that --bad --windows lists, and of facts of a kind that --explain"
-    " asks for.",
+    help="Most windows that --bad --windows lists, and most facts of each kind that --explain requests.",
 )
 @click.option(
     "--explain",
     "explained",
     metavar="HOUR",
-    help="Print why the windows of an hour, or of one window like 2015-05-17T10:20, have their verdicts: the"
+    help="Explain the verdicts on the windows of an hour, or on one window like 2015-05-17T10:20: print the"
     " rules and their facts.",
 )
 @click.option(
@@ -156,9 +155,9 @@ def audit(
 
 
 def _print_incidents(incidents: list[Incident], key: str | None, *, as_json: bool) -> int:
-    """Print the open incidents, or the one with a key; return the exit code, which is 1 while one is open."""
+    """Print the incidents, with details if `key` is given. Return the exit code: 1 if one of them is open."""
     if key is not None and not incidents:
-        raise MillraceError(f"no incident {key} is known: `millrace audit --bad` lists those that are open")
+        raise MillraceError(f"no incident {key} is known: `millrace audit --bad` lists the open incidents")
     if as_json:
         print_json(to_json(incidents))
     elif key is None:

@@ -64,7 +64,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="URL",
     default=RUNBOOKS,
     show_default=True,
-    help="Your copy of the runbooks, to which incidents link.",
+    help="Address of your copy of the runbooks, to which incidents link.",
 )
 @click.option(
     "--grace-s",

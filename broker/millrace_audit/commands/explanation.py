@@ -1,7 +1,7 @@
-"""`millrace audit TOPIC --explain HOUR`: why the windows of an hour have their verdicts, for people.
+"""`millrace audit TOPIC --explain HOUR`: prints the reasons for the verdicts on an hour's windows.
 
-First the answer: for each group of equal windows the verdict, and each rule that fired with its reason and
-next command. Then the facts, one line for each kind. At the end the conditions of rules that did not fire.
+For each group of equal windows, the verdict comes first, with each rule that fired, its reason and its next
+command. One line for each kind of fact follows. The conditions of rules that did not fire come last.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _stored(answer: Answer) -> Iterator[str]:
 
 
 def _lines_of(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield a line for each kind of fact; a line that not all windows have begins with its windows."""
+    """Yield a line for each kind of fact. A line that not all windows share begins with its windows."""
     windows: defaultdict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         for line in _facts(answer):
@@ -133,7 +133,7 @@ def _lines_of(answers: Sequence[Answer]) -> Iterator[str]:
 
 
 def _facts(answer: Answer) -> Iterator[str]:
-    """Yield each kind of fact as a line; `true`, `false` or `none` and the kind's name if that is all."""
+    """Yield a line for each kind of fact: for flags and empty lists `true`, `false` or `none` and a name."""
     yield from _of_sources(answer)
     for name, value in {**answer["facts"], "differences": answer["differences"]}.items():
         label = name.replace("_", " ")
@@ -146,7 +146,7 @@ def _facts(answer: Answer) -> Iterator[str]:
 
 
 def _of_sources(answer: Answer) -> Iterator[str]:
-    """Yield the sums of all sources; single sources are in the JSON."""
+    """Yield the sums of all sources. Only the JSON lists single sources."""
     sources, more = answer["facts"]["sources"], answer["more"].get("sources", 0)
     tiers = dict.fromkeys(tier for source in sources for tier in source["observed"])
     sums = {
@@ -176,7 +176,7 @@ _OF_INSTANCE = ("name", "closed_through", "missing_reports", "heard_at", "accept
 
 
 def _words(value: Any) -> str:
-    """Return a fact in words: its values with their names; values that are empty or false are left out."""
+    """Return a fact in words: its values with their names, except empty and false values."""
     if not isinstance(value, Mapping):
         return str(value)
     if "instance" in value and "announced" in value:  # a producer: its name says the rest

@@ -149,7 +149,7 @@ class BatchCounter:
     def _hashes(self, frames: Frames) -> Hashes:
         """Return the fingerprint of each value; a null counts as no bytes."""
         first, last = int(frames.value[0]), int(frames.end[-1])
-        data, digest = bytes(frames.buffer.data[first:last]), self._digest  # bytes are cut faster
+        data, digest = bytes(frames.buffer.data[first:last]), self._digest  # slicing bytes is faster
         start = frames.value - first
         end = start + np.maximum(frames.value_size, 0)
         values = (digest(data[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True))

@@ -27,8 +27,8 @@ _FETCH_BYTES = 8 << 20
 _WAIT_MS = 500
 
 Ends = dict[PartitionKey, Cursor]
-"""The next offset to count of each partition, with the leader epoch before it: a fetch with the epoch shows
-whether the log was cut back since."""
+"""Partition -> next offset to count, and the leader epoch before it. A fetch with the epoch shows whether the
+log was cut back since."""
 
 
 def covered(

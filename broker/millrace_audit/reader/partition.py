@@ -44,8 +44,9 @@ class CannotRead(MillraceError):
     """A partition cannot be read any further. The text has the cause and the remedy."""
 
 
-LEFT_OUT = "an earlier reader counted the topic, and the present --topics leave it out: add it"
-"""Cause that stops the counting of a partition. Without it the auditor would take the topic for deleted."""
+LEFT_OUT = "an earlier reader counted the topic, and --topics leaves it out: add it"
+"""Cause that stops the counting of a partition. If it were not reported, the auditor would consider the topic
+deleted."""
 
 
 @dataclass(slots=True)
@@ -123,8 +124,8 @@ class Partition:
     def behind(self) -> bool:
         """True if there is more to read.
 
-        The batch after a cursor begins at its `next_base`, if known. An end before that is the end of another
-        log, which was cut back: reading shows where.
+        The batch after a cursor begins at its `next_base`, if known. A log that ends before that was cut
+        back, and reading shows where.
         """
         return self.cursor.next_offset < self.high_watermark != self.cursor.next_base
 
@@ -136,7 +137,7 @@ class Partition:
 
     @property
     def trouble(self) -> Stuck | None:
-        """The cause that prevents reading, except that the reader's options leave the topic out."""
+        """Cause that prevents reading; None if only the reader's options leave the topic out."""
         return None if self.stuck is not None and self.stuck.cause == LEFT_OUT else self.stuck
 
     def is_due(self) -> bool:
@@ -188,7 +189,7 @@ class Partition:
         assert self.start is not None
         if end < self.start.next_offset:
             self.truncated = self.start.next_offset
-        # The epoch of the log's remaining part is not known before it is read on.
+        # The epoch of the log's remaining part is unknown until the next read.
         self.start = self.cursor = Cursor(min(end, self.start.next_offset))
         if self.copied_through is not None:
             self.copied_through = min(self.copied_through, self.end)

@@ -19,8 +19,8 @@ from xxhash import xxh64_intdigest
 from millrace.topics_file import NO_POLICY, TopicPolicies
 
 STRONG_BYTES = 504
-"""Bytes of SHAKE128 in a strong fingerprint: three blocks, and a sum that withstands 2^126 steps of Wagner's
-attack however many messages it may replace."""
+"""Bytes of SHAKE128 in a strong fingerprint: three blocks. Wagner's attack on the sum takes at least 2^126
+steps, for any number of replaced messages."""
 _VERSION = b"\1"
 _FAST_BITS, _MARK = 64, 1 << (64 + 8 * STRONG_BYTES)
 _MOST_FAST_BITS = 128  # of 2^64 fast fingerprints that are not yet wrapped
@@ -52,9 +52,9 @@ def is_strong(total: int) -> bool:
 
 
 def wrapped(total: int) -> int:
-    """Return a plain sum of fingerprints of one kind in its final form, which `added` takes.
+    """Return a plain sum of fingerprints of one kind, reduced to the form that `added` takes.
 
-    Nothing has the sum 0.
+    The sum of no fingerprints is 0.
     """
     return _MARK + total % _MARK if is_strong(total) else _signed(total)
 

@@ -37,7 +37,7 @@ like `audit`."""
 OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers after a cluster's own tier, which has the cluster's name."""
 AUDITOR = "auditor"
-"""Seat of the auditor, which signs operators' decisions; it counts no tier."""
+"""Seat in which the auditor signs operators' decisions. No tier has this name."""
 
 _NAMESPACE = "millrace.audit"
 MOST_WINDOWS = 1000
@@ -366,7 +366,8 @@ class Decision:
     service: str | None = None
     server: str | None = None
     before: int = FOR_EVER
-    """Only a service's instances with a last report, or to disown them a first hello, before this time."""
+    """`accept` concerns instances of a service whose newest hello or report is earlier, `disown` instances
+    whose first one is."""
     topic: str | None = None
     load: int = 0
     """Load with the rejected messages; first load to replace."""
@@ -396,7 +397,7 @@ _NEW_FIELDS = {
     "AuditReport": [{"strong", "failedStrong"}],
     "AuditTableCount": [{"unkeyed"}],
 }
-"""Fields that records of each state of the version before lack, by kind, also in the records within them."""
+"""Kind -> for each older format of the record, newest first, the fields that it lacks at any depth."""
 
 
 class OtherVersion:
@@ -569,7 +570,7 @@ class _Form(NamedTuple):
     kind: Kind
     name: str = ""
     lacks: frozenset[str] = frozenset()
-    """Fields of the present form that this one does not have."""
+    """Fields of the current form that this form lacks."""
 
     @property
     def schema(self) -> Mapping[str, Any]:
@@ -584,7 +585,7 @@ _FORMS = [
 
 
 def previous_schemas(name: str) -> list[Mapping[str, Any]]:
-    """Return the schemas of an audit record in the states of the version before, the newest first."""
+    """Return the schemas of an audit record in its older formats, newest first."""
     return [schema_without(name, lacks) for lacks in _NEW_FIELDS[name]]
 
 

@@ -1,6 +1,6 @@
-"""Operators' decisions in one table; until then acceptances were columns of producers, and of no audit topic.
+"""Operators' decisions in one table. Before, acceptances were columns of producers and in no audit topic.
 
-They stay in force. None of their records was written, so the auditor writes them when it starts.
+They stay in force. They have no records yet, so the auditor writes the records when it starts.
 """
 
 import secrets
