@@ -1,7 +1,7 @@
-"""Messages with a chosen XXH64: XXH64 without a key runs backwards as easily as forwards.
+"""Messages with a chosen XXH64, which has no key and can be computed backwards.
 
-Eight bytes of a message behind its last whole 32 bytes are free. The states before and behind them, computed
-forwards from the start and backwards from the wanted hash, determine them.
+Eight bytes after the last whole block of 32 bytes are free. Two states determine them: the state before them,
+computed forwards from the start, and the state after them, computed backwards from the wanted hash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 
 
 def forged(message_of: Callable[[str], bytes], hash_: int) -> bytes:
-    """Return a message `message_of(text)` that has that XXH64; the text is visible ASCII characters."""
+    """Return a message `message_of(text)` with the given XXH64; the text is of visible ASCII characters."""
     for number in range(1_000_000):
         text = f"{number:07}{'x' * (24 + number % 32)}"
         message = message_of(text)
@@ -37,7 +37,7 @@ def forged(message_of: Callable[[str], bytes], hash_: int) -> bytes:
 
 
 def _place_in(message: bytes, text: bytes) -> int | None:
-    """Return the first place of eight free bytes within the text, or None."""
+    """Return the first position of eight free bytes in the text, or None."""
     at = message.index(text)
     places = range(len(message) - len(message) % 32, len(message) - 7, 8)
     return next((place for place in places if at <= place <= at + len(text) - 8), None)
@@ -54,7 +54,7 @@ def _free_bytes(message: bytes, place: int, hash_: int) -> bytes:
 
 
 def _start(message: bytes) -> int:
-    """Return the state behind the whole 32 bytes of a message."""
+    """Return the state after the last whole block of 32 bytes of a message."""
     if len(message) < 32:
         return _P5 + len(message)
     sums = [_P1 + _P2 & _BITS, _P2, 0, -_P1 & _BITS]
@@ -67,7 +67,7 @@ def _start(message: bytes) -> int:
 
 
 def _back_to(message: bytes, place: int, hash_: int) -> int:
-    """Return the state at `place`, a multiple of 8 bytes behind the whole 32, of a message with that hash."""
+    """Return the state at `place` for the given hash; `place` is a multiple of 8 bytes after the blocks."""
     state = hash_ ^ hash_ >> 32
     state = state * _inverse(_P3) & _BITS
     state ^= state >> 29 ^ state >> 58

@@ -1,5 +1,5 @@
-"""Costs of the audit: the producer beside an unaudited one, the reader for each message, a window's row; each
-with fast and with strong fingerprints.
+"""Costs of the audit with fast and with strong fingerprints: producer against an unaudited producer,
+reader for each message, and row of a window.
 
     python -m tests.bench.bench_audit [--events 500000] [--rounds 5] [--page]
 
@@ -167,7 +167,7 @@ def _header() -> dict[str, Any]:
 
 
 def fingerprint_figures() -> list[str]:
-    """The cost of the fingerprint and its sum alone."""
+    """Measure the cost of the fingerprint and its sum alone."""
     value = EventSchema(PAGE_VIEW, 1).encode(_header(), EVENT)
     lines = []
     for topic in FINGERPRINTS:
@@ -182,7 +182,7 @@ def fingerprint_figures() -> list[str]:
 
 
 def database_figures(instances: int = 200) -> list[str]:
-    """The size of a window's evidence: instances of a thousand events at two tiers, all right."""
+    """Measure the size of a complete window's evidence: instances of a thousand events at two tiers."""
     lines = []
     for topic in FINGERPRINTS:
         digest, evidence = fingerprint_of(topic, policies_of_environment()), Evidence()
@@ -201,7 +201,7 @@ def database_figures(instances: int = 200) -> list[str]:
 
 
 def reader_figures(at: Site, topic: str, rounds: int) -> list[str]:
-    """The reader's part, of what the audited producers have sent to the topic."""
+    """Measure the reader's cost for the messages that the audited producers have sent to the topic."""
     costs: list[float] = []
     for _ in range(rounds):
         metrics = f"127.0.0.1:{free_port()}"

@@ -2,8 +2,8 @@
 
     python -m tests.bench.bench_judging [--topics 200] [--days 30] [--windows 1728] [--rounds 9] [--page]
 
-A round applies the newest heartbeats, five seconds after those before, and judges. The time is of this
-process: SQLite runs in it, PostgreSQL does not.
+A round applies the newest heartbeats, five seconds after the previous ones, and judges. Only CPU time of this
+process counts: SQLite runs in it, PostgreSQL does not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Clock:
 
 
 def settled(store: AuditStore, topics: int, days: int, rounds: int) -> list[float]:
-    """Measure rounds with many settled windows, and two windows of each topic that wait."""
+    """Measure rounds with many settled windows and two waiting windows of each topic."""
     clock = _Clock(NOW)
     story = Story(store, AuditOptions(origins=("dc1", "dc2"), clock_ms=clock))
     names = [f"Topic{number:03}" for number in range(topics)]
@@ -95,7 +95,7 @@ def settled(store: AuditStore, topics: int, days: int, rounds: int) -> list[floa
 
 
 def behind_a_mirror(store: AuditStore, windows: int, rounds: int) -> list[float]:
-    """Measure rounds with windows that are counted at their origin and not at the aggregate cluster."""
+    """Measure rounds with windows that are counted at their origin but not at the aggregate cluster."""
     clock = _Clock(W)
     story = Story(store, AuditOptions(origins=("dc1",), clock_ms=clock))
     for producer in range(1, PRODUCERS + 1):
@@ -138,7 +138,7 @@ def _round(story: Story, clock: _Clock, tiers: Sequence[str]) -> float:
 
 @contextmanager
 def _databases() -> Iterator[dict[str, tuple[str, str]]]:
-    """Yield the name of each database -> URLs of two empty ones."""
+    """Yield, for each kind of database, its name -> URLs of two empty databases."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         found = {"SQLite": (f"sqlite:///{folder}/1.db", f"sqlite:///{folder}/2.db")}
@@ -149,7 +149,7 @@ def _databases() -> Iterator[dict[str, tuple[str, str]]]:
 
 
 def main() -> None:
-    """Measure and print a table, or write it into the page."""
+    """Measure, then print the table or write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topics", type=int, default=200)
     parser.add_argument("--days", type=int, default=30)

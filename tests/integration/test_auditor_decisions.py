@@ -1,4 +1,4 @@
-"""Operators' decisions are records of the audit topic: a new database of the auditor knows them."""
+"""Operators' decisions are records of the audit topic, from which a new database reads them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Auditor:
         self.url = f"http://{self.process.ready()}"
 
     def accepted(self) -> dict[int, str | None]:
-        """Instance -> the reason for which an operator accepted it."""
+        """Return instance -> the reason for which an operator accepted it."""
         topics = httpx.get(f"{self.url}/v1/topics", timeout=WAIT_S).json()
         return {one["instance"]: one["accepted"] for topic in topics for one in topic["instances"]}
 

@@ -214,7 +214,7 @@ class WarehouseReader(TierReader):
         for found in self._tables[topic].to_report(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
-            # Rows of a table that is still reported as missing would look like rows of a lost table.
+            # If the table were still reported as missing, its rows would look like rows of a lost table.
             self._send_state(of_loads, {}, set(), topic)
             table = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
             self._send(table_records(*table, self._numbered))

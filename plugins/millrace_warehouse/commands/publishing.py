@@ -15,7 +15,7 @@ from millrace_warehouse.commands.steps import steps, to_stderr
 from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
-"""Most lines on waiting hours. The hours of the other lines are counted."""
+"""Most lines about waiting hours. A last line counts the remaining hours."""
 
 
 @command_of(Publish, Output)
@@ -121,7 +121,7 @@ def _outcome(answer: Mapping[str, Any]) -> str:
 
 
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each incident with the hours that wait for its end, and for each other hour."""
+    """Print a line for each incident with the hours that it delays, and for each other waiting hour."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for hour in waiting:
         groups.setdefault(hour["incident"] or hour["hour"], []).append(hour)

@@ -31,7 +31,7 @@ WINDOW_S, WINDOWS_S = 10.0, 1_800.0
 """For each clean window, and for all of them beside."""
 """Limits of the steps, many times what they take."""
 PATIENCE_S = 2
-"""Time that the auditor waits for a silent instance, or for a table that is gone, before it says so."""
+"""Time after which the auditor reports a silent instance, or a table that is gone."""
 SHOWN = 5
 
 

@@ -1,6 +1,6 @@
 """The aggregate cluster's log directory, with its audit topics, comes back from an older copy.
 
-The mirror copies again what the copy lacks. The auditor has lost no event, but some counts: it cannot know
+The mirror copies the missing messages again. No event is lost, but some counts are: the auditor cannot know
 whether its earlier counts are of the same messages.
 """
 
@@ -56,7 +56,7 @@ def _restored_after_the_load(stage: Stage) -> None:
 
 
 def _restored(stage: Stage, before: Callable[[], None]) -> None:
-    """Put the copy with the first batch back, after what is done `before`; all is copied again behind it."""
+    """Restore the copy with the first batch after `before`. The mirror copies the later batches again."""
     place = stage.place
     directory, copy = place.clusters[OFFLINE].directory(1), place.folder / f"{stage.topic}-copy"
     stage.begin(batches=1)
@@ -69,6 +69,6 @@ def _restored(stage: Stage, before: Callable[[], None]) -> None:
     with stage.without(_BROKER):
         shutil.rmtree(directory)
         shutil.copytree(copy, directory)
-    assert place.elect_restored(OFFLINE, 1), "it serves logs that lack messages, and no operator said so"
+    assert place.elect_restored(OFFLINE, 1), "it serves logs that lack messages, and no operator decided that"
     stage.end()
     stage.await_in_copy(NEEDED + 1)

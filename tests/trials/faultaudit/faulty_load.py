@@ -26,7 +26,7 @@ from millrace_warehouse.sequences import count_sequences
 from tests.trials.faultaudit.batches import BATCH, EDITS, NEEDED
 
 MISCOUNT = "miscount"
-"""The manifest states 10 sequences fewer than the files have rows."""
+"""Make the manifest state 10 sequences fewer than the files have rows."""
 
 
 def main() -> None:

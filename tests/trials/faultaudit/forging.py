@@ -53,7 +53,7 @@ def event(place: Place, instance: int, sequence: int, time_ms: int, cluster: str
 
 
 def same_xxh64(place: Place, lost: bytes) -> bytes:
-    """Another event under the number of a lost one, with the same XXH64."""
+    """Return another event with the number and the XXH64 of a lost event."""
     header = read_header(lost)
     with SchemaRegistryClient(place.registry) as registry:
         schema = EventSchema(PAGE_VIEW, registry.register("PageView", PAGE_VIEW))

@@ -1,7 +1,7 @@
-"""An auditor that waits only some seconds for a published table that is gone; a process.
+"""Process of an auditor that waits only some seconds for a published table that is gone.
 
-`python -m tests.trials.faultaudit.impatient_auditor SECONDS auditor …`: the options of `millrace auditor`
-follow.
+`python -m tests.trials.faultaudit.impatient_auditor SECONDS auditor …`: end with the options of
+`millrace auditor`.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def _forged() -> Iterator[Row]:
 
 
 def _forged_events(stage: Stage) -> None:
-    """Before anybody has read them; the stranger has a copy of what is lost."""
+    """Replace lost messages before any client has read them; the stranger has copies of the lost messages."""
     with stage.held(), stage.without(f"{HOME}-reader"):
         stage.traffic()
         first, *others = forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]

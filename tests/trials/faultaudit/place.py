@@ -34,7 +34,7 @@ WAREHOUSE_READER = "warehouse-reader"
 LOAD_S = 900.0
 """A load that takes longer hangs."""
 ELECTED_S = 5.0
-"""Longer than brokers take that lead without an operator's word."""
+"""Time within which brokers lead if they need no operator's decision, and more."""
 
 
 class Place:
@@ -173,7 +173,7 @@ class Place:
         ]
 
     def elect_restored(self, cluster: str, broker: int) -> list[str]:
-        """Let a broker lead the partitions whose logs were put back; return those that waited for this."""
+        """Let a broker lead the partitions with restored logs; return the partitions that waited for this."""
         time.sleep(ELECTED_S)
         with Cluster.connect(self.zookeeper_of(cluster), cluster, create=False) as known:
             live = {(number, one.directory) for number, one in known.brokers.items()}
@@ -189,12 +189,12 @@ class Place:
         return waiting
 
     def leave_out(self, topic: str) -> None:
-        """Let the readers count a topic no longer."""
+        """Restart the readers so that they no longer count a topic."""
         self._uncounted.add(topic)
         self._restart_readers()
 
     def count(self, topic: str) -> None:
-        """Let the readers count a topic that they have left out."""
+        """Restart the readers so that they count a topic that they left out."""
         self._uncounted.remove(topic)
         self._restart_readers()
 

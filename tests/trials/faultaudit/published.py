@@ -1,4 +1,4 @@
-"""Faults around a publication: the mark of the published hour, as SQL and the table's properties state it."""
+"""Faults around a publication, and the mark of the hour in the table of hours and the properties."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rows() -> Iterator[Row]:
 
 
 def publish(stage: Stage, *options: str) -> str:
-    """Publish the hours that the options name, asking the auditor; return what the command says."""
+    """Publish the hours that the options name, if the auditor agrees; return the output of the command."""
     asked = ("--warehouse", str(stage.place.warehouse), "--auditor", stage.place.auditor_url)
     done = run_millrace("publish", stage.topic, *asked, *options)
     return done.stdout + done.stderr
@@ -94,7 +94,7 @@ def _published_by_name(stage: Stage, fault: str) -> None:
 
 
 def published_complete(stage: Stage) -> None:
-    """The traffic, loaded and published; `sentence` is the hour's mark."""
+    """Publish the hour of the loaded traffic; `sentence` is the hour's mark."""
     stage.traffic()
     stage.load()
     stage.await_says(WELL)

@@ -101,7 +101,7 @@ def encoded(stage: Stage, count: int) -> list[bytes]:
 
 
 def write_plain(stage: Stage, messages: Sequence[bytes]) -> None:
-    """Send these in the stage's window, and one that is right in the window behind it."""
+    """Send the messages in the stage's window, and a correct message in the next window."""
     (right,) = encoded(stage, 1)
     timed = [(None, message, stage.start + number) for number, message in enumerate(messages)]
     forging.write(stage.place, HOME, stage.topic, [*timed, (None, right, stage.start + WINDOW_MS)])

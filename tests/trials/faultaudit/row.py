@@ -35,7 +35,7 @@ class Row:
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     is_counted: bool = True
-    """False: no reader counts the topic until the row lets them."""
+    """False if no reader counts the topic until the row allows it."""
     unseen: str = ""
     """Name of the fault in docs/audit.md, "What the audit cannot see": nothing finds it, and `says` is the
     report on a topic where nothing is wrong."""

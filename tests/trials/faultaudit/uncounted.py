@@ -1,4 +1,4 @@
-"""A topic that no reader counts: its messages are loaded meanwhile, and its hour must wait."""
+"""A topic that no reader counts: its messages are loaded, and its hour must wait."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _without_header(stage: Stage) -> None:
 
 
 def _loaded_uncounted(stage: Stage, reason: str) -> str:
-    """Load while the hour is unknown, and let the readers count it then; return the mark between."""
+    """Load while the hour is unknown, then let the readers count it. Return the mark before the counting."""
     stage.place.load(stage.topic)
     stage.await_says(Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=reason))
     before = publish_proven(stage)

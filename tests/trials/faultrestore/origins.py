@@ -97,7 +97,7 @@ def _serve_again(scene: Scene, cluster: str) -> None:
     """Start the brokers; where partitions wait for an operator, say that the copies may serve."""
     place = scene.place
     place.restart(*place.brokers_of(cluster))
-    newest = 3  # it was stopped last when the copies were made
+    newest = 3  # the broker that stopped last when the copies were made
     if not place.elect_restored(cluster, newest):
         raise Wrong(f"{cluster} serves logs that lack acknowledged messages, and no operator said so")
 

@@ -380,9 +380,9 @@ class Story:
             self._applied[key] = len(there)
 
     def interleaved(self, store: AuditStore, dice: random.Random, *, from_half: bool = False) -> Story:
-        """The same story in another database, the partitions in another order.
+        """Return the same story in another database, with the partitions in another order.
 
-        With `from_half`, a part of each partition is applied and judged before.
+        With `from_half`, a part of each partition is applied and judged first.
         """
         other = Story(store, self.options)
         other.partitions = self.partitions
@@ -423,7 +423,7 @@ class Story:
         return instances
 
     def decide(self, decision: Decision) -> None:
-        """Write a decision behind all other records of its partition."""
+        """Append a decision to its partition."""
         self.say(OWN, OFFLINE, decision, 1)
 
     def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
@@ -445,9 +445,9 @@ class Story:
             return explaining.explain(session, self.options, topic, start, limit)
 
     def _check_explanation(self, window: dict[str, Any], start: int, topic: str) -> None:
-        """Check that the facts of a judged window lead to its verdict once more.
+        """Check that the facts of a judged window lead to its verdict again.
 
-        A final verdict stays when it becomes known later that counts or reports were lost.
+        A final verdict stays when lost counts or reports become known later.
         """
         found = self.explanation(start, topic)
         stored = found["stored"]

@@ -1,4 +1,4 @@
-"""Operators' decisions as records: evaluated when windows are judged, whatever the order of partitions."""
+"""Operators' decisions as records, evaluated when windows are judged, for any order of the partitions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def decision(kind: str, number: int, **of: Any) -> Decision:
 
 
 def decided(story: Story) -> None:
-    """Records in which every kind of decision matters, each after what it was decided about."""
+    """Return records in which each kind of decision matters, each after the records that it concerns."""
     troubled(story)
     story.decide(decision(ACCEPT, 1, instance=4))
     story.decide(decision(ACCEPT, 2, service="shop", server="web-30", before=LATER))
@@ -95,7 +95,7 @@ def decided(story: Story) -> None:
 
 
 def resumed(story: Story) -> None:
-    """Windows that are final by an acceptance, until the instance reports again, and ends."""
+    """Return windows that an acceptance makes final, until the instance reports again, and ends."""
     story.whole()
     for instance in (2, 3, 4):
         story.hello(instance, time=W)
@@ -117,7 +117,7 @@ def resumed(story: Story) -> None:
 
 @pytest.fixture(scope="module", params=[decided, resumed])
 def told(request: pytest.FixtureRequest) -> Iterator[Story]:
-    """A story, applied a partition after the other."""
+    """A story whose partitions were applied one after another."""
     story = Story(AuditStore("sqlite://"))
     request.param(story)
     yield story.apply()
@@ -134,7 +134,7 @@ def test_decisions_take_effect_alike_in_any_order_of_the_partitions(
 
 
 class Process:
-    """One of two auditors on a database: it applies records from the positions that the database has."""
+    """One of two auditors on a database. It applies records from the positions in the database."""
 
     def __init__(self, url: str, host: str, clock: Clock, story: Story) -> None:
         lease = Lease(clock)
@@ -212,7 +212,7 @@ def test_an_instance_accepted_by_its_service_is_awaited_again_once_it_reports_la
     story.settle()
     assert story.verdict() == "complete"
     story.report(1, instance=2, closed=W, time=LATER)
-    assert story.apply().verdict() in ("unknown", "pending"), "it is there, and may have more to report"
+    assert story.apply().verdict() in ("unknown", "pending"), "it runs, and may have more to report"
     story.report(2, instance=2, closed=FOR_EVER, time=LATER)
     story.beats(NOW + 12_000)
     assert story.apply().verdict() == "complete"
@@ -246,7 +246,7 @@ def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in
     assert story.apply().verdict() == "incomplete", "load 2 is another one"
     story.decide(decision(REPLACE_LOADS, 2, topic=TOPIC, load=2))
     story.decide(replace(given_up, written=NOW + 1))
-    assert story.apply().verdict() == "incomplete", "its rejected messages are nobody's decision yet"
+    assert story.apply().verdict() == "incomplete", "no decision concerns its rejected messages yet"
 
 
 def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: Story) -> None:

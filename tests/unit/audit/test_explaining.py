@@ -1,4 +1,4 @@
-"""What a verdict was made from: the auditor's answer, and the text of `millrace audit --explain`."""
+"""Explanations of verdicts: the auditor's answer, and the text of `millrace audit --explain`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_new_facts_are_judged_in_the_answer_and_the_stored_verdict_stands_beside
     story.apply_only()
     answer = story.explanation()
     assert (answer["verdict"], answer["stored"]["verdict"]) == ("complete", "incomplete")
-    assert answer["stored"]["note"] == "new facts have arrived and are still to be judged"
+    assert answer["stored"]["note"] == "new facts have arrived and are not judged yet"
     story.settle()
     assert story.explanation()["stored"]["note"] == ""
 
@@ -181,7 +181,7 @@ def test_unknown_topics_and_windows_without_events_are_explained_as_they_are_ans
 
 @pytest.fixture
 def served(stores: Callable[[str], AuditStore], tmp_path: Path) -> Iterator[tuple[Story, str]]:
-    """A story in a file, and the address of an auditor on it."""
+    """A story in a file, and the address of an auditor with this database."""
     story = Story(stores(f"sqlite:///{tmp_path}/audit.db"), replace(OPTIONS, clock_ms=lambda: NOW))
     app = build_app(story.store, story.options, Worker(AuditNumbers(story.store, story.options)))
     port = free_port()

@@ -1,4 +1,4 @@
-"""Fingerprints: sums of both kinds, and messages that were forged or edited on purpose."""
+"""Fingerprints: sums of both kinds, and forged or edited messages."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def event(sequence: int, url: str = "/presentations/logstash-monitorama-2013/ima
 
 
 def forgery_of(lost: bytes) -> bytes:
-    """Return another event with the number and the XXH64 of a lost one; only its URL gives it away."""
+    """Return another event with the number and the XXH64 of a lost event. Only its URL differs."""
     return forged(lambda text: event(LOST, f"/forged/{text}"), fingerprint(lost))
 
 
@@ -161,7 +161,7 @@ def counts(values: list[bytes], digest: Fingerprint) -> Any:
 def tell(
     story: Story, home: list[bytes], offline: list[bytes], reported: Fingerprint, counted: Fingerprint
 ) -> None:
-    """Ten events that were sent, and what the two clusters hold of them."""
+    """Add the report of ten sent events, and the counts of the events that each of two clusters holds."""
     sent = total([event(n) for n in range(10)], reported)
     window = ReportedWindow(TOPIC, W, SequenceRanges([(0, 9)]), SequenceRanges(), sent)
     story.hello()

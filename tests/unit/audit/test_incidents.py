@@ -1,4 +1,4 @@
-"""Incidents: opened, grouped, continued, acknowledged, resolved and forgotten, from stories."""
+"""Incidents of stories: opened, grouped, continued, acknowledged, resolved and deleted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keys(story: Story, **asked: Any) -> list[str]:
 
 
 def silent(story: Story, windows: int) -> None:
-    """A producer that reported some windows, closed none, and has been silent since."""
+    """Add a producer that reported some windows, closed none, and has been silent since."""
     story.hello(7)
     for number in range(windows):
         window = W + number * WINDOW_MS
@@ -237,7 +237,7 @@ def test_a_database_of_the_revision_before_finds_its_incidents(tmp_path: Path) -
 
 @contextmanager
 def served(story: Story) -> Iterator[str]:
-    """Serve a story's database over HTTP; give the URL."""
+    """Serve a story's database over HTTP; yield the URL."""
     app = build_app(story.store, story.options, Worker(AuditNumbers(story.store, story.options)))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)

@@ -202,7 +202,7 @@ def test_a_topic_that_earlier_turns_counted_and_the_topics_leave_out_is_named_an
 
 
 def test_a_log_that_ends_inside_the_last_batch_that_was_read_is_read_as_it_was_cut_back() -> None:
-    """The next batch would begin at the cursor's `next_base`, so no end of the same log lies before that."""
+    """The next batch of the same log begins at the cursor's `next_base`, so an earlier end shows a cut."""
     rules = OffsetRules.of_cluster("kafka", None)
     partition = Partition(TOPIC, PartitionKey(TOPIC_ID.hex, 0), rules, Cursor(0))
     partition.cursor = Cursor(10, 881, 0)

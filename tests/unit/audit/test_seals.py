@@ -1,4 +1,4 @@
-"""Seals and signatures: what an attacker without the key or the secret cannot make."""
+"""Seals and signatures, which an attacker without the key or the secret cannot forge."""
 
 from __future__ import annotations
 

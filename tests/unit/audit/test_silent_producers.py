@@ -1,4 +1,4 @@
-"""Hours that a killed producer holds open: its own ones, and none that was final before its hello."""
+"""Hours that a killed producer holds open: its own hours, and no hour that was final before its hello."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millrace_audit.reports.messages import NOTHING
 from tests.unit.audit.story import OPTIONS, TOPIC, Story, W, found
 
 HELLO = W + 46 * HOUR_MS + 3 * 60_000
-"""Time at which the producer says hello that is killed afterwards."""
+"""Time of the hello of the producer that is killed afterwards."""
 OWN = W + 46 * HOUR_MS
 """Hour of the hello."""
 LATER = OWN + 2 * HOUR_MS
@@ -31,7 +31,7 @@ def story() -> Iterator[Story]:
 
 
 def at(story: Story, time: int) -> Story:
-    """Let readers and the auditor come to a time."""
+    """Advance the readers and the auditor to a time."""
     story.options = replace(OPTIONS, clock_ms=lambda: time)
     story.beats(time)
     return story.apply()

@@ -1,4 +1,4 @@
-"""Facts that many windows share are read once a topic; each window has the same facts as if it were alone."""
+"""Facts that windows share: read once for each topic, and equal to the facts of each window alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.audit.story import NOW, TOPIC, Story, W, found
 
 
 def steps(story: Story, dice: random.Random) -> Iterator[None]:
-    """Write records of all kinds on ten windows, some at a time."""
+    """Write records of all kinds about ten windows in portions."""
     starts = [W + at * WINDOW_MS for at in range(10)]
     reports = dict.fromkeys(range(1, 13), 0)
     for instance in reports:

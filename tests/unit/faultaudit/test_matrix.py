@@ -1,4 +1,4 @@
-"""The faults that no row of the matrix finds are those that docs/audit.md lists."""
+"""Faults that the matrix injects without a finding: exactly those that docs/audit.md marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warehouse's reader round by round, on a real warehouse: the order of its reports."""
+"""Order of the reports of the warehouse's reader, round by round on a real warehouse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TURN = Turn(number=4, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
 
 
 class Around:
-    """ZooKeeper and cluster of the reader, and the records that it has published."""
+    """Stand-in for the reader's ZooKeeper and cluster, with the records that it has published."""
 
     codec: Any = None
 
@@ -59,7 +59,7 @@ class Around:
 def test_a_table_is_reported_as_there_before_its_first_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The auditor would take a table with rows, and reported as missing for long, for one that is gone."""
+    """Otherwise the auditor would consider a table gone that has rows and was long reported as missing."""
     around = Around()
     for name in ("Session", "TurnTaker", "ClusterClient"):
         monkeypatch.setattr(reader, name, Around)

@@ -30,7 +30,7 @@ LOST, REJECTED = W - 3 * HOUR_MS, W - 7 * HOUR_MS
 
 @contextmanager
 def served(store: AuditStore) -> Iterator[str]:
-    """An auditor's service on a database, which ends with it."""
+    """Serve an auditor on a database, and stop it at the end."""
     worker = Worker(AuditNumbers(store, OPTIONS), applied_at=int(time.time() * 1000))
     port = free_port()
     config = uvicorn.Config(build_app(store, OPTIONS, worker), port=port, log_config=None, lifespan="off")
