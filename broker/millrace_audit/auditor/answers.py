@@ -142,7 +142,10 @@ def _judge(facts: WindowFacts) -> Window:
 
 
 def _without_events(facts: TopicFacts, starts: Iterable[int]) -> dict[int, Window]:
-    """Judge windows without events, once for all of an hour with the same facts: commands name the hour."""
+    """Judge windows without events, once for all windows of an hour that have equal facts.
+
+    Commands name the hour, so windows of different hours are judged separately.
+    """
     judged: dict[tuple[int, str], Window] = {}
     windows = {}
     for start in starts:

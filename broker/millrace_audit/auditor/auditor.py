@@ -230,7 +230,7 @@ class Auditor:
                 if session.get(DecisionRow, decision.id) is not None:
                     return
             time.sleep(_PAUSE_S / 2)
-        raise Undecided(f"the decision is written and not applied within {DECIDE_S:.0f} s: {MAY_COME}")
+        raise Undecided(f"the decision is written but was not applied within {DECIDE_S:.0f} s: {MAY_COME}")
 
     def _write_decisions(self) -> None:
         while not self._undecided.empty():

@@ -1,7 +1,7 @@
-"""Facts about one ten-minute window of a topic: everything that its verdict rests on, as plain values.
+"""Facts about one ten-minute window of a topic: all inputs of its verdict, as plain values.
 
 `topic_facts` reads the facts from the database, `reconcile` compares sources tier by tier, `rules` judges. A
-fact is something that was reported or observed, or that is known to be lost. It never says what follows.
+fact is something that was reported or observed, or that is known to be lost. It contains no conclusion.
 
 To add a fact, add a field to `WindowFacts` and read it in one of two places:
 

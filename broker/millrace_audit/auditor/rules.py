@@ -1,14 +1,14 @@
 """The verdict as a table: every rule that makes a window less than complete, in the order of its reasons.
 
-A rule finds *hits* in the facts of a window. The verdict is that of the worst hit, `complete` without any. No
-rule looks at another one. To add a rule:
+A rule finds *hits* in the facts of a window. The verdict is that of the worst hit, and `complete` without
+hits. No rule depends on another rule. To add a rule:
 
 1. Write a condition and a row. Reasons are listed in the order of the rows.
 2. If no fact decides the rule, add one first: `facts` says what a fact must be, and where it is read.
 3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there.
 4. Print the table into docs/audit.md: `python -m tests.unit.audit.printed_rules`.
 
-A rule about an hour has a hit in each of its windows. When a window is judged, its hour may not be over.
+A rule about an hour has a hit in each window of the hour. The hour may not be over when a window is judged.
 """
 
 from __future__ import annotations

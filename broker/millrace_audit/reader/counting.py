@@ -32,7 +32,7 @@ ROWS = 10_000
 """Messages counted at a time; a count may end after each such part. With the longest names, a count of this
 many messages has less than 6 MB, which an audit topic takes."""
 STRONG_ROWS = ROWS // 2
-"""The same for strong fingerprints, which nearly double the size of such a count."""
+"""Messages counted at a time with strong fingerprints, which nearly double the size of a count."""
 _EARLIEST = WINDOW_MS - (1 << 63)
 """Earliest event time: the window of an earlier event could begin at a number that no audit
 record can hold."""
