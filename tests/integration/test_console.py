@@ -174,7 +174,7 @@ def test_a_phone_shows_each_incident_as_a_card_in_its_width(phone: Looked) -> No
         assert box["x"] + box["width"] <= 390
         button = cards.nth(number).locator("button").bounding_box()
         assert button is not None
-        assert button["height"] >= 24, "a finger finds it"
+        assert button["height"] >= 24, "large enough for a finger"
     phone.shot("phone-incidents")
 
 

@@ -29,7 +29,7 @@ def rows() -> Iterator[Row]:
     )
     yield Row(
         name="uncounted-anew",
-        what="the readers leave the topic out for a while that they have counted before",
+        what="the readers leave out, for a while, a topic that they counted before",
         plant=_left_out_anew,
         says=Says(verdict=Verdict.COMPLETE, sentence=f"^no table; {PROVEN}$"),
     )

@@ -67,7 +67,7 @@ def test_a_killed_producer_holds_no_hour_open_from_before_its_hello(topic: Story
     assert "millrace audit --accept 2" in own.windows[0].reasons[0]
     assert own.watermark == utc(OWN), "the watermark stays where it was"
     with topic.store.reading() as session:
-        assert changes(session, TOPIC, "").hours == [], "no hour was taken back"
+        assert changes(session, TOPIC, "").hours == [], "no hour changed its verdict"
         (hours,) = hours_of_all(session, topic.options, Progress(session), W - HOUR_MS, LATER)
         assert hours.hours == [None, Verdict.COMPLETE, *[None] * 45, *[Verdict.UNKNOWN] * 2]
 
