@@ -157,7 +157,7 @@ class Incident:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Incident:
-        """Read the output of `to_json`. Raise KeyError, TypeError or ValueError when it is something else."""
+        """Read the output of `to_json`. Raise KeyError, TypeError or ValueError for any other value."""
         times = {name: _time(value[name]) for name in ("first_seen", "last_seen", "resolved")}
         times |= {name: _time(value[name]) for name in ("first_hour", "last_hour")}
         hours = {topic: [*map(datetime.fromisoformat, some)] for topic, some in value["hours"].items()}

@@ -72,7 +72,7 @@ def producers_of(session: Session, decision: str) -> list[ProducerRow]:
 
 
 def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_start: bool = False) -> None:
-    """Mark windows that the producers had not closed, or with `from_start` all, to be judged again."""
+    """Have windows judged again: all that the producers had not closed, with `from_start` all windows."""
     first: dict[str, int] = {}
     link = store.ProducerTopicRow
     starts = {row.producer: NOTHING if from_start or row.missing else row.closed_through for row in producers}
@@ -85,7 +85,7 @@ def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_sta
 
 
 def due_decisions(session: Session, now: int) -> list[Decision]:
-    """Return the decisions that must be written again, none of which replaces loads: that happens once."""
+    """Return the decisions to write again. Decisions to replace loads take effect once, and may expire."""
     row = DecisionRow
     due = select(row).where(row.written < now - WRITE_AGAIN_MS, row.kind != REPLACE_LOADS)
     names = [field.name for field in fields(Decision)]

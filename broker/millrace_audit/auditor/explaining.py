@@ -151,7 +151,7 @@ def facts_read(rule: Rule, case: Case) -> list[str]:
 
 
 class _Writer:
-    """Writes facts as JSON with bounded lists.
+    """Writer of facts as JSON with bounded lists.
 
     Fingerprints are text: numbers of JSON are exact only up to 2^53 in some languages.
     """

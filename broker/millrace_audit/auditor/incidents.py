@@ -24,7 +24,7 @@ from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS
 
 RULE_BY_NAME = {rule.name: rule for rule in RULES}
 MOST_NAMES = 20
-"""Most topics, services and servers that an incident keeps the names of."""
+"""Most names of topics, of services and of servers that an incident keeps."""
 _WORST_FIRST = tuple(Verdict)
 Texts = tuple[str, str]
 

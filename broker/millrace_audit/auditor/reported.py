@@ -109,7 +109,7 @@ class Reported:
         return row
 
     def _judge_again(self, row: ProducerRow) -> None:
-        """Mark windows that an acceptance made final: the producer's new record may end the acceptance."""
+        """Have windows judged again that an acceptance made final: a new record may end the acceptance."""
         if row.producer in self._accepted:
             judge_windows_of(self._session, [row])
 

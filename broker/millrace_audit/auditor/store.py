@@ -460,7 +460,7 @@ class DatabaseRow(Row):
 
 
 class IncidentRow(Row):
-    """Cause that windows share, from the first window with the cause until none has it any more."""
+    """Cause that windows share, from the first window with the cause until no window has it any more."""
 
     __tablename__ = "incidents"
     number: Mapped[CountedKey] = mapped_column(init=False)

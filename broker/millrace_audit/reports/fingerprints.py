@@ -60,14 +60,14 @@ def wrapped(total: int) -> int:
 
 
 def added(one: int, other: int) -> int:
-    """Return the sum of two sums, each of either kind; a negative one is subtracted."""
+    """Return the sum of two sums, each of either kind. A negative sum is subtracted."""
     if one and other and is_strong(one) != is_strong(other):
         return _signed(one + other)
     return wrapped(one + other)
 
 
 def agree(one: int, other: int) -> bool:
-    """Return True if two sums are equal as far as both are known: a strong and a fast one in 64 bits."""
+    """Return True if two sums are equal. A strong and a fast sum are compared in 64 bits."""
     return one == other or (is_strong(one) != is_strong(other) and _signed(one - other) == 0)
 
 

@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the tables. Windows that are finally incomplete stay incomplete until they are judged again."""
+    """Add the tables. Windows whose final verdict is incomplete keep it until they are judged again."""
     op.create_table(
         "incidents",
         sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
