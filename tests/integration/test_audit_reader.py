@@ -579,7 +579,7 @@ def generation(cluster: TestCluster, cluster_id: str) -> int:
 def test_a_reader_that_starts_behind_a_restored_log_reports_where_it_was_cut(
     world: World, tier: str, ended: list[Process], start: Start, tmp_path: Path
 ) -> None:
-    """Before the next reader starts, the log has grown beyond the counted offset: only its epoch differs."""
+    """The log grows beyond the counted offset before the next reader starts: only its epoch differs."""
     name = f"restored-{tmp_path.name}"
     home = TestCluster(start, name, tmp_path, world.zookeeper, "[log]\nflush_ms = 20\n").start_brokers(1, 2)
     here = replace(world, dc1=home)

@@ -34,7 +34,7 @@ WAREHOUSE_READER = "warehouse-reader"
 LOAD_S = 900.0
 """A load that takes longer hangs."""
 ELECTED_S = 5.0
-"""Time within which brokers lead if they need no operator's decision, and more."""
+"""Time after which a partition without a leader needs an operator's decision."""
 
 
 class Place:

@@ -43,7 +43,7 @@ def verdicts(story: Story, start: int, end: int) -> set[str]:
 
 @pytest.fixture
 def topic(story: Story) -> Story:
-    """A topic of 46 hours, of which the first one has events and is published."""
+    """A topic of 46 hours, whose first hour has events and is published."""
     at(story, W - HOUR_MS)  # the topic does not exist yet
     story.hello()
     story.report(0, (0, 9))

@@ -130,7 +130,7 @@ def as_of_revision_1(execute: Callable[[str], object]) -> None:
 
 
 def as_of_revision_2(execute: Callable[[str], object]) -> None:
-    """Change a database to revision 0002, with two decisions about instances 2 and 3 and one about load 2."""
+    """Change a database to revision 0002, with decisions about instances 2 and 3 and about load 2."""
     for table in ("decision", "incident_windows", "incidents"):
         execute(f"DROP TABLE {table}")
     execute("ALTER TABLE producers DROP COLUMN first_at")

@@ -59,7 +59,7 @@ class Around:
 def test_a_table_is_reported_as_there_before_its_first_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the auditor would consider a table gone that has rows and was long reported as missing."""
+    """A table that has rows and was long reported as missing would count as gone."""
     around = Around()
     for name in ("Session", "TurnTaker", "ClusterClient"):
         monkeypatch.setattr(reader, name, Around)
