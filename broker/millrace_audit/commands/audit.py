@@ -46,8 +46,8 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Largest number of windows that --bad --windows lists, and of facts of a kind that --explain"
-    " asks for.",
+    help="Largest number of causes or windows that --bad lists, and of facts of a kind that --explain asks"
+    " for.",
 )
 @click.option(
     "--explain",
@@ -127,7 +127,8 @@ def audit(
             print_bad(found, limit)
         context.exit(1 if found else 0)
     if is_bad or key is not None:
-        context.exit(_print_incidents(client.incidents(url, key=key, topic=topic), key, as_json=as_json))
+        incidents = client.incidents(url, key=key, topic=topic, limit=limit)
+        context.exit(_print_incidents(incidents, key, limit, as_json=as_json))
     if topic is None:
         raise MillraceError(
             "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
@@ -155,14 +156,14 @@ def audit(
     context.exit(0 if answer.proven else 1)
 
 
-def _print_incidents(incidents: list[Incident], key: str | None, *, as_json: bool) -> int:
+def _print_incidents(incidents: list[Incident], key: str | None, limit: int, *, as_json: bool) -> int:
     """Print the open incidents, or the one with a key; return the exit code, which is 1 while one is open."""
     if key is not None and not incidents:
         raise MillraceError(f"no incident {key} is known: `millrace audit --bad` lists those that are open")
     if as_json:
         print_json(to_json(incidents))
     elif key is None:
-        print_incidents(incidents)
+        print_incidents(incidents, limit)
     else:
         print_incident(incidents[0])
     return 1 if any(incident.resolved is None for incident in incidents) else 0
