@@ -49,7 +49,7 @@ def _topic(url: str, topic: str) -> str:
 def _read(read: Callable[[Any], T], answer: Any, url: str) -> T:
     try:
         return read(answer)
-    except (KeyError, TypeError, ValueError):  # the answer of a proxy, or of an auditor of another version
+    except (AttributeError, KeyError, TypeError, ValueError):  # of a proxy, or an auditor of another version
         raise MillraceError(
             f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
         ) from None
@@ -72,9 +72,12 @@ def facts(url: str, topic: str, window: datetime, limit: int) -> dict[str, Any]:
     return found
 
 
-def incidents(url: str, *, key: str | None = None, topic: str | None = None) -> list[Incident]:
+def incidents(
+    url: str, *, key: str | None = None, topic: str | None = None, limit: int = 1000
+) -> list[Incident]:
     """Return the open incidents, of one topic or of all, the worst first; or the incident with a key."""
-    params = {"open": "true"} if key is None else {"key": key}
+    params: dict[str, str | int] = {"limit": limit}
+    params |= {"open": "true"} if key is None else {"key": key}
     params |= {} if topic is None else {"topic": topic}
     found = _ask("GET", f"{url.rstrip('/')}/v1/incidents", params=params)
     return _read(lambda answer: [*map(Incident.from_json, answer)], found, url)
@@ -162,6 +165,10 @@ def _ask(method: str, url: str, **options: Any) -> Any:
         raise MillraceError(
             f"{without_secret(url)} is no auditor: it answers {response.status_code} without JSON"
         ) from None
+    if response.status_code == httpx.codes.NOT_FOUND:
+        raise MillraceError(
+            f"{without_secret(url)} is unknown there: give the address of an auditor of this version"
+        )
     if response.is_error or not isinstance(answer, dict | list):
         text = answer.get("error") if isinstance(answer, dict) else None
         raise MillraceError(f"the auditor refuses: {text or answer}")

@@ -99,22 +99,29 @@ def print_bad(windows: Sequence[Bad], limit: int) -> None:
         say(f"the first {limit}: --limit shows more")
 
 
-def print_incidents(incidents: Sequence[Incident]) -> None:
-    """Print a line for each incident, then its command on a line of its own, which can be copied."""
+def print_incidents(incidents: Sequence[Incident], limit: int) -> None:
+    """Print incidents; `limit` is the number that was asked for."""
     for one in incidents:
-        owner = f", owner {one.owner}" if one.owner else ""
-        taken = f", acknowledged by {one.acknowledged_by}" if one.acknowledged_by else ""
-        since = f"{one.extent}, since {_minute(one.first_seen)}{owner}{taken}"
-        show(text(styled(one.verdict), f" {one.title} ({since}) [{one.key}]"))
-        if one.command:
-            say(f"    {one.command}")
+        _print_head(one)
     if not incidents:
-        say("no incidents: nothing is known that keeps an hour from being complete")
+        say("no incidents: no cause is known that needs an operator")
+    elif len(incidents) == limit:
+        say(f"the first {limit}: --limit shows more")
+
+
+def _print_head(one: Incident) -> None:
+    """Print an incident's line, then its command on a line of its own, which can be copied."""
+    owner = f", owner {one.owner}" if one.owner else ""
+    taken = f", acknowledged by {one.acknowledged_by}" if one.acknowledged_by else ""
+    since = f"{one.extent}, since {_minute(one.first_seen)}{owner}{taken}"
+    show(text(styled(one.verdict), f" {one.title} ({since}) [{one.key}]"))
+    if one.command:
+        say(f"    {one.command}")
 
 
 def print_incident(one: Incident) -> None:
     """Print an incident with all details, and a line for each of its hours."""
-    print_incidents([one])
+    _print_head(one)
     say(f"rule {one.rule}: {one.what}")
     for name, value in (
         ("services", ", ".join(one.services)),

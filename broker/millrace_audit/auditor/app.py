@@ -6,7 +6,7 @@
     GET  /v1/topics                          watermarks and instances
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
     GET  /v1/facts?topic=NAME&window=ISO&limit=N      facts about a window, and the outcome of each rule
-    GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY   incidents, worst first
+    GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY&limit=N   incidents, worst first
     GET  /v1/strangers                       rejected records
     GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
@@ -80,7 +80,7 @@ class DecisionBody(BaseModel):
 class Acknowledgement(BaseModel):
     """Name of the operator who works on an incident, and a note for others."""
 
-    who: str = Field(default="somebody", max_length=200)
+    who: str = Field(default="somebody", pattern=r"\S", max_length=200)
     note: str = Field(default="", max_length=1000)
 
 
@@ -205,11 +205,12 @@ def build_app(
         rule: str | None = None,
         owner: str | None = None,
         key: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 1000,
     ) -> list[dict[str, Any]]:
         """List open incidents, resolved incidents or both, worst first."""
         with store.reading() as session:
             found = incidents.find(
-                session, options, is_open=is_open, topic=topic, rule=rule, owner=owner, key=key
+                session, options, is_open=is_open, topic=topic, rule=rule, owner=owner, key=key, limit=limit
             )
             return [to_json(incident) for incident in found]
 

@@ -63,9 +63,9 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
         for key, windows in causes.items()
         for window, some in windows.items()
     }
+    wider = {number for number, _ in after.keys() - before.keys()}
     for row in rows.values():
-        is_wider = any(number == row.number for number, _ in after.keys() - before.keys())
-        if row.verdict == Verdict.INCOMPLETE and is_wider:  # no operator has seen the new windows
+        if row.verdict == Verdict.INCOMPLETE and row.number in wider:  # no operator has seen the new windows
             row.acknowledged_by = row.note = ""
     gone: defaultdict[int, list[int]] = defaultdict(list)
     for (incident, window), texts in before.items():
@@ -98,9 +98,8 @@ def _open(
     for key, windows in causes.items():
         hours = [window - window % HOUR_MS for window in windows]
         every = [cause for some in windows.values() for cause in some]
-        row = rows.get(key)
+        cause, row = every[0], rows.get(key)
         if row is None:
-            cause = every[0]
             row = rows[key] = IncidentRow(
                 key=key,
                 rule=cause.rule,
@@ -115,6 +114,7 @@ def _open(
             row.first_hour, row.last_hour = min(hours), max(hours)
             row.topics, row.services, row.servers = [], [], []
             row.acknowledged_by = row.note = ""
+        row.verdict = cause.verdict  # another release may have given the rule another one
         row.first_hour, row.last_hour = min(row.first_hour, *hours), max(row.last_hour, *hours)
         row.topics = _with(row.topics, [topic])
         row.services = _with(row.services, (cause.service for cause in every if cause.server))
@@ -167,8 +167,12 @@ def find(
     rule: str | None = None,
     owner: str | None = None,
     key: str | None = None,
+    limit: int | None = None,
 ) -> list[Incident]:
-    """Return incidents: open before resolved, then the worst verdict first, then the most hours first."""
+    """Return incidents: open before resolved, then the worst verdict first, then the most hours first.
+
+    With `limit`, return only the first ones.
+    """
     rows = select(IncidentRow)
     if is_open is not None:
         rows = rows.where(IncidentRow.resolved.is_(None) if is_open else IncidentRow.resolved.is_not(None))
@@ -182,8 +186,8 @@ def find(
     if topic is not None:
         incidents = [one for one in incidents if topic in one.topics]
     if owner is not None:
-        incidents = [one for one in incidents if owner in one.owner.split(", ")]
-    return sorted(incidents, key=_worst_first)
+        incidents = [one for one in incidents if owner in map(options.owner_of, one.topics)]
+    return sorted(incidents, key=_worst_first)[:limit]
 
 
 def _worst_first(one: Incident) -> tuple[Any, ...]:
@@ -207,6 +211,8 @@ def _hours(session: Session, numbers: Sequence[int]) -> defaultdict[int, dict[st
 def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options: AuditOptions) -> Incident:
     rule, until = RULE_BY_NAME.get(row.rule), options.clock_ms() if row.resolved is None else row.resolved
     topics = [*hours] or row.topics
+    affected = sorted({hour for some in hours.values() for hour in some})
+    affected = affected or [utc(row.first_hour), utc(row.last_hour)]
     return Incident(
         key=row.key,
         rule=row.rule,
@@ -218,8 +224,8 @@ def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options
         resolved=None if row.resolved is None else utc(row.resolved),
         duration_s=max(until - row.first_seen, 0) / 1000,
         topics=topics,
-        first_hour=utc(row.first_hour),
-        last_hour=utc(row.last_hour),
+        first_hour=affected[0],
+        last_hour=affected[-1],
         hours=hours,
         services=row.services,
         servers=row.servers,

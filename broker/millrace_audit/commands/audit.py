@@ -46,7 +46,7 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     type=click.IntRange(1, 10_000),
     default=100,
     show_default=True,
-    help="Most windows that --bad --windows lists, and most facts of each kind that --explain requests.",
+    help="Most incidents or windows that --bad lists, and most facts of each kind that --explain requests.",
 )
 @click.option(
     "--explain",
@@ -126,7 +126,8 @@ def audit(
             print_bad(found, limit)
         context.exit(1 if found else 0)
     if is_bad or key is not None:
-        context.exit(_print_incidents(client.incidents(url, key=key, topic=topic), key, as_json=as_json))
+        incidents = client.incidents(url, key=key, topic=topic, limit=limit)
+        context.exit(_print_incidents(incidents, key, limit, as_json=as_json))
     if topic is None:
         raise MillraceError(
             "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
@@ -154,14 +155,14 @@ def audit(
     context.exit(0 if answer.proven else 1)
 
 
-def _print_incidents(incidents: list[Incident], key: str | None, *, as_json: bool) -> int:
+def _print_incidents(incidents: list[Incident], key: str | None, limit: int, *, as_json: bool) -> int:
     """Print the incidents, with details if `key` is given. Return the exit code: 1 if one of them is open."""
     if key is not None and not incidents:
         raise MillraceError(f"no incident {key} is known: `millrace audit --bad` lists the open incidents")
     if as_json:
         print_json(to_json(incidents))
     elif key is None:
-        print_incidents(incidents)
+        print_incidents(incidents, limit)
     else:
         print_incident(incidents[0])
     return 1 if any(incident.resolved is None for incident in incidents) else 0

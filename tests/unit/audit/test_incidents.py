@@ -306,3 +306,87 @@ def test_every_rule_that_makes_an_incident_has_a_key_and_a_runbook_that_exists()
         if rule.verdict in ("incomplete", "unknown") or (rule.verdict == "pending" and rule.command):
             assert rule.cause, rule.name
         assert not rule.runbook or rule.runbook in heads, rule.name
+
+
+def lossy(story: Story, hours: int) -> None:
+    """A producer that reported five events in each of some hours; the last of the five is missing."""
+    story.hello()
+    for number in range(hours):
+        window = W + number * HOUR_MS
+        story.report(number, (10 * number, 10 * number + 4), window=window, closed=window)
+        story.count("dc1", found((10 * number, 10 * number + 3), window=window))
+    story.beats()
+    story.apply()
+
+
+def test_an_open_incident_ends_with_the_hours_that_still_have_its_cause() -> None:
+    story = Story(AuditStore("sqlite://"))
+    lossy(story, 2)
+    (one,) = open_incidents(story, rule="missing-at-home")
+    assert one.last_hour > one.first_hour
+    story.count("dc1", found((14, 14), window=W + HOUR_MS))
+    story.beats(NOW + 6000)
+    story.apply()
+    (one,) = open_incidents(story, rule="missing-at-home")
+    assert [one.first_hour, one.last_hour] == [*one.hours[TOPIC], *one.hours[TOPIC]]
+    story.store.close()
+
+
+def test_an_owner_with_a_comma_finds_its_incidents() -> None:
+    policies = {TOPIC: TopicPolicy(owner="payments, Berlin")}
+    story = Story(AuditStore("sqlite://"), replace(OPTIONS, policies=policies))
+    lossy(story, 1)
+    assert "missing-at-home:dc1" in keys(story, owner="payments, Berlin")
+    assert keys(story, owner="Berlin") == []
+    story.store.close()
+
+
+def test_an_incident_takes_the_verdict_that_its_rule_has_now() -> None:
+    story = Story(AuditStore("sqlite://"))
+    lossy(story, 1)
+    with story.store.writing() as session:
+        (row,) = session.scalars(select(IncidentRow).where(IncidentRow.rule == "missing-at-home"))
+        row.verdict = "unknown"
+    story.count("dc1", found((0, 3)))
+    story.beats(NOW + 6000)
+    story.apply()
+    (one,) = open_incidents(story, rule="missing-at-home")
+    assert one.verdict == "incomplete"
+    story.store.close()
+
+
+def test_a_list_of_incidents_has_at_most_the_requested_number(tmp_path: Path) -> None:
+    story = Story(AuditStore(f"sqlite:///{tmp_path}/audit.db"))
+    lossy(story, 1)
+    assert len(open_incidents(story)) > 1
+    with served(story) as url:
+        (one,) = client.incidents(url, limit=1)
+        assert one.key == "missing-at-home:dc1"
+        run = CliRunner().invoke(cli, ["audit", "--auditor", url, "--bad", "--limit", "1"])
+        assert run.stdout.splitlines()[-1] == "the first 1: --limit shows more"
+        assert httpx.get(f"{url}/v1/incidents?limit=0").status_code == 400
+    story.store.close()
+
+
+def test_an_acknowledgement_without_a_name_is_refused(tmp_path: Path) -> None:
+    story = Story(AuditStore(f"sqlite:///{tmp_path}/audit.db"))
+    lossy(story, 1)
+    with served(story) as url:
+        answer = httpx.post(f"{url}/v1/incidents/missing-at-home:dc1/acknowledge", json={"who": " "})
+        assert answer.status_code == 400
+    story.store.close()
+
+
+def test_an_address_without_the_route_is_named(tmp_path: Path) -> None:
+    story = Story(AuditStore(f"sqlite:///{tmp_path}/audit.db"))
+    unknown = r"/old/v1/incidents is unknown there: .* version"
+    with served(story) as url, pytest.raises(MillraceError, match=unknown):
+        client.incidents(f"{url}/old")
+    story.store.close()
+
+
+def test_an_answer_of_another_form_is_an_error_in_one_line() -> None:
+    times = ("first_seen", "last_seen", "first_hour", "last_hour", "resolved")
+    one = dict.fromkeys(times, "2015-05-17T10:00:00Z")
+    with pytest.raises(MillraceError, match="does not answer like an auditor of this version"):
+        client._read(Incident.from_json, {**one, "hours": []}, "http://127.0.0.1:8082")
