@@ -6,6 +6,7 @@ decision to replace loads changes counts, and all counts of loads are in the par
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -71,17 +72,21 @@ def producers_of(session: Session, decision: str) -> list[ProducerRow]:
     return [*session.scalars(rows.order_by(ProducerRow.instance))]
 
 
-def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_start: bool = False) -> None:
-    """Have windows judged again that producers had not closed, or all of their topics with `from_start`."""
+def owes_from(row: ProducerRow) -> int:
+    """Return the time from which on a producer can have unreported events."""
+    return NOTHING if row.missing else row.closed_through
+
+
+def judge_windows_of(session: Session, producers: Mapping[int, int]) -> None:
+    """Have windows judged again, given producer -> time from which on windows of its topics concern it."""
     first: dict[str, int] = {}
     link = store.ProducerTopicRow
-    starts = {row.producer: NOTHING if from_start or row.missing else row.closed_through for row in producers}
-    for some in store.slices([*starts]):
+    for some in store.slices([*producers]):
         links = select(link.topic, link.producer).where(link.producer.in_(some))
         for topic, producer in session.execute(links):
-            first[topic] = min(first.get(topic, FOR_EVER), starts[producer])
-    for topic, closed_through in first.items():
-        judge_again(session, topic, window_start(closed_through) if closed_through > 0 else NOTHING)
+            first[topic] = min(first.get(topic, FOR_EVER), producers[producer])
+    for topic, start in first.items():
+        judge_again(session, topic, window_start(start) if start > 0 else NOTHING)
 
 
 def due_decisions(session: Session, now: int) -> list[Decision]:
@@ -129,10 +134,11 @@ class Decisions:
     def _of_producers(self, row: DecisionRow) -> None:
         is_disowning = row.kind == DISOWN
         producers = producers_of(self._session, row.id)
-        judge_windows_of(self._session, producers, from_start=is_disowning)
+        starts = {each.producer: NOTHING if is_disowning else owes_from(each) for each in producers}
+        judge_windows_of(self._session, starts)
         link, gap = store.ProducerTopicRow, store.UnheardRow
         numbers: dict[str, int] = {}
-        for some in store.slices([producer.producer for producer in producers]):
+        for some in store.slices([*starts]):
             counts = select(link.topic, func.count()).where(link.producer.in_(some)).group_by(link.topic)
             for topic, number in self._session.execute(counts):
                 numbers[topic] = numbers.get(topic, 0) + number

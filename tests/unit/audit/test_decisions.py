@@ -24,6 +24,7 @@ from millrace_audit.reports.messages import (
     ACCEPT_REJECTED,
     DISOWN,
     FOR_EVER,
+    NOTHING,
     OFFLINE,
     REPLACE_LOADS,
     Decision,
@@ -32,8 +33,9 @@ from millrace_audit.reports.messages import (
     RejectedMessages,
     UnkeyedRows,
 )
+from millrace_audit.reports.seals import seal_of
 from tests.support import ROUNDS, Clock
-from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found, key_of
 from tests.unit.audit.test_ledger import everything, troubled
 
 LATER = W + 2 * WINDOW_MS
@@ -228,6 +230,24 @@ def test_the_reports_of_a_disowned_instance_are_kept_and_not_used(story: Story) 
     story.report(1, (5, 9), instance=6, closed=W + WINDOW_MS, time=LATER)
     story.beats(NOW + 6000)
     assert (story.apply().verdict(), story.strangers()) == ("complete", [])
+
+
+@pytest.mark.parametrize("disown", [True, False])
+def test_an_accepted_or_disowned_instance_that_goes_on_reporting_keeps_no_window_from_being_final(
+    story: Story, disown: bool
+) -> None:
+    story.whole()
+    story.hello(6)
+    story.report(0, instance=6, closed=NOTHING)
+    story.beats(NOW + 6000)
+    story.apply()
+    story.accept(instance=6, disown=disown)
+    story.settle()
+    assert story.verdict() == "complete"
+    story.hello(6, seal=seal_of(key_of(6, 1)))
+    story.report(1, instance=6, closed=NOTHING, time=LATER)
+    story.apply_only()
+    assert story.verdict() == "complete", "none of its news concerns the window"
 
 
 def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in_its_place(
