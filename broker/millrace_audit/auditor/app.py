@@ -55,7 +55,7 @@ from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision
+from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE, Decision
 
 logger = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
@@ -315,7 +315,7 @@ def build_app(
             decision, loads = replace_loads(session, options, topic, reason, who)
         decide(decision)
         with store.reading() as session:
-            if first_lost(session, topic) <= decision.load:
+            if first_lost(session, topic) != FOR_EVER:
                 raise MillraceError(
                     f"other loads of topic {topic} are lost by now: look at them, and try again"
                 )

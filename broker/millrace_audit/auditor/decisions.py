@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, storable
-from millrace_audit.auditor.load_counts import LoadCounts, judge_again
+from millrace_audit.auditor.load_counts import LoadCounts, first_counted, judge_again
 from millrace_audit.auditor.store import DecisionRow, HistoryRow, ProducerRow
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import (
@@ -99,9 +99,9 @@ def due_decisions(session: Session, now: int) -> list[Decision]:
 
 
 def forget_decisions(session: Session, kept_from: int) -> None:
-    """Delete decisions applied before `kept_from` that concern no kept producer and no kept load."""
-    decision, load = DecisionRow, store.LoadHourRow
-    of_load = (load.topic == decision.topic) & (load.load == decision.load)
+    """Delete decisions applied before `kept_from` that concern no kept producer or rejected message."""
+    decision, rejected = DecisionRow, store.RejectedRow
+    of_load = (rejected.topic == decision.topic) & (rejected.load == decision.load)
     concerned = exists().where(_concerns()).correlate(decision), exists().where(of_load).correlate(decision)
     session.execute(delete(decision).where(decision.applied < kept_from, ~or_(*concerned)))
 
@@ -165,9 +165,11 @@ class Decisions:
         """Take the counts of lost loads out, and count their replacements."""
         topic = row.topic or ""
         state = self._session.get(store.WarehouseStateRow, topic)
-        if state is None or state.lost_from == FOR_EVER or state.lost_from < row.load:
-            return f"no load of topic {topic} is lost from load {row.load} on"
-        first, table, parts = state.lost_from, store.LoadRow, store.LoadPartRow
+        counted = first_counted(self._session, topic, row.load)
+        is_same = counted is not None and counted.sha256 == row.sha256
+        if state is None or state.lost_from != row.load or not is_same:  # else an old record would count again
+            return f"load {row.load} of topic {topic} with that manifest is not the first one that is lost"
+        first, table, parts = row.load, store.LoadRow, store.LoadPartRow
         lost = select(func.sum(table.counted)).where(table.topic == topic, table.load >= first)
         kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
         if self._session.scalar(kept) != self._session.scalar(lost):
