@@ -66,6 +66,8 @@ BEHIND_S = 60.0
 JUDGING_S = 0.5
 """Time for judging windows before a decision is answered; the worker judges the remaining windows."""
 
+MOST_NAME = 255
+"""Most characters in the name of a service or server."""
 MAX_BODY_BYTES = 64 << 10
 """Most bytes in the body of a request."""
 
@@ -100,8 +102,8 @@ class Reason(DecisionBody):
 class ServiceReason(Reason):
     """Decision to stop waiting for a service's silent instances, optionally on one server or up to a time."""
 
-    service: str
-    server: str | None = None
+    service: str = Field(max_length=MOST_NAME)
+    server: str | None = Field(default=None, max_length=MOST_NAME)
     before: str | None = None
 
 

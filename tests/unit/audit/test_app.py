@@ -120,6 +120,9 @@ def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said
     assert refused.status_code == 400
     assert "nobody has heard of instance 99" in refused.json()["error"]
     assert service.client.post("/v1/instances/7/accept", json={"reason": " "}).status_code == 400
+    for no_name in (rb'"\ud800"', b'"%s"' % (b"x" * 256)):
+        for body in (b'{"service": %s, "reason": "r"}', b'{"service": "shop", "server": %s, "reason": "r"}'):
+            assert service.client.post("/v1/accept", content=body % no_name).status_code == 400
     said = {"service": "shop", "reason": "rack gone", "who": "me@host"}
     assert service.client.post("/v1/accept", json=said).json() == {"instances": [7], "accepted": "rack gone"}
     answer = service.client.get(ask, params=SPAN).json()

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select, text, update
 
 from millrace.service.database import open_database
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.acceptance import first_lost
-from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions
+from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions, is_disowned, reason_of
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld
-from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, Row
+from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, ProducerRow, Row
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -268,6 +268,15 @@ def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in
     story.decide(decision(REPLACE_LOADS, 2, topic=TOPIC, load=2, sha256="first"))
     story.decide(replace(given_up, written=NOW + 1))
     assert story.apply().verdict() == "incomplete", "its rejected messages are nobody's decision yet"
+
+
+def test_the_decisions_about_a_producer_are_found_without_reading_all_decisions(stores: Stores) -> None:
+    query = select(ProducerRow.producer, reason_of()).where(~is_disowned())
+    with stores("sqlite://").reading() as session:
+        compiled = query.compile(session.get_bind(), compile_kwargs={"literal_binds": True})
+        plan = [row[3] for row in session.execute(text(f"EXPLAIN QUERY PLAN {compiled}"))]
+    assert "SCAN producers" in plan
+    assert not [step for step in plan if step.startswith("SCAN decision")]
 
 
 def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: Story) -> None:
