@@ -24,6 +24,7 @@ arrives too slowly, or 503 when the database fails. All verdicts come from `answ
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
@@ -262,7 +263,8 @@ def build_app(
 
     def decide(decision: Decision) -> None:
         worker.decide(decision)
-        Judging(store, options).turn(JUDGING_S)
+        with suppress(LeaseHeld):  # the auditor that writes now judges
+            Judging(store, options).turn(JUDGING_S)
 
     def take(request: Request, said: Reason, **whom: Any) -> list[int]:
         reason = _reason(said)
