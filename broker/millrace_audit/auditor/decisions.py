@@ -167,7 +167,7 @@ class Decisions:
         state = self._session.get(store.WarehouseStateRow, topic)
         counted = first_counted(self._session, topic, row.load)
         is_same = counted is not None and counted.sha256 == row.sha256
-        if state is None or state.lost_from != row.load or not is_same:  # else an old record would count again
+        if state is None or state.lost_from != row.load or not is_same:  # an old record has no effect
             return f"load {row.load} of topic {topic} with that manifest is not the first one that is lost"
         first, table, parts = row.load, store.LoadRow, store.LoadPartRow
         lost = select(func.sum(table.counted)).where(table.topic == topic, table.load >= first)

@@ -35,7 +35,7 @@ _HOLD = text(
 
 
 def _debt(row: ProducerRow) -> tuple[int, bool]:
-    """Return what windows depend on of an accepted producer: since when it owes reports, whether it sent none."""
+    """Return the time from which a producer can have unreported events, and whether it has sent no report."""
     return owes_from(row), row.next_report == 0
 
 
