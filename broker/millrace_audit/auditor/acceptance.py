@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from millrace.errors import MillraceError
 from millrace_audit.auditor import store
 from millrace_audit.auditor.decisions import is_accepted, producers_of, row_of
+from millrace_audit.auditor.load_counts import first_counted
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.reports.messages import ACCEPT, ACCEPT_REJECTED, DISOWN, FOR_EVER, REPLACE_LOADS, Decision
@@ -91,7 +92,9 @@ def replace_loads(
             f"the auditor has forgotten what load {first} of topic {topic} held, and cannot take it out: give"
             " it an empty database, which the audit topics fill again"
         )
-    decision = _decision(options.clock_ms(), REPLACE_LOADS, reason, who, topic=topic, load=first)
+    counted = first_counted(session, topic, first)
+    of_load = {"topic": topic, "load": first, "sha256": "" if counted is None else counted.sha256}
+    decision = _decision(options.clock_ms(), REPLACE_LOADS, reason, who, **of_load)
     return decision, sorted({row.load for row in lost})
 
 

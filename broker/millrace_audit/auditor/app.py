@@ -24,6 +24,7 @@ arrives too slowly, or 503 when the database fails. All verdicts come from `answ
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
@@ -55,7 +56,7 @@ from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision
+from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE, Decision
 
 logger = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
@@ -66,6 +67,8 @@ BEHIND_S = 60.0
 JUDGING_S = 0.5
 """Time for judging windows before a decision is answered; the worker judges the remaining windows."""
 
+MOST_NAME = 255
+"""Most characters in the name of a service or server."""
 MAX_BODY_BYTES = 64 << 10
 """Most bytes in the body of a request."""
 
@@ -100,8 +103,8 @@ class Reason(DecisionBody):
 class ServiceReason(Reason):
     """Decision to stop waiting for a service's silent instances, optionally on one server or up to a time."""
 
-    service: str
-    server: str | None = None
+    service: str = Field(max_length=MOST_NAME)
+    server: str | None = Field(default=None, max_length=MOST_NAME)
     before: str | None = None
 
 
@@ -261,7 +264,8 @@ def build_app(
 
     def decide(decision: Decision) -> None:
         worker.decide(decision)
-        Judging(store, options).turn(JUDGING_S)
+        with suppress(LeaseHeld):  # the auditor that writes now judges
+            Judging(store, options).turn(JUDGING_S)
 
     def take(request: Request, said: Reason, **whom: Any) -> list[int]:
         reason = _reason(said)
@@ -316,7 +320,7 @@ def build_app(
             decision, loads = replace_loads(session, options, topic, reason, who)
         decide(decision)
         with store.reading() as session:
-            if first_lost(session, topic) <= decision.load:
+            if first_lost(session, topic) != FOR_EVER:
                 raise MillraceError(
                     f"further loads of topic {topic} have been lost meanwhile: check them, and try again"
                 )

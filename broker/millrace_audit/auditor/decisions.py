@@ -6,6 +6,7 @@ a decision to replace loads changes counts, and all counts of loads are in the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, storable
-from millrace_audit.auditor.load_counts import LoadCounts, judge_again
+from millrace_audit.auditor.load_counts import LoadCounts, first_counted, judge_again
 from millrace_audit.auditor.store import DecisionRow, HistoryRow, ProducerRow
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import (
@@ -71,17 +72,21 @@ def producers_of(session: Session, decision: str) -> list[ProducerRow]:
     return [*session.scalars(rows.order_by(ProducerRow.instance))]
 
 
-def judge_windows_of(session: Session, producers: list[ProducerRow], *, from_start: bool = False) -> None:
-    """Have windows judged again: all that the producers had not closed, with `from_start` all windows."""
+def owes_from(row: ProducerRow) -> int:
+    """Return the time from which on a producer can have unreported events."""
+    return NOTHING if row.missing else row.closed_through
+
+
+def judge_windows_of(session: Session, producers: Mapping[int, int]) -> None:
+    """Have windows judged again, given producer -> time from which on windows of its topics concern it."""
     first: dict[str, int] = {}
     link = store.ProducerTopicRow
-    starts = {row.producer: NOTHING if from_start or row.missing else row.closed_through for row in producers}
-    for some in store.slices([*starts]):
+    for some in store.slices([*producers]):
         links = select(link.topic, link.producer).where(link.producer.in_(some))
         for topic, producer in session.execute(links):
-            first[topic] = min(first.get(topic, FOR_EVER), starts[producer])
-    for topic, closed_through in first.items():
-        judge_again(session, topic, window_start(closed_through) if closed_through > 0 else NOTHING)
+            first[topic] = min(first.get(topic, FOR_EVER), producers[producer])
+    for topic, start in first.items():
+        judge_again(session, topic, window_start(start) if start > 0 else NOTHING)
 
 
 def due_decisions(session: Session, now: int) -> list[Decision]:
@@ -94,9 +99,9 @@ def due_decisions(session: Session, now: int) -> list[Decision]:
 
 
 def forget_decisions(session: Session, kept_from: int) -> None:
-    """Delete decisions applied before `kept_from` that concern no kept producer and no kept load."""
-    decision, load = DecisionRow, store.LoadHourRow
-    of_load = (load.topic == decision.topic) & (load.load == decision.load)
+    """Delete decisions applied before `kept_from` that concern no kept producer or rejected message."""
+    decision, rejected = DecisionRow, store.RejectedRow
+    of_load = (rejected.topic == decision.topic) & (rejected.load == decision.load)
     concerned = exists().where(_concerns()).correlate(decision), exists().where(of_load).correlate(decision)
     session.execute(delete(decision).where(decision.applied < kept_from, ~or_(*concerned)))
 
@@ -129,10 +134,11 @@ class Decisions:
     def _of_producers(self, row: DecisionRow) -> None:
         is_disowning = row.kind == DISOWN
         producers = producers_of(self._session, row.id)
-        judge_windows_of(self._session, producers, from_start=is_disowning)
+        starts = {each.producer: NOTHING if is_disowning else owes_from(each) for each in producers}
+        judge_windows_of(self._session, starts)
         link, gap = store.ProducerTopicRow, store.UnheardRow
         numbers: dict[str, int] = {}
-        for some in store.slices([producer.producer for producer in producers]):
+        for some in store.slices([*starts]):
             counts = select(link.topic, func.count()).where(link.producer.in_(some)).group_by(link.topic)
             for topic, number in self._session.execute(counts):
                 numbers[topic] = numbers.get(topic, 0) + number
@@ -159,9 +165,11 @@ class Decisions:
         """Take the counts of lost loads out, and count their replacements."""
         topic = row.topic or ""
         state = self._session.get(store.WarehouseStateRow, topic)
-        if state is None or state.lost_from == FOR_EVER or state.lost_from < row.load:
-            return f"no load of topic {topic} is lost from load {row.load} on"
-        first, table, parts = state.lost_from, store.LoadRow, store.LoadPartRow
+        counted = first_counted(self._session, topic, row.load)
+        is_same = counted is not None and counted.sha256 == row.sha256
+        if state is None or state.lost_from != row.load or not is_same:  # an old record has no effect
+            return f"load {row.load} of topic {topic} with that manifest is not the first one that is lost"
+        first, table, parts = row.load, store.LoadRow, store.LoadPartRow
         lost = select(func.sum(table.counted)).where(table.topic == topic, table.load >= first)
         kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
         if self._session.scalar(kept) != self._session.scalar(lost):

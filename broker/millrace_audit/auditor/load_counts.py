@@ -345,6 +345,13 @@ class LoadCounts:
             yield unpacked(row.record), row.serial
 
 
+def first_counted(session: Session, topic: str, load: int) -> LoadRow | None:
+    """Return the first edition of the first counted load of a topic from number `load` on."""
+    table = LoadRow
+    counted = (table.topic == topic, table.load >= load, table.edition == 1)
+    return session.scalar(select(table).where(*counted).order_by(table.load).limit(1))
+
+
 def newest_load(session: Session, topic: str) -> LoadRow | None:
     """Return the newest fully counted load of a topic."""
     table = LoadRow

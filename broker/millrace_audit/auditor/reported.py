@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, names_hash, storable
-from millrace_audit.auditor.decisions import is_accepted, judge_windows_of
+from millrace_audit.auditor.decisions import is_accepted, is_disowned, judge_windows_of, owes_from
 from millrace_audit.auditor.store import HeldOpenRow, ProducerRow
 from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world, window_start
 from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, MOST_WINDOWS, Hello, Report
@@ -34,6 +34,11 @@ _HOLD = text(
 ).execution_options(preserve_rowcount=True)
 
 
+def _debt(row: ProducerRow) -> tuple[int, bool]:
+    """Return the time from which a producer can have unreported events, and whether it has sent no report."""
+    return owes_from(row), row.next_report == 0
+
+
 class Reported:
     """Hellos and reports of one cluster's producers."""
 
@@ -43,8 +48,6 @@ class Reported:
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of the announced topics
         self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         """Producer -> known (window, topic) among its rows in `held_open`."""
-        self._accepted: set[int] = set()
-        """Producers that an operator had accepted before the batch."""
         self._open: dict[str, int] = {}
         # True if a hello may have been lost: while windows of that time are kept.
         gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
@@ -58,10 +61,28 @@ class Reported:
         for some in store.slices([row.producer for row in rows if row.announced]):
             links = select(link.topic, link.producer).where(link.producer.in_(some))
             self._links.update((topic, producer) for topic, producer in self._session.execute(links))
-            accepted = select(ProducerRow.producer).where(ProducerRow.producer.in_(some), is_accepted())
-            self._accepted.update(self._session.scalars(accepted))
+        accepted = self._accepted([row for row in rows if row.announced])
+        before = {row.producer: _debt(row) for row in accepted}
         for entry in heard:
             self._take(entry)
+        self._judge_again(accepted, before)
+
+    def _accepted(self, rows: Sequence[ProducerRow]) -> list[ProducerRow]:
+        """Return the producers that an operator has accepted and not disowned."""
+        accepted: set[int] = set()
+        for some in store.slices([row.producer for row in rows]):
+            here = ProducerRow.producer.in_(some), is_accepted(), ~is_disowned()
+            accepted.update(self._session.scalars(select(ProducerRow.producer).where(*here)))
+        return [row for row in rows if row.producer in accepted]
+
+    def _judge_again(self, accepted: Sequence[ProducerRow], before: Mapping[int, tuple[int, bool]]) -> None:
+        """Have windows judged again where an acceptance has ended or concerns other windows than before."""
+        if not accepted:
+            return
+        still = {row.producer for row in self._accepted(accepted)}
+        changed = [row for row in accepted if row.producer not in still or _debt(row) != before[row.producer]]
+        starts = {row.producer: min(before[row.producer][0], owes_from(row)) for row in changed}
+        judge_windows_of(self._session, starts)
 
     def _take(self, entry: Heard) -> None:
         record = entry.record
@@ -95,7 +116,6 @@ class Reported:
         if row is None:  # even with too many instances: else others could use its names
             row = self._announce(hello, at)
             row.closed_through = hello.closed_through
-        self._judge_again(row)
         row.heard_at = max(row.heard_at, hello.time)
         if not self._may_join(row, hello.topic, at):
             return f"more than {MOST_OPEN} instances are open"
@@ -107,11 +127,6 @@ class Reported:
         row = self._producers.get_all(self._place.tier, [key])[key]
         row.announced, row.hello_at, row.seal, row.first_at = True, at, word.seal, word.time
         return row
-
-    def _judge_again(self, row: ProducerRow) -> None:
-        """Have windows judged again that an acceptance made final: a new record may end the acceptance."""
-        if row.producer in self._accepted:
-            judge_windows_of(self._session, [row])
 
     def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:
         """Return True if the topic may have one more open instance; if not, note a gap from `at` on."""
@@ -161,16 +176,13 @@ class Reported:
         elif report.number > row.next_report + MOST_MISSING:
             return f"it is more than {MOST_MISSING} reports ahead"
         elif report.number > row.next_report:
-            self._judge_again(row)
             row.missing = row.missing or [[row.next_report, report.number - 1]]
             return ""
         elif seal_of(report.key) != row.seal:
             return "its key does not fit the seal of what was said before"
         if self._held_open(row, report) > MOST_OPEN_WINDOWS:
-            self._judge_again(row)
             row.missing = [[report.number, report.number]]
             return f"more than {MOST_OPEN_WINDOWS} windows of its instance are open"
-        self._judge_again(row)
         row.missing = []  # reports come in order: one ahead was forged
         promised, row.closed_through = row.closed_through, report.closed_through
         row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest

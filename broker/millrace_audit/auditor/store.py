@@ -434,7 +434,7 @@ class DecisionRow(Row):
     who: Mapped[LongText]
     reason: Mapped[LongText]
     instance: Mapped[int | None] = mapped_column(index=True)
-    service: Mapped[LongText | None]
+    service: Mapped[LongText | None] = mapped_column(index=True)
     server: Mapped[LongText | None]
     before: Mapped[int]
     topic: Mapped[TopicName | None] = mapped_column(index=True)

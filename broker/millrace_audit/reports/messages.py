@@ -373,7 +373,7 @@ class Decision:
     """Load with the rejected messages; first load to replace."""
     edition: int = 0
     sha256: str = ""
-    """Hash of the manifest of the edition with the rejected messages."""
+    """Hash of the manifest of the edition with the rejected messages, or of the first load to replace."""
 
 
 def editions_hash(editions: Mapping[int, int]) -> str:

@@ -15,10 +15,12 @@ from millrace.topics_file import TopicPolicy
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
 from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.lease import Lease
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision, Heartbeat, RejectedMessages
+from tests.support import Clock
 from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
 
 SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
@@ -80,6 +82,29 @@ def service(tmp_path: object) -> Iterator[Service]:
     store.close()
 
 
+def test_a_decision_that_another_auditor_judges_is_answered_as_applied(tmp_path: object) -> None:
+    url, clock = f"sqlite:///{tmp_path}/audit.db", Clock()
+    store, other = (AuditStore(url, Lease(clock)) for _ in range(2))
+    store.renew()
+    story = Story(store)
+    story.hello(7)
+    story.apply()
+
+    class Loser(Worker):
+        """A worker that loses the lease when its decision is applied."""
+
+        def decide(self, decision: Decision) -> None:
+            super().decide(decision)
+            other.renew()
+
+    client = Client(build_app(store, OPTIONS, Loser(AuditNumbers(store, OPTIONS), story=story)))
+    answer = client.post("/v1/instances/7/accept", json={"reason": "rack gone"})
+    assert answer.json() == {"instance": 7, "accepted": "rack gone"}
+    assert client.post("/v1/instances/7/accept", json={"reason": "rack gone"}).status_code == 503
+    store.close()
+    other.close()
+
+
 def test_health_says_how_far_behind_every_tier_is_and_which_one_stands(service: Service) -> None:
     answer = service.client.get("/v1/health")
     assert answer.status_code == 503
@@ -120,6 +145,9 @@ def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said
     assert refused.status_code == 400
     assert "nobody has heard of instance 99" in refused.json()["error"]
     assert service.client.post("/v1/instances/7/accept", json={"reason": " "}).status_code == 400
+    for no_name in (rb'"\ud800"', b'"%s"' % (b"x" * 256)):
+        for body in (b'{"service": %s, "reason": "r"}', b'{"service": "shop", "server": %s, "reason": "r"}'):
+            assert service.client.post("/v1/accept", content=body % no_name).status_code == 400
     said = {"service": "shop", "reason": "rack gone", "who": "me@host"}
     assert service.client.post("/v1/accept", json=said).json() == {"instances": [7], "accepted": "rack gone"}
     answer = service.client.get(ask, params=SPAN).json()

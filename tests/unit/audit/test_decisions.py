@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, text, update
 
 from millrace.service.database import open_database
 from millrace_audit.auditor import ledger
-from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions
+from millrace_audit.auditor.acceptance import first_lost
+from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions, is_disowned, reason_of
 from millrace_audit.auditor.judging import Judging
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld
-from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, Row
+from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, ProducerRow, Row
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -24,6 +25,7 @@ from millrace_audit.reports.messages import (
     ACCEPT_REJECTED,
     DISOWN,
     FOR_EVER,
+    NOTHING,
     OFFLINE,
     REPLACE_LOADS,
     Decision,
@@ -32,8 +34,9 @@ from millrace_audit.reports.messages import (
     RejectedMessages,
     UnkeyedRows,
 )
+from millrace_audit.reports.seals import seal_of
 from tests.support import ROUNDS, Clock
-from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found
+from tests.unit.audit.story import NOW, OPTIONS, OWN, TOPIC, Story, W, found, key_of
 from tests.unit.audit.test_ledger import everything, troubled
 
 LATER = W + 2 * WINDOW_MS
@@ -89,7 +92,7 @@ def decided(story: Story) -> None:
         if sha256 == "first":
             story.decide(decision(ACCEPT_REJECTED, 7, edition=1, sha256=sha256, **of))
         else:
-            story.decide(decision(REPLACE_LOADS, 8, **of))
+            story.decide(decision(REPLACE_LOADS, 8, sha256="first", **of))
     story.decide(decision(ACCEPT, 9, service="shop", server="web-66"))
     story.beats(NOW + 42_000)
 
@@ -230,6 +233,24 @@ def test_the_reports_of_a_disowned_instance_are_kept_and_not_used(story: Story) 
     assert (story.apply().verdict(), story.strangers()) == ("complete", [])
 
 
+@pytest.mark.parametrize("disown", [True, False])
+def test_an_accepted_or_disowned_instance_that_goes_on_reporting_keeps_no_window_from_being_final(
+    story: Story, disown: bool
+) -> None:
+    story.whole()
+    story.hello(6)
+    story.report(0, instance=6, closed=NOTHING)
+    story.beats(NOW + 6000)
+    story.apply()
+    story.accept(instance=6, disown=disown)
+    story.settle()
+    assert story.verdict() == "complete"
+    story.hello(6, seal=seal_of(key_of(6, 1)))
+    story.report(1, instance=6, closed=NOTHING, time=LATER)
+    story.apply_only()
+    assert story.verdict() == "complete", "none of its news concerns the window"
+
+
 def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in_its_place(
     story: Story,
 ) -> None:
@@ -244,16 +265,62 @@ def test_giving_up_a_loads_rejected_messages_does_not_give_up_those_of_a_load_in
     assert story.apply().verdict() == "carried"
     story.load(NOBODY, source=LoadNumber(2, sha256="second"), rejected=rejected, unkeyed=rows)
     assert story.apply().verdict() == "incomplete", "load 2 is another one"
-    story.decide(decision(REPLACE_LOADS, 2, topic=TOPIC, load=2))
+    story.decide(decision(REPLACE_LOADS, 2, topic=TOPIC, load=2, sha256="first"))
     story.decide(replace(given_up, written=NOW + 1))
     assert story.apply().verdict() == "incomplete", "no decision concerns its rejected messages yet"
+
+
+def test_the_decisions_about_a_producer_are_found_without_reading_all_decisions(stores: Stores) -> None:
+    query = select(ProducerRow.producer, reason_of()).where(~is_disowned())
+    with stores("sqlite://").reading() as session:
+        compiled = query.compile(session.get_bind(), compile_kwargs={"literal_binds": True})
+        plan = [row[3] for row in session.execute(text(f"EXPLAIN QUERY PLAN {compiled}"))]
+    assert "SCAN producers" in plan
+    assert not [step for step in plan if step.startswith("SCAN decision")]
 
 
 def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: Story) -> None:
     story.whole()
     story.decide(decision(REPLACE_LOADS, 1, topic=TOPIC, load=1))
     assert story.apply().verdict() == "complete"
-    assert story.strangers() == [("Decision", "no load of topic PageView is lost from load 1 on")]
+    cause = "load 1 of topic PageView with that manifest is not the first one that is lost"
+    assert story.strangers() == [("Decision", cause)]
+
+
+@pytest.mark.parametrize("load", [2, 3])
+def test_an_old_record_replaces_no_loads_that_are_lost_after_its_decision_has_expired(
+    story: Story, load: int
+) -> None:
+    story.whole()
+    for sha256 in ("first", "second"):
+        story.load(NOBODY, source=LoadNumber(2, sha256=sha256))
+    replacing = decision(REPLACE_LOADS, 1, topic=TOPIC, load=2, sha256="first")
+    story.decide(replacing)
+    story.load(NOBODY, source=LoadNumber(3, sha256="first"))
+    story.apply()
+    story.load(NOBODY, source=LoadNumber(load, sha256="third"))
+    story.apply()
+    with story.store.writing() as session:
+        assert first_lost(session, TOPIC) == load
+        session.execute(delete(DecisionRow))
+    story.decide(replacing)
+    story.apply()
+    with story.store.reading() as session:
+        assert first_lost(session, TOPIC) == load
+
+
+def test_a_decision_about_rejected_messages_is_kept_with_them_even_if_their_load_has_no_rows(
+    story: Story,
+) -> None:
+    story.whole()
+    rejected = [RejectedMessages(W, W, 3, 0, "no value")]
+    story.load(NOBODY, source=LoadNumber(2, sha256="all"), rejected=rejected, unkeyed=[])
+    story.decide(decision(ACCEPT_REJECTED, 1, topic=TOPIC, load=2, edition=1, sha256="all"))
+    story.apply()
+    with story.store.writing() as session:
+        session.execute(update(DecisionRow).values(applied=NOW - 2 * OPTIONS.keep_ms))
+        tidy(session, OPTIONS)
+        assert [row.load for row in session.scalars(select(DecisionRow))] == [2]
 
 
 def test_a_decision_that_the_auditor_has_not_signed_has_no_effect(story: Story) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, text, update
 from millrace.errors import MillraceError
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.decisions import due_decisions
-from millrace_audit.auditor.store import AuditStore, LoadRow, Row, TopicRow, WindowRow
+from millrace_audit.auditor.store import AuditStore, LoadRow, ProducerRow, Row, TopicRow, WindowRow
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import RejectedMessages
 from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story, W
@@ -212,6 +212,8 @@ def test_acceptances_of_an_older_database_stay_in_force_and_are_written_to_the_a
         assert reason in reasons
     with store.reading() as session:
         decisions = due_decisions(session, NOW)
+        for row in session.scalars(select(ProducerRow)):
+            assert row.first_at == row.heard_at, "its first hello was not later"
     assert sorted((each.kind, each.instance, each.load) for each in decisions) == [
         ("accept", 2, 0),
         ("accept-rejected", None, 2),

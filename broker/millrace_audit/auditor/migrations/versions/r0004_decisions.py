@@ -39,6 +39,7 @@ def upgrade() -> None:
     op.drop_column("producers", "disowned")
     first = sa.Column("first_at", sa.BigInteger, nullable=False, server_default=sa.text(str(_NOTHING)))
     op.add_column("producers", first)
+    op.execute("UPDATE producers SET first_at = heard_at")  # its first hello was not later
 
 
 def _decision(kind: str, **values: object) -> dict[str, object]:
@@ -69,7 +70,8 @@ def _create() -> None:
         *(sa.Column(name, number, nullable=False) for name in ("time", "written", "applied")),
         *(sa.Column(name, text, nullable=False) for name in ("who", "reason")),
         sa.Column("instance", number, nullable=True, index=True),
-        *(sa.Column(name, text, nullable=True) for name in ("service", "server")),
+        sa.Column("service", text, nullable=True, index=True),
+        sa.Column("server", text, nullable=True),
         sa.Column("before", number, nullable=False),
         sa.Column("topic", sa.String(249), nullable=True, index=True),
         *(sa.Column(name, number, nullable=False) for name in ("load", "edition")),
