@@ -233,7 +233,6 @@ class AuditReader(TierReader):
         self._note_origins()
         news = self._publish(self._partitions.values())
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
-        changed |= any(partition.truncated is not None for partition in self._partitions.values())
         is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
         # A partition that the listing lacks was deleted, or a broker that has just started does not know it
         # yet. Until this is certain, no heartbeat is sent.
@@ -317,12 +316,12 @@ class AuditReader(TierReader):
                     log_start = _known(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
-                before = partition.truncated
                 ends = _known(latest, name), _known(written, name)
                 partition.noted(*self._ends_of_copies(partition, *ends))
-                if partition.truncated != before:
+                if partition.truncated is not None:
                     line = "%s: %s-%d was truncated from offset %d to %d: the counted messages were lost"
                     logger.error(line, self._config.cluster, *name, partition.truncated, partition.end)
+                    self._report_truncated(partition)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
             except CannotRead as error:
@@ -411,15 +410,8 @@ class AuditReader(TierReader):
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
             logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
-            if (
-                partition.truncated is not None
-            ):  # reported first: otherwise the next count looks like a repeat
-                self._beats += 1
-                truncated = self._take_truncated()
-                beat = Heartbeat(
-                    time=NOTHING, tier=self._config.tier, number=self._beats, truncated=truncated
-                )
-                self._send([self._codec.encode(beat)])
+            if partition.truncated is not None:
+                self._report_truncated(partition)
             return
         try:
             counter = self._counters[fingerprint_of(partition.topic, self._config.policies)]
@@ -513,7 +505,6 @@ class AuditReader(TierReader):
                 for partition in self._partitions.values()
                 if partition.stuck is not None
             ],
-            truncated=self._take_truncated(),
         )
         self._changed.clear()
         self._send([self._codec.encode(beat)])
@@ -522,16 +513,14 @@ class AuditReader(TierReader):
         if is_full:
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
-    def _take_truncated(self) -> list[Truncated]:
-        """Return the logs that were truncated since the last heartbeat."""
-        truncated = []
-        for partition in self._partitions.values():
-            if partition.truncated is not None:
-                truncated.append(
-                    Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
-                )
-                partition.truncated = None
-        return truncated
+    def _report_truncated(self, partition: Partition) -> None:
+        """Report that a partition was truncated, before its next count: that would look like a repeat."""
+        assert partition.truncated is not None
+        log = Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
+        partition.truncated = None
+        self._beats += 1
+        beat = Heartbeat(time=NOTHING, tier=self._config.tier, number=self._beats, truncated=[log])
+        self._send([self._codec.encode(beat)])
 
     def _send(self, messages: list[bytes]) -> None:
         """Publish the messages, after all messages that could not be published before.

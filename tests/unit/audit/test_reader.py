@@ -405,16 +405,38 @@ def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
     monkeypatch.setattr(Partition, "is_due", lambda _: True)
     reading.count_once()
-    (cut,) = cluster.news()
+    cut, free = cluster.news()
     assert isinstance(cut, Heartbeat)
     assert [(log.counted, log.end) for log in cut.truncated] == [(2, 1)]
-    assert not cut.unreadable
+    assert isinstance(free, Heartbeat)
+    assert not free.unreadable
     cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
     reading.count_once()
     again, beat = cluster.news()
     assert count(again) == (1, 3, 2)
     assert isinstance(beat, Heartbeat)
     assert not beat.truncated
+
+
+def test_a_truncated_log_is_reported_before_it_is_counted_again_also_while_no_heartbeat_is_sent(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    cluster.news()
+    cluster.log.pop()
+    cluster.end = 1
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    reading._covered = {PartitionKey("d" * 32, 0): Cursor(5)}  # its broker has just started, and lists nothing
+    reading._all_positions_due = 0.0
+    reading.count_once()
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    cut, again = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert (cut.time, [(log.counted, log.end) for log in cut.truncated]) == (NOTHING, [(2, 1)])
+    assert count(again) == (1, 3, 2)
 
 
 def test_a_log_that_was_cut_and_has_grown_is_said_to_be_before_it_is_counted_again(
