@@ -76,7 +76,8 @@ class Start(NamedTuple):
     """Beginning of a producer instance."""
 
     hello: int
-    """Window with its cluster's newest checkpoint before its hello; NOTHING if it is not known."""
+    """Window with its hello, by its own clock or, if that is earlier, its cluster's newest checkpoint before
+    it; NOTHING if that is not known."""
     first_window: int
     """First window with its events or reports; FOR_EVER if there is none."""
 
@@ -85,8 +86,10 @@ def _start(row: ProducerRow, progress: Progress) -> Start:
     if row.first_report > 0:  # its hello was lost
         return Start(NOTHING, row.first_window)
     before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
-    # Checkpoints are thinned to one per ten minutes: the window does not change with that.
-    return Start(before if before == NOTHING else window_start(before), row.first_window)
+    # Its clock may be behind: then its events have earlier times than the checkpoint. Checkpoints are thinned
+    # to one per ten minutes: the window does not change with that.
+    hello = min(before, row.first_at)
+    return Start(hello if hello == NOTHING else window_start(hello), row.first_window)
 
 
 def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:

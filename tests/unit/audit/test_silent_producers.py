@@ -93,6 +93,14 @@ def test_a_producer_that_sends_older_events_holds_their_windows_open(topic: Stor
     assert topic.verdict(old) == Verdict.COMPLETE
 
 
+def test_a_producer_whose_clock_is_behind_holds_the_time_of_its_clock_open(topic: Story) -> None:
+    at(topic, OWN + 2 * WINDOW_MS + 10_000)
+    topic.hello(2, time=OWN + 2 * WINDOW_MS - 5_000)  # its first event has that time, and is not counted yet
+    at(topic, OWN + 2 * WINDOW_MS + 70_000)
+    assert verdicts(topic, W, OWN + WINDOW_MS) == {Verdict.COMPLETE}
+    assert verdicts(topic, OWN + WINDOW_MS, OWN + 2 * WINDOW_MS) == {Verdict.PENDING}
+
+
 def test_a_producer_that_was_there_holds_open_what_it_has_not_closed(topic: Story) -> None:
     topic.hello(2, time=HELLO, closed=OWN)
     topic.hello(3, time=HELLO, closed=OWN + 3 * WINDOW_MS)
