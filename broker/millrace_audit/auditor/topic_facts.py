@@ -83,7 +83,7 @@ class Start(NamedTuple):
 
 
 def _start(row: ProducerRow, progress: Progress) -> Start:
-    if row.first_report > 0:  # its hello was lost
+    if row.first_report > 0:  # earlier reports are not all known
         return Start(NOTHING, row.first_window)
     before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
     # Its clock may be behind: then its events have earlier times than the checkpoint. Checkpoints are thinned
