@@ -428,7 +428,7 @@ def test_a_truncated_log_is_reported_before_it_is_counted_again_also_while_no_he
     cluster.log.pop()
     cluster.end = 1
     monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
-    reading._covered = {PartitionKey("d" * 32, 0): Cursor(5)}  # its broker has just started, and lists nothing
+    reading._covered = {PartitionKey("d" * 32, 0): Cursor(5)}  # its broker lists nothing yet
     reading._all_positions_due = 0.0
     reading.count_once()
     cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
