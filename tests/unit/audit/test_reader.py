@@ -229,6 +229,37 @@ def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
     assert beat.reported_through == 700
 
 
+def test_a_heartbeat_has_no_later_time_than_the_end_of_what_is_reported(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later time would prove that no hello and no report was written since."""
+
+    def away(*_: object) -> dict[int, int]:
+        raise MillraceError("broker 1 is away")
+
+    known = cluster.list_offsets
+    monkeypatch.setattr(cluster, "list_offsets", away)
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="broker 1 is away"):
+        reading.count_once()
+    (counted,) = cluster.news()
+    assert count(counted) == (0, 1, 1), "no end is known yet, and so no heartbeat is sent"
+    monkeypatch.setattr(cluster, "list_offsets", known)
+    reading.count_once()
+    (first,) = cluster.news()
+    assert isinstance(first, Heartbeat)
+    assert first.positions
+    monkeypatch.setattr(reader, "now_ms", lambda: first.time + 60_000)
+    monkeypatch.setattr(cluster, "list_offsets", away)
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="broker 1 is away"):
+        reading.count_once()
+    counted, second = cluster.news()
+    assert count(counted) == (1, 2, 1)
+    assert isinstance(second, Heartbeat)
+    assert second.time == first.time
+
+
 def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_back(
     cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
