@@ -471,7 +471,7 @@ class AuditedProducer:
         promised = None
         if not self._topics:  # later, other topics may have events that are not reported yet
             with self._lock:
-                promised = self._clock_promise(NOTHING)
+                promised = min(self._clock_promise(self._promised), *map(window_start, self._waiting))
         self._reports.hello(topic, promised, give_up_at)
 
     # Outcomes and reports.

@@ -15,11 +15,13 @@ from itertools import chain
 from typing import Any
 
 from millrace_audit.reports.counts import SequenceTally
-from millrace_audit.reports.fingerprints import added
+from millrace_audit.reports.fingerprints import added, is_strong
 from millrace_audit.reports.ranges import SequenceRanges, merged
 
 MOST_RANGES_KEPT = 200_000
 """Most ranges of a window, about 4 MB, rewritten with every change. A window with more keeps none."""
+_RANGES_OF_STRONG = 5
+"""Number of ranges as which a strong sum counts. A window of 10,000 instances keeps all, in 18 MB."""
 Flat = list[int]
 _FAST, _SMALL = 1, 9  # zlib's levels: while a window changes, and once it is folded
 
@@ -97,10 +99,14 @@ class Evidence:
         self.unkeyed_rows[tier] = [a + b for a, b in zip(before, rows, strict=True)]
 
     def bound(self) -> Evidence:
-        reported = chain.from_iterable((each.acknowledged, each.failed) for each in self.reported.values())
-        observed = (each.ranges for producers in self.observed.values() for each in producers.values())
-        numbers = sum(map(len, chain(reported, observed)))
-        return Evidence(is_too_much=True) if self.is_too_much or numbers > 2 * MOST_RANGES_KEPT else self
+        observed = [each for producers in self.observed.values() for each in producers.values()]
+        flats = [each.ranges for each in observed]
+        sums = [each.fingerprint for each in observed]
+        for told in self.reported.values():
+            flats += told.acknowledged, told.failed
+            sums += told.fingerprint, told.failed_fingerprint
+        ranges = sum(map(len, flats)) // 2 + _RANGES_OF_STRONG * sum(map(is_strong, sums))
+        return Evidence(is_too_much=True) if self.is_too_much or ranges > MOST_RANGES_KEPT else self
 
     def producers(self) -> set[int]:
         return set(chain(self.reported, *self.observed.values()))

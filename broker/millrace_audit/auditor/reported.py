@@ -166,7 +166,7 @@ class Reported:
         if row is None:
             if not self._has_gap:
                 return "its instance has not said hello"
-            row = self._announce(report, entry.at)  # its hello was lost in a gap
+            row = self._announce(report, 0)  # its hello was lost in a gap: nothing is known of its place
             row.first_report = row.next_report = report.number
         elif report.number < row.next_report:
             repeated = report.number == row.next_report - 1 and digest == row.last_report

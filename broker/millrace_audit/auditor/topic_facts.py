@@ -76,17 +76,20 @@ class Start(NamedTuple):
     """Beginning of a producer instance."""
 
     hello: int
-    """Window of its cluster's newest checkpoint before its hello; NOTHING if that is not known."""
+    """Window of its hello by its own clock or, if earlier, of its cluster's newest checkpoint before the hello;
+    NOTHING if that is not known."""
     first_window: int
     """First window with its events or reports; FOR_EVER if there is none."""
 
 
 def _start(row: ProducerRow, progress: Progress) -> Start:
-    if row.first_report > 0:  # its hello was lost
+    if row.first_report > 0:  # earlier reports are not all known
         return Start(NOTHING, row.first_window)
     before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
-    # Thinning checkpoints to one per ten minutes does not change the window.
-    return Start(before if before == NOTHING else window_start(before), row.first_window)
+    # If its clock is behind, its events have earlier times than the checkpoint. Thinning checkpoints to one per
+    # ten minutes does not change the window.
+    hello = min(before, row.first_at)
+    return Start(hello if hello == NOTHING else window_start(hello), row.first_window)
 
 
 def _owes_from(instance: Instance, start: Start, *, has_events: bool) -> int:

@@ -149,7 +149,7 @@ class AuditReader(TierReader):
         self._unsent: deque[list[bytes]] = deque()
         self._changed: dict[PartitionKey, str] = {}  # partitions that appeared or vanished -> topic
         self._beats = 0
-        self._reported_through = 0
+        self._reported_through = self._reported_at = 0  # the end of the reports, and when it was read
         self._claim: _Claim | None = None
         self._beat_due = self._all_positions_due = 0.0
         self._unlisted: dict[PartitionKey, float] = {}  # counted partitions that listings lack -> since when
@@ -186,7 +186,7 @@ class AuditReader(TierReader):
         self._changed.clear()
         self._unlisted.clear()
         self._given_up.clear()
-        self._beats, self._claim = 0, None
+        self._beats, self._claim, self._reported_at = 0, None, 0
         self._send([self._codec.encode(Heartbeat(time=NOTHING, tier=tier))])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session, self._seat.cluster)
@@ -213,15 +213,19 @@ class AuditReader(TierReader):
         # The end of the reports is read before the topics: events reported before that end are acknowledged
         # by now, so they are counted below, even in a topic that began a moment ago.
         claim, self._claim = self._claim, None
+        away: MillraceError | None = None
         if claim is None:
-            self._note_reported()
-        now = now_ms()
+            try:
+                self._note_reported()
+            except MillraceError as error:  # the partitions of other brokers are counted nevertheless
+                away = error
         leaders = self._follow(self._topics())
         stuck = {key for key, partition in self._partitions.items() if partition.stuck is not None}
         for leader, partitions in leaders.items():
             self._note_ends(leader, partitions)
         if claim is None:
-            claim = _Claim(now, self._reported_through, {})
+            # Without a newer end no newer time: it would prove that no hello and no report was written since.
+            claim = _Claim(self._reported_at, self._reported_through, {})
         for key, partition in self._partitions.items():
             if (
                 partition.stuck is None
@@ -233,15 +237,16 @@ class AuditReader(TierReader):
         self._note_origins()
         news = self._publish(self._partitions.values())
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
-        changed |= any(partition.truncated is not None for partition in self._partitions.values())
         is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
         # A partition that the listing lacks was deleted, or a broker that has just started does not know it
         # yet. Until this is certain, no heartbeat is sent.
-        if is_due and not self._unlisted:
+        if is_due and not self._unlisted and claim.time:
             if claim.holds_for(self._partitions):
                 self._beat(claim)
             else:
                 self._claim, self._beat_due = claim, 0.0
+        if away is not None:
+            raise away
 
     def _topics(self) -> list[TopicMetadata]:
         """Return the topics to count, and those that an earlier turn has counted."""
@@ -255,10 +260,10 @@ class AuditReader(TierReader):
         return topic not in _AUDIT_TOPICS and not _is_internal(topic)
 
     def _note_reported(self) -> None:
+        """Note the end of the reports, and the time. Raise MillraceError if its broker does not answer."""
         if self._config.tier != OFFLINE:
-            # If its broker is down, the newest known end stays valid, and other partitions are still counted.
-            with suppress(MillraceError):
-                self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
+            self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
+        self._reported_at = now_ms()
 
     def _follow(self, topics: Iterable[TopicMetadata]) -> dict[int, list[Partition]]:
         """Begin new partitions, and forget vanished partitions. Return the readable partitions by leader."""
@@ -317,12 +322,12 @@ class AuditReader(TierReader):
                     log_start = _known(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
-                before = partition.truncated
                 ends = _known(latest, name), _known(written, name)
                 partition.noted(*self._ends_of_copies(partition, *ends))
-                if partition.truncated != before:
+                if partition.truncated is not None:
                     line = "%s: %s-%d was truncated from offset %d to %d: the counted messages were lost"
                     logger.error(line, self._config.cluster, *name, partition.truncated, partition.end)
+                    self._report_truncated(partition)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
             except CannotRead as error:
@@ -411,15 +416,8 @@ class AuditReader(TierReader):
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
             logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
-            if (
-                partition.truncated is not None
-            ):  # reported first: otherwise the next count looks like a repeat
-                self._beats += 1
-                truncated = self._take_truncated()
-                beat = Heartbeat(
-                    time=NOTHING, tier=self._config.tier, number=self._beats, truncated=truncated
-                )
-                self._send([self._codec.encode(beat)])
+            if partition.truncated is not None:
+                self._report_truncated(partition)
             return
         try:
             counter = self._counters[fingerprint_of(partition.topic, self._config.policies)]
@@ -513,7 +511,6 @@ class AuditReader(TierReader):
                 for partition in self._partitions.values()
                 if partition.stuck is not None
             ],
-            truncated=self._take_truncated(),
         )
         self._changed.clear()
         self._send([self._codec.encode(beat)])
@@ -522,16 +519,14 @@ class AuditReader(TierReader):
         if is_full:
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
-    def _take_truncated(self) -> list[Truncated]:
-        """Return the logs that were truncated since the last heartbeat."""
-        truncated = []
-        for partition in self._partitions.values():
-            if partition.truncated is not None:
-                truncated.append(
-                    Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
-                )
-                partition.truncated = None
-        return truncated
+    def _report_truncated(self, partition: Partition) -> None:
+        """Report that a partition was truncated, before its next count: that would look like a repeat."""
+        assert partition.truncated is not None
+        log = Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
+        partition.truncated = None
+        self._beats += 1
+        beat = Heartbeat(time=NOTHING, tier=self._config.tier, number=self._beats, truncated=[log])
+        self._send([self._codec.encode(beat)])
 
     def _send(self, messages: list[bytes]) -> None:
         """Publish the messages, after all messages that could not be published before.

@@ -229,6 +229,37 @@ def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
     assert beat.reported_through == 700
 
 
+def test_a_heartbeat_has_no_later_time_than_the_end_of_what_is_reported(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later time would prove that no hello and no report was written since."""
+
+    def away(*_: object) -> dict[int, int]:
+        raise MillraceError("broker 1 is away")
+
+    known = cluster.list_offsets
+    monkeypatch.setattr(cluster, "list_offsets", away)
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="broker 1 is away"):
+        reading.count_once()
+    (counted,) = cluster.news()
+    assert count(counted) == (0, 1, 1), "no end is known yet, and so no heartbeat is sent"
+    monkeypatch.setattr(cluster, "list_offsets", known)
+    reading.count_once()
+    (first,) = cluster.news()
+    assert isinstance(first, Heartbeat)
+    assert first.positions
+    monkeypatch.setattr(reader, "now_ms", lambda: first.time + 60_000)
+    monkeypatch.setattr(cluster, "list_offsets", away)
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="broker 1 is away"):
+        reading.count_once()
+    counted, second = cluster.news()
+    assert count(counted) == (1, 2, 1)
+    assert isinstance(second, Heartbeat)
+    assert second.time == first.time
+
+
 def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_back(
     cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,16 +436,38 @@ def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
     monkeypatch.setattr(Partition, "is_due", lambda _: True)
     reading.count_once()
-    (cut,) = cluster.news()
+    cut, free = cluster.news()
     assert isinstance(cut, Heartbeat)
     assert [(log.counted, log.end) for log in cut.truncated] == [(2, 1)]
-    assert not cut.unreadable
+    assert isinstance(free, Heartbeat)
+    assert not free.unreadable
     cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
     reading.count_once()
     again, beat = cluster.news()
     assert count(again) == (1, 3, 2)
     assert isinstance(beat, Heartbeat)
     assert not beat.truncated
+
+
+def test_a_truncated_log_is_reported_before_it_is_counted_again_also_while_no_heartbeat_is_sent(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    cluster.news()
+    cluster.log.pop()
+    cluster.end = 1
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    reading._covered = {PartitionKey("d" * 32, 0): Cursor(5)}  # its broker lists nothing yet
+    reading._all_positions_due = 0.0
+    reading.count_once()
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    cut, again = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert (cut.time, [(log.counted, log.end) for log in cut.truncated]) == (NOTHING, [(2, 1)])
+    assert count(again) == (1, 3, 2)
 
 
 def test_a_log_that_was_cut_and_has_grown_is_said_to_be_before_it_is_counted_again(

@@ -14,7 +14,7 @@ from millrace_audit import producer as module
 from millrace_audit.producer import AuditedProducer, NotSent
 from millrace_audit.reports import outcome
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import FOR_EVER, Report, schema_file
+from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
 from millrace_audit.reports.seals import seal_of
 
 START = 1_431_856_800_000
@@ -38,6 +38,7 @@ class Reports:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.told: list[Any] = []
+        self.hellos: list[Hello] = []
 
     def encode(self, record: Any, *, timeout_s: float | None = None) -> Any:
         return record
@@ -48,6 +49,7 @@ class Reports:
 
     def publish(self, records: list[Any], *, give_up_at: float = math.inf) -> None:
         self.told += [record for record in records if isinstance(record, Report)]
+        self.hellos += [record for record in records if isinstance(record, Hello)]
 
     def close(self) -> None: ...
 
@@ -82,6 +84,22 @@ def test_a_portion_promises_no_time_that_the_portions_behind_it_still_tell_of(
         later = [window for window, at in told_at.items() if at > index]
         assert report.closed_through <= min(later, default=FOR_EVER), index
     assert reports.told[-1].closed_through == START + 9 * WINDOW_MS
+    producer._stop.set()
+
+
+@pytest.mark.parametrize("promised", [START - 5 * WINDOW_MS, START + 5 * WINDOW_MS])
+def test_a_hello_closes_what_the_application_has_closed_and_nothing_behind_its_first_event(
+    monkeypatch: pytest.MonkeyPatch, promised: int
+) -> None:
+    """With it an application that sends older events holds their time open from the hello on."""
+    reports = Reports()
+    monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
+    monkeypatch.setattr(module, "AuditPublisher", lambda *_, **__: reports)
+    monkeypatch.setattr(module, "AuditCodec", lambda _: reports)
+    producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x")
+    producer.closed_through(promised)
+    send(producer)
+    assert [hello.closed_through for hello in reports.hellos] == [min(promised, START)]
     producer._stop.set()
 
 

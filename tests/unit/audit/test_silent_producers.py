@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Verdict, utc
+from millrace_audit.auditor import ledger
 from millrace_audit.auditor.answers import changes
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.heat import hours_of_all
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import NOTHING
-from tests.unit.audit.story import OPTIONS, TOPIC, Story, W, found
+from tests.unit.audit.story import OPTIONS, SAID, TOPIC, Story, W, found
 
 HELLO = W + 46 * HOUR_MS + 3 * 60_000
 """Time of the hello of the producer that is killed afterwards."""
@@ -93,6 +94,14 @@ def test_a_producer_that_sends_older_events_holds_their_windows_open(topic: Stor
     assert topic.verdict(old) == Verdict.COMPLETE
 
 
+def test_a_producer_whose_clock_is_behind_holds_the_time_of_its_clock_open(topic: Story) -> None:
+    at(topic, OWN + 2 * WINDOW_MS + 10_000)
+    topic.hello(2, time=OWN + 2 * WINDOW_MS - 5_000)  # its first event has that time, and is not counted yet
+    at(topic, OWN + 2 * WINDOW_MS + 70_000)
+    assert verdicts(topic, W, OWN + WINDOW_MS) == {Verdict.COMPLETE}
+    assert verdicts(topic, OWN + WINDOW_MS, OWN + 2 * WINDOW_MS) == {Verdict.PENDING}
+
+
 def test_a_producer_that_was_there_holds_open_what_it_has_not_closed(topic: Story) -> None:
     topic.hello(2, time=HELLO, closed=OWN)
     topic.hello(3, time=HELLO, closed=OWN + 3 * WINDOW_MS)
@@ -102,3 +111,18 @@ def test_a_producer_that_was_there_holds_open_what_it_has_not_closed(topic: Stor
     at(topic, LATER + 60_000)
     assert verdicts(topic, OWN, OWN + 3 * WINDOW_MS) == {Verdict.COMPLETE}
     assert verdicts(topic, OWN + 3 * WINDOW_MS, LATER) == {Verdict.UNKNOWN}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_producer_whose_hello_was_lost_holds_all_open_that_it_has_not_closed(
+    topic: Story, number: int
+) -> None:
+    topic.say(SAID, "dc1", None)
+    with topic.store.writing() as session:
+        ledger.miss_words(session, topic.place((SAID, "dc1")), topic.said_end(), HELLO)
+    topic.apply_only()
+    at(topic, OWN + 4 * WINDOW_MS)  # the lost record was before the heartbeat of this time
+    at(topic, LATER)
+    topic.report(number, (0, 4), instance=2, window=LATER, closed=NOTHING, time=LATER)
+    at(topic, LATER + WINDOW_MS)
+    assert Verdict.COMPLETE not in verdicts(topic, OWN, LATER)
