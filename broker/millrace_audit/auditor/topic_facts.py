@@ -76,7 +76,7 @@ class Start(NamedTuple):
     """Beginning of a producer instance."""
 
     hello: int
-    """Window of its hello by its own clock or, if earlier, of its cluster's newest checkpoint before the hello;
+    """Window of its hello by its own clock or, if earlier, of its cluster's newest checkpoint before it;
     NOTHING if that is not known."""
     first_window: int
     """First window with its events or reports; FOR_EVER if there is none."""
@@ -86,8 +86,8 @@ def _start(row: ProducerRow, progress: Progress) -> Start:
     if row.first_report > 0:  # earlier reports are not all known
         return Start(NOTHING, row.first_window)
     before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
-    # If its clock is behind, its events have earlier times than the checkpoint. Thinning checkpoints to one per
-    # ten minutes does not change the window.
+    # If its clock is behind, its events have earlier times than the checkpoint. Thinning checkpoints to one
+    # per ten minutes does not change the window.
     hello = min(before, row.first_at)
     return Start(hello if hello == NOTHING else window_start(hello), row.first_window)
 
