@@ -14,12 +14,13 @@ from sqlalchemy import update
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
+from millrace_audit.answer import Verdict
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
 from millrace_audit.auditor.reported import Reported
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
+from millrace_audit.reports.messages import FOR_EVER, SIGNED, TABLE, WAREHOUSE, Hello, LoadCount, OtherVersion
 
 logger = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
@@ -128,3 +129,13 @@ def lose(session: Session, place: Place, start: int, end: int) -> None:
                 serial=place.serial(start),
             )
             session.merge(gap)
+        if LoadCount in place.takes:
+            _doubt_tables(session)
+
+
+def _doubt_tables(session: Session) -> None:
+    """Have the proven windows of published tables judged again: newer counts of the tables may be lost."""
+    table = store.WindowRow
+    proven = (table.settled, table.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
+    is_published = table.positions["counted", TABLE].as_integer().is_not(None)
+    session.execute(update(table).where(*proven, is_published).values(settled=False, dirty=True))

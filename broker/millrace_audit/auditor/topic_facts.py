@@ -25,6 +25,7 @@ from millrace_audit.auditor.facts import (
     Debt,
     DebtState,
     Gap,
+    GapKind,
     Leg,
     LegState,
     Reader,
@@ -238,10 +239,17 @@ class TopicFacts:
             "lost_loads": [*loads.lost.get(hour, ()), *loads.lost_somewhere],
             "has_other_editions": hour in loads.others,
             "table_troubles": loads.table_troubles(self.now) if is_published else (),
+            "lost_reports": self._lost_reports(positions["counted"][TABLE]) if positions and is_published else (),
             "are_unkeyed_rows_known": start >= loads.unkeyed_from,
             "rejected": loads.spans_over(start),
         }
         return common, own
+
+    def _lost_reports(self, table_counted: int) -> list[Gap]:
+        """Return the newest loss of records of the warehouse's reader after a log position."""
+        lost = (gap for gap in self.gaps if gap.kind == GapKind.COUNTS_LOST and gap.tier == WAREHOUSE)
+        later = (gap for gap in lost if gap.is_after(table_counted))
+        return sorted(later, key=lambda gap: gap.serial)[-1:]
 
     def _watermark(self, tier: str) -> int:
         return self._watermarks.get(tier, NOTHING)

@@ -208,7 +208,8 @@ class WarehouseReader(TierReader):
 
     def _count_table(self, catalog: Catalog, of_loads: Mapping[str, str], topic: str) -> None:
         if topic not in self._tables:
-            self._tables[topic] = PublishedTable(Topic(self._storage, topic))
+            again = self._request.count_tables_again
+            self._tables[topic] = PublishedTable(Topic(self._storage, topic), again=again)
         if topic not in self._loads:
             return  # the reports of its loads are not known yet
         for found in self._tables[topic].to_report(catalog, self._loads[topic]):
