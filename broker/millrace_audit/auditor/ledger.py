@@ -14,13 +14,13 @@ from sqlalchemy import update
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
-from millrace_audit.answer import Verdict
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
+from millrace_audit.auditor.gaps import note_counts_lost
 from millrace_audit.auditor.reported import Reported
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import FOR_EVER, SIGNED, TABLE, WAREHOUSE, Hello, LoadCount, OtherVersion
+from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 
 logger = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
@@ -118,24 +118,4 @@ def lose(session: Session, place: Place, start: int, end: int) -> None:
     if place.takes and Hello not in place.takes:
         tier = _tier(session, place)
         for lost in (tier.tier, WAREHOUSE) if LoadCount in place.takes else (tier.tier,):
-            gap = store.UncountedRow(
-                tier=lost,
-                topic_id=place.topic_id,
-                partition=place.partition,
-                start=start,
-                end=end,
-                topic="",
-                since=tier.heartbeat,
-                serial=place.serial(start),
-            )
-            session.merge(gap)
-        if LoadCount in place.takes:
-            _doubt_tables(session)
-
-
-def _doubt_tables(session: Session) -> None:
-    """Have the proven windows of published tables judged again: newer counts of the tables may be lost."""
-    table = store.WindowRow
-    proven = (table.settled, table.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
-    is_published = table.positions["counted", TABLE].as_integer().is_not(None)
-    session.execute(update(table).where(*proven, is_published).values(settled=False, dirty=True))
+            note_counts_lost(session, place, lost, tier.heartbeat, start, end)

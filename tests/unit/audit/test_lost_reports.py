@@ -11,6 +11,7 @@ import pytest
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import NOTHING, WAREHOUSE, Heartbeat
 from tests.unit.audit.story import NOW, OPTIONS, OWN, STEP, Story, W, found
 
 LATER = W + 20 * WINDOW_MS
@@ -27,13 +28,13 @@ def story(request: pytest.FixtureRequest, stores: Callable[[str], AuditStore]) -
     return Story(stores(url), replace(OPTIONS, clock_ms=lambda: LATER))
 
 
-def published(story: Story) -> None:
+def published(story: Story, number: int | None = None) -> None:
     """A complete hour that is published and final, and a complete window that is not published."""
     story.hello(2)
     story.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
     story.carry(found((0, 4), instance=2, window=W + WINDOW_MS))
     story.whole()
-    story.publish(found((0, 9)))
+    story.publish(found((0, 9)), number=number)
     story.beats(LATER - WINDOW_MS)
     story.apply()
 
@@ -110,8 +111,59 @@ def test_records_of_a_log_that_was_cut_back_count_as_older_than_the_loss(story: 
     assert story.apply().verdict() == "complete"
 
 
+def says(story: Story, number: int, time: int = NOW, turn: int = 1) -> None:
+    story.say(*PLACE, Heartbeat(time=time, tier=WAREHOUSE, number=number), turn)
+
+
+def begins(story: Story, turn: int) -> None:
+    says(story, 0, NOTHING, turn)
+
+
+def test_a_hole_in_the_numbers_of_a_turn_is_a_lost_record(story: Story) -> None:
+    begins(story, 1)
+    story.publish(found((0, 9)), number=1)
+    published(story, number=2)
+    says(story, 3)
+    says(story, 3)
+    begins(story, 1)
+    says(story, 4)
+    assert story.apply().verdict() == "complete", "a repeat is no hole"
+    says(story, 6)
+    assert story.apply().verdict() == "unknown"
+    assert reasons(story)[0].startswith(RULE)
+    story.beats(LATER)
+    begins(story, 2)
+    assert story.apply().verdict() == "unknown"
+    story.publish(found((0, 9)), number=1, turn=2)
+    assert story.apply().verdict() == "complete"
+    expected = story.window()
+    for seed in range(5):
+        other = AuditStore("sqlite://")
+        again = story.interleaved(other, random.Random(seed), from_half=seed % 2 == 1)
+        assert {**again.window(), "revision": 0} == {**expected, "revision": 0}
+        other.close()
+
+
+def test_the_first_records_of_a_turn_are_missed(story: Story) -> None:
+    published(story, number=1)
+    begins(story, 2)
+    says(story, 3, turn=2)
+    assert story.apply().verdict() == "unknown"
+
+
+def test_a_reader_of_the_version_before_leaves_numbers_out(story: Story) -> None:
+    published(story, number=1)
+    begins(story, 2)
+    says(story, 1, turn=2)
+    says(story, 5, turn=3)
+    says(story, 9, turn=3)
+    assert story.apply().verdict() == "complete"
+
+
 @pytest.mark.parametrize("is_repeated", [False, True])
-def test_the_answer_is_the_same_whatever_was_judged_before_the_loss(story: Story, *, is_repeated: bool) -> None:
+def test_the_answer_is_the_same_whatever_was_judged_before_the_loss(
+    story: Story, *, is_repeated: bool
+) -> None:
     published(story)
     lose(story)
     story.beats(LATER)
