@@ -264,7 +264,7 @@ class WarehouseReader(TierReader):
         for record in records:
             if not isinstance(record, LoadCount):
                 number += 1
-                record = replace(record, number=number)  # noqa: PLW2901
+                record = replace(record, number=number)
             values.append(self._codec.encode(record, timeout_s=_TIMEOUT_S))
         self._number, self._unsent = number, values
         self._publish()

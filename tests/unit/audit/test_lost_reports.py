@@ -1,4 +1,4 @@
-"""Records of the warehouse's reader that are lost: what its published table was counted from may be outdated."""
+"""Lost records of the warehouse's reader: the counts of published tables may be outdated."""
 
 from __future__ import annotations
 
