@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
@@ -44,13 +45,19 @@ def note_counts_lost(session: Session, place: Place, tier: str, since: int, star
 
     If the warehouse's reader wrote them, counts of published tables that were known may be outdated.
     """
-    key = {"tier": tier, "topic_id": place.topic_id, "partition": place.partition, "start": start}
+    key: dict[str, Any] = {
+        "tier": tier,
+        "topic_id": place.topic_id,
+        "partition": place.partition,
+        "start": start,
+    }
     serial = place.serial(start)
     session.merge(UncountedRow(**key, end=end, topic="", since=since, serial=serial))
     if tier == WAREHOUSE:
         proven = (WindowRow.settled, WindowRow.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
-        is_published = WindowRow.positions["counted", TABLE].as_integer().is_not(None)
-        session.execute(update(WindowRow).where(*proven, is_published).values(settled=False, dirty=True))
+        is_published = WindowRow.positions["counted", TABLE].as_string().is_not(None)
+        again = update(WindowRow).where(*proven, is_published).values(settled=False, dirty=True)
+        session.execute(again, execution_options={"synchronize_session": False})
 
 
 def _reports_lost(session: Session, progress: Progress, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:

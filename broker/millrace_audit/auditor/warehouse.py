@@ -67,7 +67,7 @@ class Warehouse:
                 tier.beaten_turn, tier.beaten_number, tier.numbered_turn = turn, 0, turn
         elif tier.beaten_turn != turn or record.number > tier.beaten_number:
             if turn == tier.numbered_turn and record.number > tier.beaten_number + 1:
-                self._note_lost(tier, entry.offset)
+                self._note_lost(entry.offset)
             tier.beaten_turn, tier.beaten_number = turn, record.number
             if isinstance(record, TableCount):
                 self._table(record, serial)
@@ -78,9 +78,10 @@ class Warehouse:
             else:
                 tier.heartbeat = record.time
 
-    def _note_lost(self, tier: TierRow, offset: int) -> None:
+    def _note_lost(self, offset: int) -> None:
         """Note that records of the turn are lost before the record at `offset`."""
-        note_counts_lost(self._session, self._place, WAREHOUSE, tier.heartbeat, offset, offset)
+        since = self._session.get_one(TierRow, self._place.tier).heartbeat
+        note_counts_lost(self._session, self._place, WAREHOUSE, since, offset, offset)
 
     def _verified(self, verified: Verified) -> None:
         """Replace the findings of `verify`, and have the affected windows judged again."""

@@ -71,6 +71,15 @@ def test_a_final_published_hour_is_unknown_after_lost_records_until_its_table_is
     assert story.apply().verdict() == "complete"
 
 
+def test_a_published_hour_is_found_at_any_offset_of_a_long_log(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(story, "place", lambda key: replace(Story.place(story, key), shift=1 << 40))
+    published(story)
+    lose(story)
+    assert story.apply().verdict() == "unknown"
+
+
 def test_lost_records_before_the_count_of_a_table_do_not_matter(story: Story) -> None:
     story.beats(W - WINDOW_MS)
     story.apply()
