@@ -425,6 +425,11 @@ class AuditWarehouse:
         "The warehouse was moved here; without this option only the last warehouse is accepted.",
         default=False,
     )
+    count_tables_again: bool = option(
+        "--count-tables-again",
+        "Count every hour of the published tables at the start of a turn: the auditor has lost records.",
+        default=False,
+    )
 
 
 @command_options

@@ -190,6 +190,11 @@ class Gap:
     def is_ongoing(self) -> bool:
         return self.until == FOR_EVER
 
+    def is_after(self, serial: int) -> bool:
+        """True if these lost counts were written after the record at log position `serial`."""
+        # Records of a log that was cut back had been applied from `start` on.
+        return serial < self.serial + self.end - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
@@ -277,6 +282,8 @@ class WindowFacts:
     """The warehouse has other editions of the hour's loads than were counted."""
     table_troubles: Sequence[TableTrouble] = ()
     """At most one, of a published hour."""
+    lost_reports: Sequence[Gap] = ()
+    """At most one: the newest loss of records of the warehouse's reader since it counted the hour's table."""
     are_unkeyed_rows_known: bool = True
     """Loads have reported all the window's rows without a header."""
     rejected: Sequence[Rejected] = ()

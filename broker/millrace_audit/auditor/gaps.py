@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
+from millrace_audit.answer import Verdict
+from millrace_audit.auditor.batch import Place
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.facts import Gap, GapKind
-from millrace_audit.auditor.store import UncountedRow, UnheardRow, UnreadableRow
-from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.auditor.store import UncountedRow, UnheardRow, UnreadableRow, WindowRow
+from millrace_audit.reports.messages import FOR_EVER, TABLE, WAREHOUSE
 
 
 def gaps_of(session: Session, progress: Progress, topics: Sequence[str]) -> dict[str, list[Gap]]:
@@ -35,6 +38,26 @@ def note_reports_lost(session: Session, progress: Progress) -> None:
         if row.since is not None and row.to is not None and row.until == FOR_EVER:
             behind = progress.beats[row.origin].first(row.since, row.to)
             row.until = FOR_EVER if behind is None else behind.time
+
+
+def note_counts_lost(session: Session, place: Place, tier: str, since: int, start: int, end: int) -> None:
+    """Note that a tier's records at offsets [start, end) are lost; `since`: newest heartbeat before them.
+
+    If the warehouse's reader wrote them, counts of published tables that were known may be outdated.
+    """
+    key: dict[str, Any] = {
+        "tier": tier,
+        "topic_id": place.topic_id,
+        "partition": place.partition,
+        "start": start,
+    }
+    serial = place.serial(start)
+    session.merge(UncountedRow(**key, end=end, topic="", since=since, serial=serial))
+    if tier == WAREHOUSE:
+        proven = (WindowRow.settled, WindowRow.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
+        is_published = WindowRow.positions["counted", TABLE].as_string().is_not(None)
+        again = update(WindowRow).where(*proven, is_published).values(settled=False, dirty=True)
+        session.execute(again, execution_options={"synchronize_session": False})
 
 
 def _reports_lost(session: Session, progress: Progress, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:

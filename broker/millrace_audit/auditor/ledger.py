@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
+from millrace_audit.auditor.gaps import note_counts_lost
 from millrace_audit.auditor.reported import Reported
 from millrace_audit.auditor.store import TierRow
 from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
@@ -117,14 +118,4 @@ def lose(session: Session, place: Place, start: int, end: int) -> None:
     if place.takes and Hello not in place.takes:
         tier = _tier(session, place)
         for lost in (tier.tier, WAREHOUSE) if LoadCount in place.takes else (tier.tier,):
-            gap = store.UncountedRow(
-                tier=lost,
-                topic_id=place.topic_id,
-                partition=place.partition,
-                start=start,
-                end=end,
-                topic="",
-                since=tier.heartbeat,
-                serial=place.serial(start),
-            )
-            session.merge(gap)
+            note_counts_lost(session, place, lost, tier.heartbeat, start, end)

@@ -441,6 +441,12 @@ RULES = (
          _each("table_troubles"),
          "the published table cannot be counted since {since} ({why})",
          "millrace verify WAREHOUSE --topic {topic}", "{topic}", "MillraceTableOld"),
+    Rule("warehouse-reports-lost", UNKNOWN,
+         "Records of the warehouse's reader were lost after it had counted the hour's table.",
+         _each("lost_reports"),
+         "records of `millrace audit-warehouse` were lost from {since} to {until}: the hour's table was"
+         " counted before, and may have changed since",
+         "millrace audit-warehouse --count-tables-again", "{serial}", "MillraceHoursUnknown"),
     Rule("verify-problem-of-topic", UNKNOWN, "`millrace verify` found a problem of the whole topic.",
          _each("problems", is_of_topic=True),
          "`millrace verify` found: {text}", "", "{topic}"),

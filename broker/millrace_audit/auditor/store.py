@@ -237,6 +237,8 @@ class TierRow(Row):
     """The turn of the newest heartbeat."""
     beaten_number: Mapped[int] = mapped_column(default=0)
     """Number of the newest heartbeat in its turn."""
+    numbered_turn: Mapped[int] = mapped_column(default=-1)
+    """Newest turn of the warehouse's reader whose numbers have no holes; the version before left holes."""
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
     kept: Mapped[int] = mapped_column(default=NOTHING)
     """Time of the newest heartbeat that is kept as a beat."""

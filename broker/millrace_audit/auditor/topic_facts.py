@@ -25,6 +25,7 @@ from millrace_audit.auditor.facts import (
     Debt,
     DebtState,
     Gap,
+    GapKind,
     Leg,
     LegState,
     Reader,
@@ -224,7 +225,8 @@ class TopicFacts:
         late = [*_late((gap for gap in gaps if gap.since >= closes_at), way.checkpoints)]
         readers = {reader.tier: reader for reader in common.values["readers"]}
         readers |= {tier: self._reader(tier) for tier in way.awaited if tier not in readers}
-        is_published = TABLE in (positions or {}).get("counted", {})
+        table_counted = (positions or {}).get("counted", {}).get(TABLE)
+        is_published = table_counted is not None
         own = {
             "is_counted": self._is_counted or bool((positions or {}).get("origins")),
             "has_events": bool(positions),
@@ -241,10 +243,17 @@ class TopicFacts:
             "lost_loads": [*loads.lost.get(hour, ()), *loads.lost_somewhere],
             "has_other_editions": hour in loads.others,
             "table_troubles": loads.table_troubles(self.now) if is_published else (),
+            "lost_reports": () if table_counted is None else self._lost_reports(table_counted),
             "are_unkeyed_rows_known": start >= loads.unkeyed_from,
             "rejected": loads.spans_over(start),
         }
         return common, own
+
+    def _lost_reports(self, table_counted: int) -> list[Gap]:
+        """Return the newest loss of records of the warehouse's reader after a log position."""
+        lost = (gap for gap in self.gaps if gap.kind == GapKind.COUNTS_LOST and gap.tier == WAREHOUSE)
+        later = (gap for gap in lost if gap.is_after(table_counted))
+        return sorted(later, key=lambda gap: gap.serial)[-1:]
 
     def _watermark(self, tier: str) -> int:
         return self._watermarks.get(tier, NOTHING)

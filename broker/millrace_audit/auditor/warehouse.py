@@ -9,11 +9,13 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.gaps import note_counts_lost
 from millrace_audit.auditor.load_counts import LoadCounts, judge_again, judge_hour_again, state_of
 from millrace_audit.auditor.store import HistoryRow, TierRow, TopicRow, VerifiedRow
 from millrace_audit.reports.counts import is_of_this_world
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    NOTHING,
     TABLE,
     WAREHOUSE,
     Heartbeat,
@@ -60,7 +62,12 @@ class Warehouse:
             if not all(map(is_of_this_world, windows)):
                 cause = f"rows or rejected messages of topic {record.topic} have a time no producer sends"
                 self._strangers.add(entry, "LoadCount", cause)
+        elif isinstance(record, Heartbeat) and record.time == NOTHING:
+            if tier.beaten_turn != turn:  # else it is a repeat
+                tier.beaten_turn, tier.beaten_number, tier.numbered_turn = turn, 0, turn
         elif tier.beaten_turn != turn or record.number > tier.beaten_number:
+            if turn == tier.numbered_turn and record.number > tier.beaten_number + 1:
+                self._note_lost(entry.offset)
             tier.beaten_turn, tier.beaten_number = turn, record.number
             if isinstance(record, TableCount):
                 self._table(record, serial)
@@ -70,6 +77,11 @@ class Warehouse:
                 self._state(record)
             else:
                 tier.heartbeat = record.time
+
+    def _note_lost(self, offset: int) -> None:
+        """Note that records of the turn are lost before the record at `offset`."""
+        since = self._session.get_one(TierRow, self._place.tier).heartbeat
+        note_counts_lost(self._session, self._place, WAREHOUSE, since, offset, offset)
 
     def _verified(self, verified: Verified) -> None:
         """Replace the findings of `verify`, and have the affected windows judged again."""

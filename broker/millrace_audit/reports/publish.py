@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -198,20 +198,15 @@ def _share(entries: Sequence[T], part: int) -> Sequence[T]:
 
 
 def table_records(
-    topic: str,
-    snapshot: int,
-    windows: Sequence[int],
-    counts: SequenceCounts,
-    unkeyed: Mapping[int, int],
-    numbers: Iterator[int],
+    topic: str, snapshot: int, windows: Sequence[int], counts: SequenceCounts, unkeyed: Mapping[int, int]
 ) -> list[TableCount]:
-    """Return the records of the counts of a published table's windows, each with the next number."""
+    """Return the records, without their numbers, of the counts of a published table's windows."""
     pieces = _pieces(counts, SequenceCounts())
     return [
         TableCount(
             time=now_ms(),
             topic=topic,
-            number=next(numbers),
+            number=0,
             snapshot=snapshot,
             replaces=[] if at else windows,
             counts=more,

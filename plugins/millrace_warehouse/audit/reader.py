@@ -8,7 +8,6 @@ delay the other topics.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -27,10 +26,12 @@ from millrace.zookeeper.session import Session
 from millrace_audit.reader.numbers import PREFIX, TierNumbers
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reports.messages import (
+    NOTHING,
     WAREHOUSE,
     AuditCodec,
-    AuditRecord,
     Heartbeat,
+    LoadCount,
+    TableCount,
     Verified,
     WarehouseState,
     now_ms,
@@ -51,6 +52,8 @@ from millrace_warehouse.storage import open_storage
 
 logger = logging.getLogger("millrace.audit.warehouse")
 
+Numbered = Heartbeat | TableCount | Verified | WarehouseState
+"""Records with a number of the turn."""
 _TIMEOUT_S = 10.0
 MOST_LETTERS = 500
 """Largest length of a reported reason why a table cannot be counted."""
@@ -93,7 +96,10 @@ class WarehouseReader(TierReader):
         self._states: dict[str, WarehouseState] = {}
         self._topics: set[str] = set()
         """Topics whose state is reported: the cluster's topics, and the folders seen in this turn."""
-        self._numbered = itertools.count(1)
+        self._number = 0
+        """Number of the newest record of the turn."""
+        self._unsent: list[bytes] = []
+        """Numbered records without an acknowledgement."""
         self._beat_due = 0.0
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
@@ -131,7 +137,8 @@ class WarehouseReader(TierReader):
         self._tables.clear()
         self._found.clear()
         self._states.clear()
-        self._numbered = itertools.count(1)
+        self._number, self._unsent = 0, []
+        self._unsent.append(self._codec.encode(Heartbeat(time=NOTHING, tier=WAREHOUSE), timeout_s=_TIMEOUT_S))
         # For a topic that was loaded once and has no folder now, only the cluster's topic is left.
         with ClusterClient(self._request.bootstrap, timeout_s=_TIMEOUT_S) as client:
             self._topics = {*client.topics()}
@@ -159,7 +166,7 @@ class WarehouseReader(TierReader):
                 logger.warning("%s; every round tries it again", problem)
         self._numbers.problems = problems
         if time.monotonic() >= self._beat_due:
-            self._send([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
+            self._send([Heartbeat(time=now, tier=WAREHOUSE)])
             self._numbers.heartbeat_at = time.time()
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
@@ -202,13 +209,13 @@ class WarehouseReader(TierReader):
         found = findings.read(Topic(self._storage, topic))
         if found is not None and found != self._found.get(topic):
             problems = findings.to_problems(found)
-            number = next(self._numbered)
-            self._send([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
+            self._send([Verified(time=now_ms(), topic=topic, number=0, problems=problems)])
             self._found[topic] = found
 
     def _count_table(self, catalog: Catalog, of_loads: Mapping[str, str], topic: str) -> None:
         if topic not in self._tables:
-            self._tables[topic] = PublishedTable(Topic(self._storage, topic))
+            again = self._request.count_tables_again
+            self._tables[topic] = PublishedTable(Topic(self._storage, topic), again=again)
         if topic not in self._loads:
             return  # the reports of its loads are not known yet
         for found in self._tables[topic].to_report(catalog, self._loads[topic]):
@@ -216,8 +223,7 @@ class WarehouseReader(TierReader):
                 return
             # If the table were still reported as missing, its rows would look like rows of a lost table.
             self._send_state(of_loads, {}, set(), topic)
-            table = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
-            self._send(table_records(*table, self._numbered))
+            self._send(table_records(topic, found.snapshot, found.windows, found.counts, found.unkeyed))
             self._numbers.rows["table"] += found.counts.total
             logger.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
@@ -245,13 +251,29 @@ class WarehouseReader(TierReader):
             trouble=of_tables.get(topic, "")[:MOST_LETTERS],
         )
         if state != self._states.get(topic):
-            self._send([replace(state, time=now_ms(), number=next(self._numbered))])
+            self._send([replace(state, time=now_ms())])
             self._states[topic] = state
 
-    def _send(self, records: Sequence[AuditRecord]) -> None:
+    def _send(self, records: Sequence[Numbered | LoadCount]) -> None:
+        """Publish the records, and before them all records without an acknowledgement, as the same bytes.
+
+        So the numbers of a turn have no holes: a hole is a record that the auditor has lost.
+        """
+        self._publish()
+        number, values = self._number, []
+        for record in records:
+            if not isinstance(record, LoadCount):
+                number += 1
+                record = replace(record, number=number)
+            values.append(self._codec.encode(record, timeout_s=_TIMEOUT_S))
+        self._number, self._unsent = number, values
+        self._publish()
+
+    def _publish(self) -> None:
         assert self._turn is not None
-        values = [self._codec.encode(record, timeout_s=_TIMEOUT_S) for record in records]
-        self._publisher.publish(values, keys=[self._turn.key(value) for value in values])
+        while self._unsent:  # one after the other: a retry must not bring them out of order
+            self._publisher.publish(self._unsent[:1], keys=[self._turn.key(self._unsent[0])])
+            del self._unsent[0]
 
 
 def _ensure_topic(client: ClusterClient) -> None:

@@ -51,7 +51,8 @@ class TableHour:
 class PublishedTable:
     """The reported contents of a topic's table."""
 
-    def __init__(self, topic: layout.Topic) -> None:
+    def __init__(self, topic: layout.Topic, *, again: bool = False) -> None:
+        """With `again`, report every hour once more, whatever was reported."""
         self._topic = topic
         self.exists = False
         """True if the catalog had the table at the last `to_report`, even if it cannot be counted."""
@@ -62,6 +63,8 @@ class PublishedTable:
         # A hint that is lost or cut only makes every hour be counted again.
         with suppress(FileNotFoundError, ValueError, TypeError):
             self._reported = dict(json.loads(topic.storage.read(layout.audited_table_path(topic.name))))
+        if again:
+            self._reported = dict.fromkeys(self._reported, "again")  # no digest of files
 
     def to_report(self, catalog: Catalog, loads: Loads) -> Iterator[TableHour]:
         """Yield the hours to report, ascending. Report each hour before asking for the next one.

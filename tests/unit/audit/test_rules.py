@@ -147,6 +147,9 @@ EXAMPLES = {
     "load-lost-somewhere": facts(lost_loads=[LostLoad(3, None, 2)]),
     "other-editions": facts(has_other_editions=True),
     "table-not-counted": facts(table_troubles=[TableTrouble(W, "it is not in the catalog")]),
+    "warehouse-reports-lost": facts(
+        lost_reports=[Gap(kind=GapKind.COUNTS_LOST, tier=WAREHOUSE, since=W, until=W + 1, is_of_all=True)]
+    ),
     "verify-problem-of-topic": facts(problems=[VerifyProblem("a manifest was edited", is_of_topic=True)]),
     "too-many-ranges": facts(has_too_many_ranges=True),
     "not-mirrored": at_leg(LegState.NOT_MIRRORED, tier=OFFLINE),
@@ -312,6 +315,7 @@ any_facts = st.builds(
     lost_loads=st.lists(st.builds(LostLoad, numbers, st.one_of(st.none(), numbers), numbers), max_size=1),
     has_other_editions=flags,
     table_troubles=st.lists(st.just(TableTrouble(W, "it is gone")), max_size=1),
+    lost_reports=st.lists(st.just(LATE), max_size=1),
     are_unkeyed_rows_known=flags,
     rejected=st.lists(rejected, max_size=2),
     has_too_many_ranges=flags,

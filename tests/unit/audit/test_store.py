@@ -75,6 +75,7 @@ def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Pat
 
 REVISION_1_LACKS = (
     "TABLE auditor_revision",
+    "COLUMN tiers numbered_turn",
     "TABLE lease",
     "TABLE held_open",
     "TABLE load_part",
@@ -134,6 +135,7 @@ def as_of_revision_2(execute: Callable[[str], object]) -> None:
     for table in ("decision", "incident_windows", "incidents"):
         execute(f"DROP TABLE {table}")
     execute("ALTER TABLE producers DROP COLUMN first_at")
+    execute("ALTER TABLE tiers DROP COLUMN numbered_turn")
     execute("ALTER TABLE producers ADD COLUMN accepted TEXT")
     execute("ALTER TABLE producers ADD COLUMN disowned BOOLEAN DEFAULT FALSE NOT NULL")
     execute("UPDATE producers SET accepted = 'its rack is gone' WHERE announced AND instance = 2")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millrace_audit.reports.messages import AuditRecord, TableCount, WarehouseState
+from millrace.errors import MillraceError
+from millrace_audit.reports.messages import NOTHING, AuditRecord, LoadCount, TableCount, WarehouseState
 from millrace_audit.reports.turns import Turn
 from millrace_warehouse.audit import reader
 from millrace_warehouse.audit.reader import WarehouseNumbers, WarehouseReader
@@ -32,6 +34,8 @@ class Around:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.published: list[AuditRecord] = []
         self.lost = threading.Event()
+        self.answers = 1000
+        """Number of calls that are still acknowledged."""
 
     @classmethod
     def connect(cls, *_: Any) -> Around:
@@ -53,25 +57,57 @@ class Around:
         return ["audit-offline"]
 
     def publish(self, values: Sequence[bytes], **_: Any) -> None:
+        self.answers -= 1
+        if self.answers < 0:
+            raise MillraceError("no broker answers")
         self.published += [self.codec.decode(value) for value in values]
 
 
-def test_a_table_is_reported_as_there_before_its_first_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table that has rows and was long reported as missing would count as gone."""
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> Around:
     around = Around()
     for name in ("Session", "TurnTaker", "ClusterClient"):
         monkeypatch.setattr(reader, name, Around)
     monkeypatch.setattr(reader, "AuditPublisher", lambda *_, **__: around)
     monkeypatch.setattr(reader, "SchemaRegistryClient", lambda _: Ids())
     monkeypatch.setattr(reader, "cluster_name", lambda *_: "aggregate")
+    return around
+
+
+def begin(around: Around, warehouse: Path) -> WarehouseReader:
+    request = AuditWarehouse(warehouse=str(warehouse), bootstrap="", registry="", zookeeper="")
+    counting = WarehouseReader(request, threading.Event(), WarehouseNumbers())
+    counting._turn, around.codec = TURN, counting._codec
+    counting.prepare(TURN)
+    return counting
+
+
+def test_the_numbers_of_a_turn_have_no_holes_when_brokers_do_not_answer(
+    tmp_path: Path, around: Around
+) -> None:
+    mended = Mended(tmp_path)
+    mended.log.append_events(0, [START])
+    mended.load()
+    counting = begin(around, tmp_path)
+    for failed in range(4):
+        around.answers = failed
+        with suppress(MillraceError):
+            counting.count_once()
+    around.answers = 1000
+    counting.count_once()
+    numbered = [record for record in around.published if not isinstance(record, LoadCount)]
+    assert (numbered[0].time, numbered[0].number) == (NOTHING, 0), "a heartbeat announces the turn"  # type: ignore[union-attr]
+    numbers = [record.number for record in numbered]  # type: ignore[union-attr]
+    assert numbers == [*range(len(numbers))]
+    assert len(numbers) > 2
+
+
+def test_a_table_is_reported_as_there_before_its_first_rows(tmp_path: Path, around: Around) -> None:
+    """The auditor would take a table with rows, and reported as missing for long, for one that is gone."""
     mended, storage = Mended(tmp_path), open_storage(str(tmp_path))
     mended.log.append_events(0, [START])
     mended.load()
-    request = AuditWarehouse(warehouse=str(tmp_path), bootstrap="", registry="", zookeeper="")
-    counting = WarehouseReader(request, threading.Event(), WarehouseNumbers())
-    counting._turn, around.codec = TURN, counting._codec
+    counting = begin(around, tmp_path)
     counting.count_once()
     with connect(storage) as catalog:
         publish_in(storage, catalog, H10)

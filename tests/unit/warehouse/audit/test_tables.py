@@ -172,6 +172,11 @@ def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) ->
     scene.storage.delete(audited_table_path(TOPIC))
     scene.table = PublishedTable(scene.mended.topic)
     assert scene.tell() == told
+    scene.table = PublishedTable(scene.mended.topic)
+    assert scene.tell() == {}
+    scene.table = PublishedTable(scene.mended.topic, again=True)
+    assert scene.tell() == told
+    assert scene.tell() == {}
 
 
 def test_a_table_that_is_dropped_is_told_to_be_gone(scene: Scene) -> None:
