@@ -447,13 +447,13 @@ class Story:
     def _check_explanation(self, window: dict[str, Any], start: int, topic: str) -> None:
         """Check that the facts of a judged window lead to its verdict again.
 
-        A final verdict stays when lost counts or reports become known later.
+        A final verdict stays when lost counts, lost reports or a further producer become known later.
         """
         found = self.explanation(start, topic)
         stored = found["stored"]
         if stored is None or not stored["has_new_facts"]:
-            is_lost = found["facts"]["gaps"] or found["facts"]["streams"]
-            is_kept = stored is not None and stored["is_final"] and is_lost
+            came_later = any(found["facts"][kind] for kind in ("gaps", "streams", "debts"))
+            is_kept = stored is not None and stored["is_final"] and came_later
             assert found["verdict"] == window["verdict"] or is_kept, found
             fired = [cause["reason"] for rule in found["rules"] for cause in rule["causes"]]
             assert len(fired) >= len(window["findings"]), found
