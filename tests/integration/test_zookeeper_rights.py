@@ -54,8 +54,11 @@ class Ensemble:
 
 
 @pytest.fixture(scope="module")
-def ensemble(zookeeper: str, tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+def ensemble(start_for_module: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory) -> Ensemble:
+    """A ZooKeeper of its own, because the rights on `/audit` would refuse other tests."""
     folder = tmp_path_factory.mktemp("identities")
+    data = str(folder / "zookeeper")
+    zookeeper = start_for_module("zookeeper", "--port", "0", "--data-dir", data).ready()
     brokers, clients = millrace("zookeeper", "identities", str(folder)).splitlines()
     return Ensemble(zookeeper, brokers, clients)
 
