@@ -233,16 +233,22 @@ class Auditor:
         raise Undecided(f"the decision is written but was not applied within {DECIDE_S:.0f} s: {MAY_COME}")
 
     def _write_decisions(self) -> None:
+        """Write all waiting decisions at once: one that blocks for each would outlast the lease."""
+        waiting = []
         while not self._undecided.empty():
             decision, written = self._undecided.get()
-            if not written.set_running_or_notify_cancel():
-                continue
-            try:
-                assert self._writer is not None
-                self._writer.write([decision])
-            except Undecided as error:
+            if written.set_running_or_notify_cancel():
+                waiting.append((decision, written))
+        if not waiting:
+            return
+        try:
+            assert self._writer is not None
+            self._writer.write([decision for decision, _ in waiting])
+        except Undecided as error:
+            for _, written in waiting:
                 written.set_exception(error)
-            else:
+        else:
+            for _, written in waiting:
                 written.set_result(None)
 
     def _write_decisions_again(self) -> None:

@@ -67,7 +67,17 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
     for row in rows.values():
         if row.verdict == Verdict.INCOMPLETE and row.number in wider:  # no operator has seen the new windows
             row.acknowledged_by = row.note = ""
-    gone: defaultdict[int, list[int]] = defaultdict(list)
+    _refresh(session, sorted(_store_windows(session, topic, before, after)), now)
+
+
+def _store_windows(
+    session: Session,
+    topic: str,
+    before: Mapping[tuple[int, int], Texts],
+    after: Mapping[tuple[int, int], Texts],
+) -> set[int]:
+    """Replace the texts of (incident, window) by those after; return the incidents with a change."""
+    table, gone = IncidentWindowRow, defaultdict[int, list[int]](list)
     for (incident, window), texts in before.items():
         if after.get((incident, window)) != texts:
             gone[incident].append(window)
@@ -81,10 +91,7 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
     ]
     if new:
         session.execute(insert(table), new)
-    changed = {
-        incident for incident, window in after if before.get((incident, window)) != after[incident, window]
-    }
-    _refresh(session, sorted(changed | gone.keys()), now)
+    return {*gone, *(key[0] for key, texts in after.items() if before.get(key) != texts)}
 
 
 def _open(
