@@ -154,13 +154,15 @@ def empty(store: AuditStore) -> None:
             session.execute(delete(table))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_verdicts(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    url = f"sqlite:///{tmp_path}/audit.db"
-    if kind == "postgresql":
-        url = request.getfixturevalue("postgres_url")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/audit.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_verdicts(url: str) -> None:
     store = AuditStore(url)
     empty(store)
     story = Story(store)
@@ -183,13 +185,9 @@ def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_ve
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_acceptances_of_an_older_database_stay_in_force_and_are_written_to_the_audit_topic_once(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+    url: str,
 ) -> None:
-    url = f"sqlite:///{tmp_path}/audit.db"
-    if kind == "postgresql":
-        url = request.getfixturevalue("postgres_url")
     store = AuditStore(url)
     empty(store)
     story = Story(store)
