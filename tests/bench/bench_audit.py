@@ -29,7 +29,7 @@ from confluent_kafka import Producer
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.topics_file import FINGERPRINTS, VARIABLE, policies_of_environment
-from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.verdict.evidence import Evidence
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.event import EventSchema

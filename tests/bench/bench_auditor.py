@@ -21,10 +21,11 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.judging import Judging
-from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditStore, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts

@@ -25,12 +25,10 @@ import uvicorn
 from sqlalchemy import insert
 
 from millrace_audit.answer import to_json
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.facts import WindowFacts
-from millrace_audit.auditor.judging import window_of
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.judging.judge import window_of
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.rules import judge
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -40,6 +38,8 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WindowRow,
 )
+from millrace_audit.auditor.verdict.facts import WindowFacts
+from millrace_audit.auditor.verdict.rules import judge
 from millrace_audit.reports.counts import WINDOW_MS
 from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine

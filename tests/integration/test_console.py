@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.console import ClusterLook
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.console import ClusterLook
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from tests.brokers import Start, TestCluster
 from tests.support import wait_until

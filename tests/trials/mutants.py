@@ -27,7 +27,7 @@ from tests.trials.mutation import Mutation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MUTANTS = REPOSITORY / "tests" / "trials" / "mutants.toml"
-RULES = "broker/millrace_audit/auditor/rules.py"
+RULES = "broker/millrace_audit/auditor/verdict/rules.py"
 PAGE = REPOSITORY / "docs" / "paper.md"
 COPIED = ("broker", "plugins", "dags", "schemas", "deploy", "docs", "tests", "*.toml", "*.md", "Makefile")
 WORKERS = 2

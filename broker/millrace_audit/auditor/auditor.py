@@ -30,14 +30,14 @@ from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
-from millrace_audit.auditor import ledger
-from millrace_audit.auditor.deciding import MAY_COME, DecisionWriter, Undecided
-from millrace_audit.auditor.decisions import due_decisions
-from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
-from millrace_audit.auditor.ledger import Heard, Place
-from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.deciding import MAY_COME, DecisionWriter, Undecided
+from millrace_audit.auditor.records.decisions import due_decisions
+from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, TierRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of

@@ -8,13 +8,15 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor import beats, incidents, store
-from millrace_audit.auditor.answers import heartbeats
-from millrace_audit.auditor.decisions import forget_decisions, is_accepted
-from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor import store
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.judging.topic_facts import is_listed
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records import progress
+from millrace_audit.auditor.records.decisions import forget_decisions, is_accepted
+from millrace_audit.auditor.service.answers import heartbeats
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.topic_facts import is_listed
+from millrace_audit.auditor.verdict.evidence import Evidence
 from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
@@ -62,7 +64,9 @@ def tidy(session: Session, options: AuditOptions) -> bool:
     first_open = session.scalar(still_open)
     heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # it has no checkpoints
     if heard:
-        beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
+        progress.forget(
+            session, min(*heard, FOR_EVER if first_open is None else first_open) - progress.ALL_KEPT_MS
+        )
     return len(folded) == _AT_ONCE
 
 

@@ -108,10 +108,10 @@ def auditor(
 ) -> None:
     """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
     from millrace.service.web import WebServer
-    from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
-    from millrace_audit.auditor.console import ClusterLook
     from millrace_audit.auditor.lease import Lease
+    from millrace_audit.auditor.service.app import build_app
+    from millrace_audit.auditor.service.console import ClusterLook
     from millrace_audit.auditor.store import AuditStore
 
     options = _options(**words)

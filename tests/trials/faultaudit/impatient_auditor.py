@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from millrace.cli import main
-from millrace_audit.auditor import load_facts
+from millrace_audit.auditor.judging import load_facts
 
 if __name__ == "__main__":
     load_facts.TABLE_PATIENCE_MS = int(sys.argv.pop(1)) * 1000

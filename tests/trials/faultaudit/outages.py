@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor.topic_facts import STALE_MS
+from millrace_audit.auditor.judging.topic_facts import STALE_MS
 from millrace_audit.reports.messages import OFFLINE
 from millrace_commands.broker_admin import count_moving, move_replicas
 from tests.support import WAIT_S, run_millrace, wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace_audit.auditor.rules import NOTE, RULES, SPECIAL_RULES
+from millrace_audit.auditor.verdict.rules import NOTE, RULES, SPECIAL_RULES
 from tests.support import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "audit.md"

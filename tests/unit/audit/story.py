@@ -16,11 +16,12 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, to_json
-from millrace_audit.auditor import answers, explaining, ledger
-from millrace_audit.auditor.acceptance import accept
-from millrace_audit.auditor.judging import Judging
-from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.service import answers, explaining
+from millrace_audit.auditor.service.acceptance import accept
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.fingerprints import fingerprint, wrapped

@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from millrace.service.access import AccessList, add_entry
 from millrace.service.admission import check_roles
-from millrace_audit.auditor.access import ROLES, role_of
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.service.access import ROLES, role_of
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from tests.unit.audit.story import OPTIONS
 from tests.unit.audit.test_app import Client, Worker
@@ -108,7 +108,7 @@ def test_who_accepts_is_who_has_shown_the_token(
         said.append(who)
         return None, []
 
-    monkeypatch.setattr("millrace_audit.auditor.app.accept", accept)
+    monkeypatch.setattr("millrace_audit.auditor.service.app.accept", accept)
     token = base64.b64encode(f"the-accept:{tokens['accept']}".encode()).decode()
     answer = auditor.post("/v1/accept", json=BODY, headers={"authorization": f"Basic {token}"})
     assert (answer.status_code, said) == (200, ["the-accept"])
@@ -126,7 +126,9 @@ def test_who_accepts_is_who_has_shown_the_token(
 def test_a_foreign_page_accepts_nothing_with_a_browsers_own_token(
     auditor: Client, tokens: dict[str, str], headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.app.accept", lambda *_: pytest.fail("it was accepted"))
+    monkeypatch.setattr(
+        "millrace_audit.auditor.service.app.accept", lambda *_: pytest.fail("it was accepted")
+    )
     shown = {**headers, "authorization": f"Bearer {tokens['accept']}"}
     answer = auditor.post("/v1/accept", content=json.dumps(BODY).encode(), headers=shown)
     assert answer.status_code in (400, 403)

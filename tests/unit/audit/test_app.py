@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from millrace.topics_file import TopicPolicy
-from millrace_audit.auditor import ledger
-from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
-from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import Lease
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.service.app import MAX_BODY_BYTES, build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Decision, Heartbeat, RejectedMessages

@@ -19,10 +19,11 @@ from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
-from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
-from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat, ReaderPosition

@@ -15,14 +15,14 @@ from sqlalchemy import update
 
 from millrace.topics_file import TopicPolicy
 from millrace_audit.answer import Verdict, iso, overall, utc
-from millrace_audit.auditor import answers
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.console import MARKS
-from millrace_audit.auditor.facts import WindowFacts
-from millrace_audit.auditor.heat import hours_of_all, newest_end
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.records.progress import Progress
+from millrace_audit.auditor.service import answers
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.console import MARKS
+from millrace_audit.auditor.service.heat import hours_of_all, newest_end
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
+from millrace_audit.auditor.verdict.facts import WindowFacts
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, RejectedMessages
 from tests.unit.audit.story import NOW, OPTIONS, TOPIC, Story, W, found

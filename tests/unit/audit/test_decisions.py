@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from millrace.service.database import open_database
-from millrace_audit.auditor import ledger
-from millrace_audit.auditor.acceptance import first_lost
-from millrace_audit.auditor.decisions import WRITE_AGAIN_MS, due_decisions, is_disowned, reason_of
-from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.decisions import WRITE_AGAIN_MS, due_decisions, is_disowned, reason_of
+from millrace_audit.auditor.service.acceptance import first_lost
 from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, ProducerRow, Row
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts

@@ -14,13 +14,13 @@ import uvicorn
 from click.testing import CliRunner
 
 from millrace.cli import cli
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.evidence import Observed
-from millrace_audit.auditor.explaining import explanation, facts_read
-from millrace_audit.auditor.facts import Gap, GapKind, WindowFacts
-from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import RULES, SPECIAL_RULES, Case, judge
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.explaining import explanation, facts_read
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
+from millrace_audit.auditor.verdict.evidence import Observed
+from millrace_audit.auditor.verdict.facts import Gap, GapKind, WindowFacts
+from millrace_audit.auditor.verdict.rules import RULES, SPECIAL_RULES, Case, judge
 from millrace_audit.commands.explanation import print_explanation
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import Truncated

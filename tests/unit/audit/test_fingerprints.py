@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from millrace.errors import ConfigError
 from millrace.records import BatchHeader, Message, build_batch
 from millrace.topics_file import TopicPolicy, read_policies
-from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import AuditStore
+from millrace_audit.auditor.verdict.evidence import Evidence
 from millrace_audit.reader.counting import BatchCounter, Tally
 from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.event import EventSchema
@@ -224,7 +224,7 @@ def test_strong_sums_of_the_same_events_agree_and_prove_the_window(story: Story)
 def test_the_evidence_of_a_window_is_bounded_by_the_size_of_its_sums(
     monkeypatch: pytest.MonkeyPatch, digest: Fingerprint, is_too_much: bool
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.evidence.MOST_RANGES_KEPT", 100)
+    monkeypatch.setattr("millrace_audit.auditor.verdict.evidence.MOST_RANGES_KEPT", 100)
     evidence = Evidence()
     for producer in range(30):
         evidence.count("dc1", producer, SequenceTally([(0, 0)], total([b"%d" % producer], digest)))

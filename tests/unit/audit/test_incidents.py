@@ -26,12 +26,12 @@ from millrace.errors import MillraceError
 from millrace.topics_file import TopicPolicy
 from millrace_audit import client
 from millrace_audit.answer import Incident, to_json
-from millrace_audit.auditor import incidents
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.rules import RULES
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, IncidentRow, IncidentWindowRow
 from millrace_audit.auditor.tidying import tidy
+from millrace_audit.auditor.verdict.rules import RULES
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import NOTHING, OFFLINE
 from tests.support import REPOSITORY

@@ -11,10 +11,12 @@ import pytest
 from sqlalchemy import func, select
 
 from millrace_audit.answer import iso
-from millrace_audit.auditor import answers, ledger, topic_facts
-from millrace_audit.auditor.batch import Heard
-from millrace_audit.auditor.beats import Beat, Beats
-from millrace_audit.auditor.reported import MOST_RANGES
+from millrace_audit.auditor.judging import topic_facts
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.batch import Heard
+from millrace_audit.auditor.records.progress import Beat, Beats
+from millrace_audit.auditor.records.reported import MOST_RANGES
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -303,7 +305,7 @@ def test_a_report_of_as_much_as_is_allowed_counts(quick: Story) -> None:
 def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.evidence.MOST_RANGES_KEPT", 100)
+    monkeypatch.setattr("millrace_audit.auditor.verdict.evidence.MOST_RANGES_KEPT", 100)
     quick.whole()
     quick.hello(2)
     quick.report(0, instance=2, windows=reported(1, 101))
@@ -580,7 +582,7 @@ def test_whether_an_event_counts_does_not_depend_on_the_clocks_of_readers(quick:
 
 
 def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.batch.MOST_STRANGERS", 3)
+    monkeypatch.setattr("millrace_audit.auditor.records.batch.MOST_STRANGERS", 3)
     for instance in range(9):
         story.report(0, instance=instance)
     story.apply()
@@ -592,7 +594,7 @@ def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatc
 def test_more_open_instances_than_any_topic_has_are_strangers(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.records.reported.MOST_OPEN", 3)
     for instance in range(1, 6):
         story.hello(instance)
     story.report(0, (0, 1), instance=2)
@@ -609,7 +611,7 @@ def test_more_open_instances_than_any_topic_has_are_strangers(
 def test_hellos_of_nobody_make_what_is_not_heard_unknown_until_they_are_accepted(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 10)
+    monkeypatch.setattr("millrace_audit.auditor.records.reported.MOST_OPEN", 10)
     quick.carry(SequenceCounts())
     quick.beats(W - 10 * WINDOW_MS)
     for instance in range(100, 110):
@@ -1113,7 +1115,7 @@ def test_what_is_deleted_before_it_is_known_holds_nothing_up(quick: Story) -> No
 def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.records.reported.MOST_OPEN", 3)
     for instance in range(100, 103):
         quick.hello(instance, service="evil")
     quick.hello()
@@ -1128,7 +1130,7 @@ def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
 
 def crowded(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of nobody are open, and no more may be; instance 1 has said hello meanwhile."""
-    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.records.reported.MOST_OPEN", 3)
     for instance in (11, 12, 13):
         story.hello(instance, service="evil")
     story.beats(W)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace_audit.auditor import ledger
+from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import NOTHING, WAREHOUSE, Heartbeat

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from millrace.cli import cli
 from millrace.topics_file import TopicPolicy
 from millrace_airflow.waiting import describe
-from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.service.app import build_app
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from tests.brokers import free_port
 from tests.marks import MARK, check_escaped, check_json

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor import judging, reported
-from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.judging import judge
+from millrace_audit.auditor.judging.judge import Judging
+from millrace_audit.auditor.records import reported
 from millrace_audit.auditor.store import AuditStore, HeldOpenRow, ProducerRow, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, ReportedWindow
@@ -59,9 +60,9 @@ def producer(session: Session, instance: int = GREEDY) -> ProducerRow:
 def test_a_turn_judges_a_portion_of_each_topic_in_a_transaction_the_newest_first(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "PORTION", 3)
-    monkeypatch.setattr(judging, "COMPARED", 3)
-    monkeypatch.setattr(judging, "TRANSACTION_S", math.inf)
+    monkeypatch.setattr(judge, "PORTION", 3)
+    monkeypatch.setattr(judge, "COMPARED", 3)
+    monkeypatch.setattr(judge, "TRANSACTION_S", math.inf)
     story.hello(GREEDY)
     story.hello(1, topic=OTHER)
     story.report(0, instance=GREEDY, closed=NOTHING, windows=windows(0, 8))
@@ -84,7 +85,7 @@ def test_a_turn_judges_a_portion_of_each_topic_in_a_transaction_the_newest_first
 def test_an_operators_decision_goes_between_two_portions(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "PORTION", 2)
+    monkeypatch.setattr(judge, "PORTION", 2)
     transactions: list[int] = []
     writing = story.store.writing
 
@@ -105,8 +106,8 @@ def test_an_operators_decision_goes_between_two_portions(
 def test_a_turn_that_had_no_time_for_a_topic_begins_the_next_one_with_it(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "PORTION", 2)
-    monkeypatch.setattr(judging, "TRANSACTION_S", 0)
+    monkeypatch.setattr(judge, "PORTION", 2)
+    monkeypatch.setattr(judge, "TRANSACTION_S", 0)
     for instance, topic in enumerate((TOPIC, OTHER), 1):
         story.hello(instance, topic=topic)
         story.report(0, instance=instance, closed=NOTHING, windows=windows(0, 4, topic))
@@ -124,7 +125,7 @@ def test_a_turn_that_had_no_time_for_a_topic_begins_the_next_one_with_it(
 def test_a_window_that_was_complete_and_waits_to_be_judged_again_is_not_complete(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "PORTION", 1)
+    monkeypatch.setattr(judge, "PORTION", 1)
     both = found((0, 9))
     both.merge(found((10, 19), window=W + WINDOW_MS))
     story.hello()

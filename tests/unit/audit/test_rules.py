@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from millrace.cli import cli
 from millrace_audit.answer import Instance, Verdict, overall
-from millrace_audit.auditor.evidence import Observed, Reported, flatten
-from millrace_audit.auditor.facts import (
+from millrace_audit.auditor.verdict.evidence import Observed, Reported, flatten
+from millrace_audit.auditor.verdict.facts import (
     Debt,
     DebtState,
     Gap,
@@ -36,7 +36,7 @@ from millrace_audit.auditor.facts import (
     VerifyProblem,
     WindowFacts,
 )
-from millrace_audit.auditor.rules import RULES, SPECIAL_RULES, STRANGERS, judge
+from millrace_audit.auditor.verdict.rules import RULES, SPECIAL_RULES, STRANGERS, judge
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import Range, merged
 from tests.support import REPOSITORY

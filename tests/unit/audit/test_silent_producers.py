@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Verdict, utc
-from millrace_audit.auditor import ledger
-from millrace_audit.auditor.answers import changes
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.heat import hours_of_all
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.progress import Progress
+from millrace_audit.auditor.service.answers import changes
+from millrace_audit.auditor.service.heat import hours_of_all
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import NOTHING

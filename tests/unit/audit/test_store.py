@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from millrace.errors import MillraceError
-from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.decisions import due_decisions
+from millrace_audit.auditor.records import ledger
+from millrace_audit.auditor.records.decisions import due_decisions
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditStore, LoadRow, ProducerRow, Row, TopicRow, WindowRow
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import RejectedMessages

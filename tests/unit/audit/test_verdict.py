@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Instance, Verdict, Window, iso, overall
-from millrace_audit.auditor import rules
-from millrace_audit.auditor.evidence import Evidence
-from millrace_audit.auditor.facts import Gap, GapKind, Leg, LegState, VerifyProblem, WindowFacts
-from millrace_audit.auditor.judging import window_of
-from millrace_audit.auditor.reconcile import sources_of
+from millrace_audit.auditor.judging.judge import window_of
+from millrace_audit.auditor.verdict import rules
+from millrace_audit.auditor.verdict.evidence import Evidence
+from millrace_audit.auditor.verdict.facts import Gap, GapKind, Leg, LegState, VerifyProblem, WindowFacts
+from millrace_audit.auditor.verdict.reconcile import sources_of
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import Range, SequenceRanges

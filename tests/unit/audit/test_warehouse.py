@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 
 from millrace.errors import MillraceError
 from millrace_audit.answer import LoadHour, NewestLoad, utc
-from millrace_audit.auditor import answers
-from millrace_audit.auditor.acceptance import accept_rejected, replace_loads
+from millrace_audit.auditor.service import answers
+from millrace_audit.auditor.service.acceptance import accept_rejected, replace_loads
 from millrace_audit.auditor.store import AuditStore, LoadPartRow, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts

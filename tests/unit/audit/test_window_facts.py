@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import select
 
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.facts import WindowFacts
+from millrace_audit.auditor.judging.topic_facts import topic_facts
+from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import AuditStore, WindowRow
-from millrace_audit.auditor.topic_facts import topic_facts
+from millrace_audit.auditor.verdict.facts import WindowFacts
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, Unreadable
 from tests.unit.audit.story import NOW, TOPIC, Story, W, found

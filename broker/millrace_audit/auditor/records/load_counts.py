@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.batch import Changes, Producers, storable
+from millrace_audit.auditor.records.batch import Changes, Producers, storable
 from millrace_audit.auditor.store import (
     CoverageRow,
     LoadHourRow,

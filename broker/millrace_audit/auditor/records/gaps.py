@@ -10,10 +10,10 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor.batch import Place
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.facts import Gap, GapKind
+from millrace_audit.auditor.records.batch import Place
+from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import UncountedRow, UnheardRow, UnreadableRow, WindowRow
+from millrace_audit.auditor.verdict.facts import Gap, GapKind
 from millrace_audit.reports.messages import FOR_EVER, TABLE, WAREHOUSE
 
 

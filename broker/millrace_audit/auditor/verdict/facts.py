@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from millrace_audit.answer import DOWNSTREAM, Instance
-from millrace_audit.auditor.evidence import Observed, Reported
+from millrace_audit.auditor.verdict.evidence import Observed, Reported
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, TABLE, WAREHOUSE
 

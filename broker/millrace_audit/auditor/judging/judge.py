@@ -19,16 +19,18 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, Window, to_json, utc
-from millrace_audit.auditor import incidents, reconcile, store
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.decisions import is_disowned, reason_of
-from millrace_audit.auditor.evidence import Evidence, pairs
-from millrace_audit.auditor.facts import WindowFacts
-from millrace_audit.auditor.gaps import note_reports_lost
+from millrace_audit.auditor import store
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.judging.topic_facts import TopicFacts, listed, to_instance, topic_facts
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.rules import Judged, judge, unreported_messages
+from millrace_audit.auditor.records.decisions import is_disowned, reason_of
+from millrace_audit.auditor.records.gaps import note_reports_lost
+from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import AuditStore, ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.topic_facts import TopicFacts, listed, to_instance, topic_facts
+from millrace_audit.auditor.verdict import reconcile
+from millrace_audit.auditor.verdict.evidence import Evidence, pairs
+from millrace_audit.auditor.verdict.facts import WindowFacts
+from millrace_audit.auditor.verdict.rules import Judged, judge, unreported_messages
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, TABLE
 from millrace_audit.reports.ranges import SequenceRanges
 

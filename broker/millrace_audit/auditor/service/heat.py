@@ -13,12 +13,12 @@ from sqlalchemy import BigInteger, bindparam, case, exists, func, literal, or_, 
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Topic, Verdict, overall
-from millrace_audit.auditor import answers
-from millrace_audit.auditor.beats import Progress
+from millrace_audit.auditor.judging.topic_facts import TopicFacts, listed, topic_facts
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.rules import NOTE, judge
+from millrace_audit.auditor.records.progress import Progress
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import TopicRow, WindowRow, slices
-from millrace_audit.auditor.topic_facts import TopicFacts, listed, topic_facts
+from millrace_audit.auditor.verdict.rules import NOTE, judge
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 
 _WORST_FIRST = tuple(Verdict)

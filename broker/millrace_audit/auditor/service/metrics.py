@@ -15,15 +15,16 @@ from sqlalchemy import func, select
 
 from millrace.service.exposition import EscapingRegistry
 from millrace_audit.answer import Verdict, Window
-from millrace_audit.auditor import answers, incidents
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.judging.topic_facts import is_listed
+from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
-from millrace_audit.auditor.topic_facts import is_listed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
 if TYPE_CHECKING:
-    from millrace_audit.auditor.facts import WindowFacts
     from millrace_audit.auditor.options import AuditOptions
+    from millrace_audit.auditor.verdict.facts import WindowFacts
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 REPLAYED_S = 24 * 3600.0

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.facts import LostLoad, Rejected, TableTrouble
 from millrace_audit.auditor.store import (
     DecisionRow,
     LoadHourRow,
@@ -18,6 +17,7 @@ from millrace_audit.auditor.store import (
     WarehouseStateRow,
     slices,
 )
+from millrace_audit.auditor.verdict.facts import LostLoad, Rejected, TableTrouble
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import ACCEPT_REJECTED, FOR_EVER, NOTHING
 

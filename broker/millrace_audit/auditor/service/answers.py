@@ -30,13 +30,13 @@ from millrace_audit.answer import (
     utc,
     window_from_json,
 )
-from millrace_audit.auditor import incidents, store
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.facts import Special, WindowFacts
-from millrace_audit.auditor.judging import window_of
-from millrace_audit.auditor.load_counts import newest_load
+from millrace_audit.auditor import store
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.judging.judge import window_of
+from millrace_audit.auditor.judging.topic_facts import TopicFacts, is_listed, listed, topic_facts
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.rules import gap_text, judge
+from millrace_audit.auditor.records.load_counts import newest_load
+from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import (
     ChangedRow,
     DatabaseRow,
@@ -46,7 +46,8 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WindowRow,
 )
-from millrace_audit.auditor.topic_facts import TopicFacts, is_listed, listed, topic_facts
+from millrace_audit.auditor.verdict.facts import Special, WindowFacts
+from millrace_audit.auditor.verdict.rules import gap_text, judge
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 

@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from millrace.errors import MillraceError
 from millrace_audit.auditor import store
-from millrace_audit.auditor.decisions import is_accepted, producers_of, row_of
-from millrace_audit.auditor.load_counts import first_counted
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records.decisions import is_accepted, producers_of, row_of
+from millrace_audit.auditor.records.load_counts import first_counted
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.reports.messages import ACCEPT, ACCEPT_REJECTED, DISOWN, FOR_EVER, REPLACE_LOADS, Decision
 

@@ -12,11 +12,12 @@ from typing import Any
 from sqlalchemy import insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor import beats, store
-from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
-from millrace_audit.auditor.decisions import Decisions
+from millrace_audit.auditor import store
+from millrace_audit.auditor.records import progress
+from millrace_audit.auditor.records.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.records.decisions import Decisions
+from millrace_audit.auditor.records.warehouse import TURN_IS_OVER, Warehouse
 from millrace_audit.auditor.store import CoverageRow, TierRow
-from millrace_audit.auditor.warehouse import TURN_IS_OVER, Warehouse
 from millrace_audit.reports.counts import CountKey, SequenceCounts, is_of_this_world
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -206,12 +207,12 @@ class Counted:
         self._note_unreadable(beat, tier.heartbeat, serial)
         # The newest heartbeat counts, not the largest time: a clock that ran ahead may be corrected.
         tier.heartbeat = beat.time
-        if tier.kept == NOTHING or abs(beat.time - tier.kept) >= beats.APART_MS:
+        if tier.kept == NOTHING or abs(beat.time - tier.kept) >= progress.APART_MS:
             new = {"serial": serial, "time": beat.time, "reported_through": beat.reported_through}
             self._session.execute(insert(store.BeatRow), [{"tier": tier.tier, **new}])
             self._mark(serial)
-            if tier.kept != NOTHING and beats.bucket(beat.time) != beats.bucket(tier.kept):
-                beats.thin(self._session, tier.tier, tier.kept, beat.time)
+            if tier.kept != NOTHING and progress.bucket(beat.time) != progress.bucket(tier.kept):
+                progress.thin(self._session, tier.tier, tier.kept, beat.time)
             tier.kept = beat.time
 
     def _mark(self, serial: int) -> None:
@@ -219,7 +220,7 @@ class Counted:
         ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._unmarked}
         for row in self._coverage.values():
             if row.counted and not row.gone and row.topic in ends:
-                ends[row.topic][beats.name(row)] = [row.end, *(row.origin or ())]
+                ends[row.topic][progress.name(row)] = [row.end, *(row.origin or ())]
         marks = [
             {"tier": self._place.tier, "topic": topic, "serial": serial, "ends": vector}
             for topic, vector in ends.items()
@@ -255,7 +256,7 @@ class Counted:
         for log in beat.truncated:
             row = self._coverage.get((log.topic_id, log.partition))
             if row is not None and log.end < row.end == log.counted:
-                since = beats.time_at(self._session, row, log.end)
+                since = progress.time_at(self._session, row, log.end)
                 self._uncounted(row, log.end, row.end, serial, since)
                 row.end = log.end
                 self._unmarked.add(row.topic)

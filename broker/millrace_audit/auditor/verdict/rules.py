@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 from millrace_audit.answer import Finding, Instance, Verdict, iso, overall
-from millrace_audit.auditor import reconcile
-from millrace_audit.auditor.facts import (
+from millrace_audit.auditor.verdict import reconcile
+from millrace_audit.auditor.verdict.facts import (
     DebtState,
     Gap,
     GapKind,
@@ -31,7 +31,7 @@ from millrace_audit.auditor.facts import (
     StreamState,
     WindowFacts,
 )
-from millrace_audit.auditor.reconcile import Difference
+from millrace_audit.auditor.verdict.reconcile import Difference
 from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import in_words
 

@@ -45,15 +45,16 @@ from millrace.service.bodies import WholeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
-from millrace_audit.auditor import answers, explaining, incidents
-from millrace_audit.auditor.acceptance import accept, accept_rejected, first_lost, replace_loads
-from millrace_audit.auditor.access import role_of
-from millrace_audit.auditor.console import ClusterLook, add_console
-from millrace_audit.auditor.deciding import Undecided
-from millrace_audit.auditor.judging import Judging
+from millrace_audit.auditor.judging import incidents
+from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import LeaseHeld
-from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records.deciding import Undecided
+from millrace_audit.auditor.service import answers, explaining
+from millrace_audit.auditor.service.acceptance import accept, accept_rejected, first_lost, replace_loads
+from millrace_audit.auditor.service.access import role_of
+from millrace_audit.auditor.service.console import ClusterLook, add_console
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE, Decision

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
 from millrace_audit.auditor import store
-from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import ProducerRow, WindowRow
+from millrace_audit.auditor.verdict.evidence import Evidence
 from millrace_audit.reports.counts import WINDOW_MS, CountKey, SequenceTally
 from millrace_audit.reports.messages import (
     NOTHING,

@@ -22,8 +22,8 @@ from functools import reduce
 from itertools import combinations
 
 from millrace_audit.answer import Finding, Instance
-from millrace_audit.auditor.evidence import Evidence, Observed, Reported, pairs
-from millrace_audit.auditor.facts import Gap, Source, WindowFacts
+from millrace_audit.auditor.verdict.evidence import Evidence, Observed, Reported, pairs
+from millrace_audit.auditor.verdict.facts import Gap, Source, WindowFacts
 from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.fingerprints import added, agree, wrapped
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE

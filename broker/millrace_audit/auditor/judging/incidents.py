@@ -18,8 +18,8 @@ from millrace.errors import MillraceError
 from millrace_audit.answer import Incident, Verdict, utc
 from millrace_audit.auditor import store
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.rules import RULES, Cause
 from millrace_audit.auditor.store import IncidentRow, IncidentWindowRow, WindowRow
+from millrace_audit.auditor.verdict.rules import RULES, Cause
 from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS
 
 RULE_BY_NAME = {rule.name: rule for rule in RULES}

@@ -19,9 +19,13 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
-from millrace_audit.auditor.beats import Beat, Ends, Progress
-from millrace_audit.auditor.decisions import is_disowned, reason_of
-from millrace_audit.auditor.facts import (
+from millrace_audit.auditor.judging.load_facts import LoadFacts, load_facts
+from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records.decisions import is_disowned, reason_of
+from millrace_audit.auditor.records.gaps import gaps_of
+from millrace_audit.auditor.records.progress import Beat, Ends, Progress
+from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
+from millrace_audit.auditor.verdict.facts import (
     Debt,
     DebtState,
     Gap,
@@ -35,10 +39,6 @@ from millrace_audit.auditor.facts import (
     VerifyProblem,
     WindowFacts,
 )
-from millrace_audit.auditor.gaps import gaps_of
-from millrace_audit.auditor.load_facts import LoadFacts, load_facts
-from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 

@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, ScalarSelect, and_, delete, exists, func, 
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
-from millrace_audit.auditor.batch import Changes, storable
-from millrace_audit.auditor.load_counts import LoadCounts, first_counted, judge_again
+from millrace_audit.auditor.records.batch import Changes, storable
+from millrace_audit.auditor.records.load_counts import LoadCounts, first_counted, judge_again
 from millrace_audit.auditor.store import DecisionRow, HistoryRow, ProducerRow
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import (

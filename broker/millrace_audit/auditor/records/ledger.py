@@ -15,10 +15,10 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
-from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
-from millrace_audit.auditor.counted import Counted
-from millrace_audit.auditor.gaps import note_counts_lost
-from millrace_audit.auditor.reported import Reported
+from millrace_audit.auditor.records.batch import Changes, Heard, Place, Strangers
+from millrace_audit.auditor.records.counted import Counted
+from millrace_audit.auditor.records.gaps import note_counts_lost
+from millrace_audit.auditor.records.reported import Reported
 from millrace_audit.auditor.store import TierRow
 from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 

@@ -15,8 +15,16 @@ from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
-from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, names_hash, storable
-from millrace_audit.auditor.decisions import is_accepted, is_disowned, judge_windows_of, owes_from
+from millrace_audit.auditor.records.batch import (
+    Changes,
+    Heard,
+    Place,
+    Producers,
+    Strangers,
+    names_hash,
+    storable,
+)
+from millrace_audit.auditor.records.decisions import is_accepted, is_disowned, judge_windows_of, owes_from
 from millrace_audit.auditor.store import HeldOpenRow, ProducerRow
 from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world, window_start
 from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, MOST_WINDOWS, Hello, Report

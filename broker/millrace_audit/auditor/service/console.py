@@ -33,11 +33,12 @@ from millrace.errors import MillraceError
 from millrace.service.pages import HEADERS, templates_in
 from millrace.service.web import ICON
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
-from millrace_audit.auditor import answers, incidents
-from millrace_audit.auditor.beats import Progress, names_by_number
-from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
-from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.judging import incidents
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records.progress import Progress, names_by_number
+from millrace_audit.auditor.service import answers
+from millrace_audit.auditor.service.heat import TopicHours, hours_of_all, newest_end
+from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, LoadRow, StrangerRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE

@@ -13,16 +13,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, iso, to_json
-from millrace_audit.auditor.answers import heartbeats
-from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.evidence import pairs
-from millrace_audit.auditor.facts import Source, Special, WindowFacts
-from millrace_audit.auditor.judging import read_facts
+from millrace_audit.auditor.judging.judge import read_facts
+from millrace_audit.auditor.judging.topic_facts import topic_facts
 from millrace_audit.auditor.options import AuditOptions
-from millrace_audit.auditor.reconcile import Difference, size
-from millrace_audit.auditor.rules import NOTE, RULES, SPECIAL_RULES, Case, Judged, Rule, judge
+from millrace_audit.auditor.records.progress import Progress
+from millrace_audit.auditor.service.answers import heartbeats
 from millrace_audit.auditor.store import TopicRow, WindowRow
-from millrace_audit.auditor.topic_facts import topic_facts
+from millrace_audit.auditor.verdict.evidence import pairs
+from millrace_audit.auditor.verdict.facts import Source, Special, WindowFacts
+from millrace_audit.auditor.verdict.reconcile import Difference, size
+from millrace_audit.auditor.verdict.rules import NOTE, RULES, SPECIAL_RULES, Case, Judged, Rule, judge
 
 _TIMES = {"since", "until", "watermark", "applied_through", "read_at"}
 _NAMES = [each.name for each in fields(WindowFacts) if each.name not in ("topic", "start")]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
-from millrace_audit.auditor.gaps import note_counts_lost
-from millrace_audit.auditor.load_counts import LoadCounts, judge_again, judge_hour_again, state_of
+from millrace_audit.auditor.records.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.records.gaps import note_counts_lost
+from millrace_audit.auditor.records.load_counts import LoadCounts, judge_again, judge_hour_again, state_of
 from millrace_audit.auditor.store import HistoryRow, TierRow, TopicRow, VerifiedRow
 from millrace_audit.reports.counts import is_of_this_world
 from millrace_audit.reports.messages import (

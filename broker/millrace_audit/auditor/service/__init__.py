@@ -1,0 +1,1 @@
+"""The auditor's REST service and its console."""
