@@ -233,6 +233,20 @@ def test_the_reports_of_a_disowned_instance_are_kept_and_not_used(story: Story) 
     assert (story.apply().verdict(), story.strangers()) == ("complete", [])
 
 
+def test_an_instance_that_is_disowned_and_accepted_later_is_named_with_the_reason_of_the_disowning(
+    story: Story,
+) -> None:
+    story.whole()
+    story.hello(6)
+    story.report(0, (0, 4), instance=6, closed=W)
+    story.decide(decision(DISOWN, 1, instance=6))
+    story.beats(NOW + 6000)
+    story.apply()
+    story.decide(decision(ACCEPT, 2, instance=6))
+    story.apply()
+    assert "reports of instance 6 (shop on web-6 in dc1) do not count: reason 1" in story.window()["reasons"]
+
+
 @pytest.mark.parametrize("disown", [True, False])
 def test_an_accepted_or_disowned_instance_that_goes_on_reporting_keeps_no_window_from_being_final(
     story: Story, disown: bool

@@ -60,9 +60,9 @@ def is_disowned() -> ColumnElement[bool]:
 
 
 def reason_of() -> ScalarSelect[str]:
-    """Return the reason of the newest decision about a producer; null without a decision."""
-    newest = (DecisionRow.time.desc(), DecisionRow.id.desc())
-    reasons = select(DecisionRow.reason).where(_concerns()).order_by(*newest).limit(1)
+    """Return why a producer is disowned, or else accepted, by the newest such decision; null without one."""
+    first = ((DecisionRow.kind == DISOWN).desc(), DecisionRow.time.desc(), DecisionRow.id.desc())
+    reasons = select(DecisionRow.reason).where(_concerns()).order_by(*first).limit(1)
     return reasons.correlate(ProducerRow).scalar_subquery()
 
 
