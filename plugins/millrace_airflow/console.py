@@ -36,7 +36,7 @@ PAGES = {
     "console/icon.svg": "image/svg+xml",
     "v1/topics": "application/json",
     "v1/bad": "application/json",
-    "v1/strangers": "application/json",
+    "v1/rejected-records": "application/json",
 }
 """Path at the auditor -> media type that the browser receives, whatever type the auditor's answer states."""
 MANIFEST = re.compile(

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records import ledger
-from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.records.ledger import Entry, Place
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditStore, WindowRow
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -182,7 +182,7 @@ def main() -> None:
             batch = BATCH if Hello in place.takes else 50
             for index in range(0, len(values), batch):
                 heard = [
-                    Heard(codec.decode(value), index + n, value, index + n + 1, 1, codec.kind(value))
+                    Entry(codec.decode(value), index + n, value, index + n + 1, 1, codec.kind(value))
                     for n, value in enumerate(values[index : index + batch])
                 ]
                 with store.writing() as session:
@@ -200,7 +200,7 @@ def main() -> None:
         before = sum(file.stat().st_size for file in Path(folder).iterdir())
         later = replace(options, clock_ms=lambda: options.clock_ms() + 30 * 3_600_000)
         with store.writing() as session:
-            tidy(session, later)
+            expire(session, later)
         with store.reading() as session:
             count, packed = session.execute(
                 select(func.count(), func.sum(func.length(WindowRow.evidence)))

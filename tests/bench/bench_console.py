@@ -31,7 +31,7 @@ from millrace_audit.auditor.service.app import build_app
 from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import (
     AuditStore,
-    BeatRow,
+    CheckpointRow,
     CoverageRow,
     LoadRow,
     TierRow,
@@ -71,9 +71,9 @@ def fill(store: AuditStore, topics: list[str], days: int) -> None:
     judged = to_json(window_of(facts, judge(facts)))
     with store.writing() as session:
         for tier in ("dc1", "dc2", "offline"):
-            session.add(TierRow(tier=tier, heartbeat=END, heard_through=1))
-            session.add(BeatRow(tier=tier, serial=1, time=END - 60_000, reported_through=1))
-            session.add(BeatRow(tier=tier, serial=2, time=END, reported_through=1))
+            session.add(TierRow(tier=tier, heartbeat=END, applied_through=1))
+            session.add(CheckpointRow(tier=tier, serial=1, time=END - 60_000, reported_through=1))
+            session.add(CheckpointRow(tier=tier, serial=2, time=END, reported_through=1))
         for topic in topics:
             session.add(TopicRow(topic=topic))
             for tier, cluster in (("dc1", None), ("dc2", None), ("offline", "dc1"), ("warehouse", None)):
@@ -97,11 +97,11 @@ def fill(store: AuditStore, topics: list[str], days: int) -> None:
                     "window": start,
                     "revision": 0,
                     "verdict": dice.choice(verdicts) if dice.random() < 0.01 else "complete",
-                    "settled": True,
-                    "last_settled": "complete",
-                    "dirty": False,
-                    "signature": "",
-                    "touched": start,
+                    "is_final": True,
+                    "last_final": "complete",
+                    "is_changed": False,
+                    "facts_digest": "",
+                    "changed_at": start,
                     "folded": True,
                     "positions": {"counted": {"offline": 1, "warehouse": 1}},
                     "evidence": EVIDENCE,

@@ -20,7 +20,7 @@ from sqlalchemy import delete, func, insert, literal, select, update
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.store import (
     AuditStore,
-    BeatRow,
+    CheckpointRow,
     ProducerRow,
     ProducerTopicRow,
     TierRow,
@@ -78,7 +78,7 @@ def settled(store: AuditStore, topics: int, days: int, rounds: int) -> list[floa
             session.execute(insert(WindowRow).from_select(into, copied))
         newest = update(WindowRow).where(WindowRow.window >= NOW - 2 * WINDOW_MS)
         at = {"reported": {"dc1": 1}, "counted": {"dc1": 1}, "origins": {"dc1": 1}}
-        session.execute(newest.values(settled=False, evidence=b"", positions=at))
+        session.execute(newest.values(is_final=False, evidence=b"", positions=at))
         for n in range(PRODUCERS):
             row = ProducerRow(origin="dc1", instance=n + 1, names=f"{n}", server=f"web-{n}", service="shop")
             row.announced, row.heard_at, row.closed_through, row.counted = True, NOW, NOW, True
@@ -86,7 +86,7 @@ def settled(store: AuditStore, topics: int, days: int, rounds: int) -> list[floa
             session.flush()
             links = [{"topic": topic, "producer": row.producer} for topic in names[n % 10 :: 10]]
             session.execute(insert(ProducerTopicRow), links)
-        session.execute(delete(BeatRow))
+        session.execute(delete(CheckpointRow))
         session.execute(update(TierRow).values(kept=NOW))
     tiers = ("dc1", "dc2", "offline")
     for at_time in range(NOW - 3_600_000, NOW, BEAT_MS):
@@ -117,7 +117,7 @@ def behind_a_mirror(store: AuditStore, windows: int, rounds: int) -> list[float]
     story.apply()
     took = [_round(story, clock, ("dc1",)) for _ in range(rounds + 1)][1:]
     with store.reading() as session:
-        waiting = session.scalar(select(func.count()).where(~WindowRow.settled)) or 0
+        waiting = session.scalar(select(func.count()).where(~WindowRow.is_final)) or 0
     if waiting < windows:
         raise ValueError(f"{waiting} windows wait instead of {windows}")
     return took

@@ -53,7 +53,7 @@ def test_the_windows_of_a_producer_in_java_are_complete(world: World) -> None:
         (EVENTS // 2, 0, 0, []),
         (EVENTS // 2, 0, 0, []),
     ]
-    assert httpx.get(f"{world.url}/v1/strangers").json() == []
+    assert httpx.get(f"{world.url}/v1/rejected-records").json() == []
 
 
 def test_the_windows_of_a_killed_one_are_named_with_what_it_reported_and_what_not(world: World) -> None:

@@ -662,7 +662,7 @@ def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: li
     (window,) = world.await_verdict(topic, "complete").windows
     assert (window.findings, window.tiers["dc1"]) == ([], found.total())
     assert window.acknowledged <= found.total() <= window.acknowledged + window.failed
-    assert httpx.get(f"{world.url}/v1/strangers").json() == []
+    assert httpx.get(f"{world.url}/v1/rejected-records").json() == []
 
 
 @pytest.mark.slow

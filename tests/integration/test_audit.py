@@ -154,7 +154,7 @@ class World:
         try:
             wait_until(f"{topic} is {verdict}", asked)
         except AssertionError as error:
-            strangers = httpx.get(f"{self.url}/v1/strangers").text
+            strangers = httpx.get(f"{self.url}/v1/rejected-records").text
             raise AssertionError(f"{error}: {found[-1]}, strangers {strangers}") from None
         return found[-1]
 
@@ -309,7 +309,7 @@ def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> N
             publisher.publish([value], keys=[key])
 
     def are_listed() -> bool:
-        listed = httpx.get(f"{world.url}/v1/strangers").json()
+        listed = httpx.get(f"{world.url}/v1/rejected-records").json()
         counted = [row["count"] for row in listed if row["kind"] == "LoadCount"]
         return bool(sum(counted) >= 3)
 

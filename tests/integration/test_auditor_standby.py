@@ -94,4 +94,4 @@ def test_an_auditor_that_was_stopped_for_longer_than_its_lease_stands_by_when_it
     assert f"process {second.process.pid} on " in refused.json()["error"]
     assert second.process.stop() == 0
     wait_until("the first writes again", lambda: first.accept().status_code == 200)
-    assert httpx.get(f"{first.url}/v1/strangers", timeout=WAIT_S).json() == []
+    assert httpx.get(f"{first.url}/v1/rejected-records", timeout=WAIT_S).json() == []

@@ -30,16 +30,16 @@ from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting
 from millrace.zookeeper.session import Session as ZooKeeperSession
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.records.deciding import MAY_COME, DecisionWriter, Undecided
 from millrace_audit.auditor.records.decisions import due_decisions
-from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.records.ledger import Entry, Place
 from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, TierRow
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
@@ -89,7 +89,7 @@ DECIDE_S = 20.0
 class _Part(NamedTuple):
     """Records that are applied in one transaction."""
 
-    heard: list[Heard]
+    entries: list[Entry]
     lost: tuple[int, int] | None = None
     """Loss in the origin's log after the records: the offset at which the log goes on, and its time."""
     goes_on: bool = False
@@ -126,7 +126,7 @@ class _Reading:
     shift: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
     """Offset -> leader epoch of the batch before it, for `fetch_at` and `apply_to` if it is known."""
-    heard_through: int = 0
+    applied_through: int = 0
     """Offset of the origin's log: the mirror has all surviving records before it before `apply_to`."""
     applied: tuple[int, int] | None = None
     """Values of `apply_to` and `heard_through` when everything was last applied."""
@@ -166,7 +166,7 @@ class _Reading:
         count = sum(waiting.header.base_offset < apply_to for waiting in self.held)
         self.ready += [(waiting, at) for waiting in self.held[:count]]
         del self.held[:count]
-        self.apply_to, self.heard_through = apply_to, at
+        self.apply_to, self.applied_through = apply_to, at
         kept = {self.fetch_at, self.apply_to}
         self.epochs = {offset: epoch for offset, epoch in self.epochs.items() if offset in kept}
 
@@ -327,7 +327,7 @@ class Auditor:
             self._settle_due = now + min(5 * took, _SETTLE_S)  # less than half of a core at the most
         if now >= self._tidy_due:
             with self._store.writing() as session:
-                more = tidy(session, self._options)
+                more = expire(session, self._options)
             self._tidy_due = now if more else now + _TIDY_S
             self._write_decisions_again()
         return news
@@ -440,31 +440,31 @@ class Auditor:
             return False
         position, _ = self._mirrors.position(topic, topic_id, partition, origin, 0)
         tier = session.get(TierRow, origin.cluster)
-        heard_through = 0 if tier is None else tier.heard_through
-        return position is not None and position.cursor.next_offset <= heard_through
+        applied_through = 0 if tier is None else tier.applied_through
+        return position is not None and position.cursor.next_offset <= applied_through
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:
         """Apply ready records, one part per transaction; return True if there were any."""
         fetch = next(self._fetches)
         news = False
         for reading in readings.values():
-            if reading.applied == (reading.apply_to, reading.heard_through):
+            if reading.applied == (reading.apply_to, reading.applied_through):
                 continue
             place = reading.place
             for part in self._parts(reading, fetch):  # services are asked outside of the transactions
-                news |= bool(part.heard)
+                news |= bool(part.entries)
                 with self._store.writing() as session:
-                    ledger.apply(session, place, part.heard, self._options.clock_ms(), goes_on=part.goes_on)
+                    ledger.apply(session, place, part.entries, self._options.clock_ms(), goes_on=part.goes_on)
                     row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
                     if part.lost is not None:
-                        ledger.miss_words(session, place, *part.lost)
+                        ledger.note_reports_lost(session, place, *part.lost)
                     if part.lost is None and not part.goes_on:
-                        ledger.note_heard(session, place, reading.heard_through)
+                        ledger.note_applied(session, place, reading.applied_through)
                         row.next_offset = reading.apply_to
                         row.epoch = reading.epochs.get(reading.apply_to, -1)
-                    elif part.heard:
-                        row.next_offset, row.epoch = part.heard[-1].offset + 1, -1
-            reading.applied = (reading.apply_to, reading.heard_through)
+                    elif part.entries:
+                        row.next_offset, row.epoch = part.entries[-1].offset + 1, -1
+            reading.applied = (reading.apply_to, reading.applied_through)
             reading.ready.clear()
             reading.lost.clear()
         return news
@@ -472,26 +472,26 @@ class Auditor:
     def _parts(self, reading: _Reading, fetch: int) -> Iterator[_Part]:
         """Yield ready records in parts of a bounded size; the last part neither goes on nor has a loss."""
         lost, place = deque(reading.lost), reading.place
-        heard: list[Heard] = []
+        entries: list[Entry] = []
         size = 0
         for number, (waiting, at) in enumerate(reading.ready):
             while lost and lost[0][0] == number:
-                yield _Part(heard, lost.popleft()[1:])
-                heard, size = [], 0
+                yield _Part(entries, lost.popleft()[1:])
+                entries, size = [], 0
             for message in messages_of(waiting.header, waiting.batch):
                 if message.offset < waiting.first:
                     continue
                 if size > PART_BYTES:
-                    yield _Part(heard, goes_on=True)
-                    heard, size = [], 0
-                heard.append(self._heard(place, fetch, message, at))
+                    yield _Part(entries, goes_on=True)
+                    entries, size = [], 0
+                entries.append(self._entry(place, fetch, message, at))
                 size += len(message.value)
         while lost:
-            yield _Part(heard, lost.popleft()[1:])
-            heard = []
-        yield _Part(heard)
+            yield _Part(entries, lost.popleft()[1:])
+            entries = []
+        yield _Part(entries)
 
-    def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
+    def _entry(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Entry:
         key, value, offset = message
         kind = self._codec.kind(value, fetch)
         turn = None
@@ -507,4 +507,4 @@ class Auditor:
         record = self._codec.decode(value) if counts else None
         if isinstance(record, Heartbeat) and WAREHOUSE in (tier, record.tier) and record.tier != tier:
             turn = None  # a signature for one of the two tiers does not hold for the other
-        return Heard(record, offset, value, at, turn, kind)
+        return Entry(record, offset, value, at, turn, kind)

@@ -136,7 +136,7 @@ class ProducerRow(Row):
     last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
     """Only windows from `first_window` to `last_window` can have its events or reports."""
 
-    def be_in(self, window: int) -> None:
+    def extend_to(self, window: int) -> None:
         """Extend the producer's windows to `window`."""
         self.first_window = min(self.first_window, window)
         self.last_window = max(self.last_window, window)
@@ -159,14 +159,14 @@ class HeldOpenRow(Row):
     topic: Mapped[TopicKey]
 
 
-class UnheardRow(Row):
+class LostReportsRow(Row):
     """Lost reports of a cluster's producers, between two offsets of its audit topic.
 
     For every topic: the reports expired before they were applied. For one topic: too many instances were
     open, until an operator accepts some. Events of the times [since, until) are not known in full.
     """
 
-    __tablename__ = "unheard"
+    __tablename__ = "lost_reports"
     origin: Mapped[TierKey]
     topic: Mapped[TopicKey]
     """Empty for every topic."""
@@ -198,23 +198,24 @@ class WindowRow(Row):
 
     __tablename__ = "windows"
     __table_args__ = (
-        Index("open_by_time", "settled", "topic", "window"),
+        Index("open_by_time", "is_final", "topic", "window"),
         Index("verdicts", "verdict", "topic"),
-        Index("hours", "topic", "window", "verdict", "dirty"),  # the console reads nothing else of a window
+        # The console reads nothing else of a window.
+        Index("hours", "topic", "window", "verdict", "is_changed"),
     )
     topic: Mapped[TopicKey]
     window: Mapped[NumberKey]
     revision: Mapped[int] = mapped_column(default=0)
     verdict: Mapped[str] = mapped_column(String(16), default="pending")
-    settled: Mapped[bool] = mapped_column(default=False)
+    is_final: Mapped[bool] = mapped_column(default=False)
     """True if the verdict is final: nothing more is awaited."""
-    last_settled: Mapped[str | None] = mapped_column(String(16), default=None)
+    last_final: Mapped[str | None] = mapped_column(String(16), default=None)
     """The last verdict that was final."""
-    dirty: Mapped[bool] = mapped_column(default=True)
+    is_changed: Mapped[bool] = mapped_column(default=True)
     """True if the evidence or another fact has changed since the verdict."""
-    signature: Mapped[str] = mapped_column(String(32), default="")
+    facts_digest: Mapped[str] = mapped_column(String(32), default="")
     """Digest of the facts, beside the evidence, from which the verdict follows."""
-    touched: Mapped[int] = mapped_column(default=NOTHING)
+    changed_at: Mapped[int] = mapped_column(default=NOTHING)
     """Time of the last change of the evidence, by the auditor's clock."""
     folded: Mapped[bool] = mapped_column(default=False)
     positions: Mapped[dict[str, dict[str, int]]] = mapped_column(JSON, default_factory=dict)
@@ -233,25 +234,25 @@ class TierRow(Row):
     tier: Mapped[TierKey]
     turn: Mapped[int] = mapped_column(default=-1)
     """Newest turn; records of older turns are rejected."""
-    beaten_turn: Mapped[int] = mapped_column(default=-1)
+    heartbeat_turn: Mapped[int] = mapped_column(default=-1)
     """The turn of the newest heartbeat."""
-    beaten_number: Mapped[int] = mapped_column(default=0)
+    heartbeat_number: Mapped[int] = mapped_column(default=0)
     """Number of the newest heartbeat in its turn."""
     numbered_turn: Mapped[int] = mapped_column(default=-1)
     """Newest turn of the warehouse's reader whose numbers have no holes; the version before left holes."""
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
     kept: Mapped[int] = mapped_column(default=NOTHING)
-    """Time of the newest heartbeat that is kept as a beat."""
-    unmarked: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
+    """Time of the newest heartbeat that is kept as a checkpoint."""
+    changed_topics: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
     """Topics with new counts since that checkpoint."""
-    heard_through: Mapped[int] = mapped_column(default=0)
+    applied_through: Mapped[int] = mapped_column(default=0)
     """Offset in the cluster's audit topic before which all reports are applied."""
 
 
-class BeatRow(Row):
+class CheckpointRow(Row):
     """Checkpoint: a heartbeat that is kept. All events visible at its time were counted before it."""
 
-    __tablename__ = "beats"
+    __tablename__ = "checkpoints"
     tier: Mapped[TierKey]
     serial: Mapped[NumberKey]
     """Log position of the heartbeat, which orders a tier's records."""
@@ -259,13 +260,13 @@ class BeatRow(Row):
     reported_through: Mapped[int | None]
 
 
-class MarkRow(Row):
-    """Positions of a topic's partitions at a checkpoint, valid until the topic's next mark.
+class EndsRow(Row):
+    """Positions of a topic's partitions at a checkpoint, valid until the topic's next row.
 
     Partition -> [end] or, where it is a mirror, [end, origin cluster, origin partition, origin end].
     """
 
-    __tablename__ = "marks"
+    __tablename__ = "partition_ends"
     tier: Mapped[TierKey]
     topic: Mapped[TopicKey]
     serial: Mapped[NumberKey]
@@ -281,7 +282,7 @@ class CoverageRow(Row):
     partition: Mapped[NumberKey]
     topic: Mapped[TopicName]
     end: Mapped[int]
-    began: Mapped[int] = mapped_column(default=NOTHING)
+    counted_since: Mapped[int] = mapped_column(default=NOTHING)
     """Log position of the record that named the partition first."""
     counted: Mapped[bool] = mapped_column(default=False)
     """True if the partition had something to count."""
@@ -343,7 +344,7 @@ class LoadRow(Row):
     """Hash of the load's manifest."""
     whole: Mapped[bool] = mapped_column(default=True)
     """True if all parts reported hours and rows without a header. The version before reported neither."""
-    retold: Mapped[int] = mapped_column(default=0)
+    recounted_parts: Mapped[int] = mapped_column(default=0)
     """Number of parts of an edition that is not whole which were reported again with them."""
 
 
@@ -358,7 +359,7 @@ class LoadPartRow(Row):
     part: Mapped[NumberKey]
     waits: Mapped[bool]
     """True while the part is not counted: the topic has lost loads, and it may be in the place of one."""
-    told: Mapped[int]
+    applied_at: Mapped[int]
     """Time at which the part was applied, by the auditor's clock."""
     serial: Mapped[int]
     record: Mapped[bytes]
@@ -508,10 +509,10 @@ class VerifiedRow(Row):
     text: Mapped[LongText]
 
 
-class StrangerRow(Row):
+class RejectedRecordRow(Row):
     """Rejected records with one cause and one apparent writer."""
 
-    __tablename__ = "strangers"
+    __tablename__ = "rejected_records"
     place: Mapped[str] = mapped_column(String(300), primary_key=True)
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
     cause: Mapped[str] = mapped_column(String(200), primary_key=True)

@@ -284,5 +284,5 @@ class Stage:
             time.sleep(0.1)
 
     def _strangers(self) -> Counter[str]:
-        found = httpx.get(f"{self.place.auditor_url}/v1/strangers").json()
+        found = httpx.get(f"{self.place.auditor_url}/v1/rejected-records").json()
         return Counter({" ".join(each[key] for key in _STRANGER): each["count"] for each in found})

@@ -19,7 +19,7 @@ from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records import ledger
-from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.records.ledger import Entry, Place
 from millrace_audit.auditor.service import answers, explaining
 from millrace_audit.auditor.service.acceptance import accept
 from millrace_audit.auditor.store import AuditStore
@@ -94,7 +94,7 @@ class Story:
 
     def __init__(self, store: AuditStore, options: AuditOptions = OPTIONS) -> None:
         self.store, self.options = store, options
-        self.partitions: defaultdict[tuple[str, str], list[Heard]] = defaultdict(list)
+        self.partitions: defaultdict[tuple[str, str], list[Entry]] = defaultdict(list)
         self._applied: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.ends: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         self._looked: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class Story:
         there = self.partitions[topic, tier]
         offset = len(there) * STEP
         kind = None if record is None else type(record)
-        there.append(Heard(record, offset, repr(record).encode(), offset + STEP, turn, kind))
+        there.append(Entry(record, offset, repr(record).encode(), offset + STEP, turn, kind))
 
     def said_end(self, cluster: str = "dc1") -> int:
         """The end of a cluster's audit topic."""
@@ -465,9 +465,9 @@ class Story:
     def findings(self, start: int = W) -> list[tuple[str, str, Any]]:
         return [(f["kind"], f["tier"], f["sequences"] or f["count"]) for f in self.window(start)["findings"]]
 
-    def strangers(self) -> list[tuple[str, str]]:
+    def rejected_records(self) -> list[tuple[str, str]]:
         with self.store.reading() as session:
-            return sorted((row["kind"], row["cause"]) for row in answers.strangers(session))
+            return sorted((row["kind"], row["cause"]) for row in answers.rejected_records(session))
 
     def reading(self) -> Iterator[Session]:
         with self.store.reading() as session:

@@ -258,7 +258,7 @@ def test_what_is_not_complete_and_who_is_a_stranger_is_listed(service: Service) 
     (bad,) = service.client.get("/v1/bad").json()
     assert (bad["topic"], bad["window"]["verdict"]) == (TOPIC, "incomplete")
     assert service.client.get("/v1/bad", params={"topic": "Other"}).json() == []
-    (stranger,) = service.client.get("/v1/strangers").json()
+    (stranger,) = service.client.get("/v1/rejected-records").json()
     assert stranger["who"] == "instance 1 (shop on evil)"
     assert stranger["cause"] == "it contradicts the first hello of its instance"
     (topic,) = service.client.get("/v1/topics").json()
@@ -278,7 +278,7 @@ def test_the_numbers_say_verdicts_watermarks_delays_and_strangers(service: Servi
         f'millrace_audit_windows{{topic="{TOPIC}",verdict="complete"}} 1.0',
         f'millrace_audit_watermark_age_seconds{{topic="{TOPIC}"}} 600.0',
         'millrace_audit_behind_seconds{tier="dc1"} 0.0',
-        "millrace_audit_strangers 1.0",
+        "millrace_audit_rejected_records 1.0",
         f'millrace_audit_delay_seconds_count{{tier="home",topic="{TOPIC}"}} 1.0',
         f'millrace_audit_delay_seconds_sum{{tier="warehouse",topic="{TOPIC}"}} 5400.0',
     ):

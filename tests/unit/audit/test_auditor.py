@@ -22,7 +22,7 @@ from millrace.wire.fetch import Parting
 from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.records import ledger
-from millrace_audit.auditor.records.ledger import Heard, Place
+from millrace_audit.auditor.records.ledger import Entry, Place
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.reports.counts import WINDOW_MS
@@ -232,7 +232,7 @@ def test_only_the_first_partition_of_an_origins_topic_is_anybodys_word(story: St
     cluster.publish(story)
     cluster.origin_partition = 3
     auditor(story, cluster).apply_all()
-    assert {cause for _, cause in story.strangers()} == {"no audit record that belongs here"}
+    assert {cause for _, cause in story.rejected_records()} == {"no audit record that belongs here"}
 
 
 def test_counts_that_are_signed_with_another_secret_have_no_effect(
@@ -245,7 +245,7 @@ def test_counts_that_are_signed_with_another_secret_have_no_effect(
         cluster.publish(story)
     auditor(story, cluster).apply_all()
     assert story.window()["tiers"]["offline"] == 0
-    assert {cause for _, cause in story.strangers()} == {"no reader of the tier has signed it"}
+    assert {cause for _, cause in story.rejected_records()} == {"no reader of the tier has signed it"}
 
 
 def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(story: Story) -> None:
@@ -254,7 +254,7 @@ def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(story: Story) -
     cluster.publish(story, positions=False)
     cluster.origin = lambda *_: None  # type: ignore[method-assign]
     auditor(story, cluster).apply_all()
-    assert {cause for _, cause in story.strangers()} == {
+    assert {cause for _, cause in story.rejected_records()} == {
         "it says cluster dc1 and speaks in that of offline",
         "no audit record that belongs here",
     }
@@ -347,7 +347,7 @@ def test_a_batch_that_nobody_can_take_apart_stops_no_auditor(story: Story, batch
     cluster.position(SAID, "dc1", story.said_end())
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete"
-    assert story.strangers() == [("message", "no audit record that belongs here")]
+    assert story.rejected_records() == [("message", "no audit record that belongs here")]
 
 
 ZEROS = build_batch([Message(0, None, bytes(8 << 20))], codec=Codec.ZSTD)
@@ -373,7 +373,7 @@ def test_what_strangers_pack_into_kilobytes_takes_no_gigabytes_of_an_auditor(sto
         tracemalloc.stop()
     assert most < 100 << 20
     assert story.verdict() == "complete"
-    assert {cause for _, cause in story.strangers()} == {
+    assert {cause for _, cause in story.rejected_records()} == {
         "no audit record that belongs here",
         "it cannot be read",
     }
@@ -399,7 +399,7 @@ def test_an_auditor_that_is_killed_between_two_parts_goes_on_behind_the_first(
     apply = ledger.apply
 
     def killed_at_the_second(
-        session: Session, place: Place, heard: Sequence[Heard], *rest: Any, **how: Any
+        session: Session, place: Place, heard: Sequence[Entry], *rest: Any, **how: Any
     ) -> None:
         if place.topic == SAID and taken:
             raise MillraceError("killed")
@@ -416,7 +416,7 @@ def test_an_auditor_that_is_killed_between_two_parts_goes_on_behind_the_first(
     monkeypatch.setattr(ledger, "apply", apply)
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete", story.window()
-    assert story.strangers() == []
+    assert story.rejected_records() == []
 
 
 def test_what_producers_said_is_heard_also_behind_what_no_consumer_sees(story: Story) -> None:
@@ -504,7 +504,7 @@ def test_the_warehouses_heartbeat_is_taken_of_its_own_reader_alone(story: Story)
     reading.apply_all()
     with story.store.reading() as session:
         assert answers.heartbeats(session) == {WAREHOUSE: NOW}
-    assert story.strangers() == 2 * [("Heartbeat", "no reader of the tier has signed it")]
+    assert story.rejected_records() == 2 * [("Heartbeat", "no reader of the tier has signed it")]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

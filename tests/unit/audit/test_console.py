@@ -125,7 +125,7 @@ def test_an_hour_with_news_that_is_not_judged_is_pending(console: Console) -> No
     console.story.whole()
     console.story.apply()
     with console.store.writing() as session:
-        session.execute(update(WindowRow).values(dirty=True))
+        session.execute(update(WindowRow).values(is_changed=True))
     assert console.verdicts(W, W + HOUR_MS) == {TOPIC: [Verdict.PENDING]}
 
 
@@ -159,7 +159,7 @@ def test_the_picture_says_of_each_hour_what_its_windows_say_one_by_one(console: 
             if dice.random() < 0.7:
                 continue
             said, is_news = dice.choice(words), dice.random() < 0.1
-            session.add(WindowRow(topic=TOPIC, window=at, verdict=said, dirty=is_news))
+            session.add(WindowRow(topic=TOPIC, window=at, verdict=said, is_changed=is_news))
             verdict = Verdict(said) if said in {*Verdict} else Verdict.PENDING
             hour = at - at % HOUR_MS
             seen = [verdict, Verdict.PENDING] if is_news else [verdict]
@@ -364,7 +364,7 @@ def test_a_browser_that_asks_for_nothing_is_sent_to_the_console(console: Console
 def test_the_number_of_rejected_messages_stands_beside_the_hour(console: Console) -> None:
     console.story.whole()
     console.story.apply()
-    assert "rejected" not in console.get(topic=TOPIC, at="2015-05-17T10").text
+    assert '<th class="n">rejected</th>' not in console.get(topic=TOPIC, at="2015-05-17T10").text
     console.story.load(SequenceCounts(), rejected=[RejectedMessages(W, W, 1234, 0, "no value")])
     console.story.apply()
     for at in ("2015-05-17T10", "2015-05-17"):

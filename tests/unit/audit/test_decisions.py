@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from millrace.service.database import open_database
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.judging.judge import Judging
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld
 from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.records.decisions import WRITE_AGAIN_MS, due_decisions, is_disowned, reason_of
 from millrace_audit.auditor.service.acceptance import first_lost
 from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, ProducerRow, Row
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     ACCEPT,
@@ -230,7 +230,7 @@ def test_the_reports_of_a_disowned_instance_are_kept_and_not_used(story: Story) 
     assert story.accept(service="shop", server="web-6", disown=True) == [6]
     story.report(1, (5, 9), instance=6, closed=W + WINDOW_MS, time=LATER)
     story.beats(NOW + 6000)
-    assert (story.apply().verdict(), story.strangers()) == ("complete", [])
+    assert (story.apply().verdict(), story.rejected_records()) == ("complete", [])
 
 
 def test_an_instance_that_is_disowned_and_accepted_later_is_named_with_the_reason_of_the_disowning(
@@ -298,7 +298,7 @@ def test_a_decision_to_replace_loads_has_no_effect_where_no_load_is_lost(story: 
     story.decide(decision(REPLACE_LOADS, 1, topic=TOPIC, load=1))
     assert story.apply().verdict() == "complete"
     cause = "load 1 of topic PageView with that manifest is not the first one that is lost"
-    assert story.strangers() == [("Decision", cause)]
+    assert story.rejected_records() == [("Decision", cause)]
 
 
 @pytest.mark.parametrize("load", [2, 3])
@@ -333,7 +333,7 @@ def test_a_decision_about_rejected_messages_is_kept_with_them_even_if_their_load
     story.apply()
     with story.store.writing() as session:
         session.execute(update(DecisionRow).values(applied=NOW - 2 * OPTIONS.keep_ms))
-        tidy(session, OPTIONS)
+        expire(session, OPTIONS)
         assert [row.load for row in session.scalars(select(DecisionRow))] == [2]
 
 
@@ -343,7 +343,7 @@ def test_a_decision_that_the_auditor_has_not_signed_has_no_effect(story: Story) 
     story.report(0, instance=2, closed=W)
     story.say(OWN, OFFLINE, decision(ACCEPT, 1, instance=2), None)
     assert story.apply().verdict() == "unknown"
-    assert [kind for kind, _ in story.strangers()] == ["Decision"]
+    assert [kind for kind, _ in story.rejected_records()] == ["Decision"]
 
 
 def test_a_decision_is_written_again_each_day_and_takes_effect_once(story: Story) -> None:
@@ -372,5 +372,5 @@ def test_a_decision_expires_with_the_producers_and_loads_that_it_concerns(story:
     long_ago = NOW - 2 * OPTIONS.keep_ms
     with story.store.writing() as session:
         session.execute(update(DecisionRow).values(applied=long_ago))
-        tidy(session, OPTIONS)
+        expire(session, OPTIONS)
         assert [row.instance for row in session.scalars(select(DecisionRow))] == [2]

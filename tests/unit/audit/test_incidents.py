@@ -26,11 +26,11 @@ from millrace.errors import MillraceError
 from millrace.topics_file import TopicPolicy
 from millrace_audit import client
 from millrace_audit.answer import Incident, to_json
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.judging import incidents
 from millrace_audit.auditor.service.app import build_app
 from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, IncidentRow, IncidentWindowRow
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.auditor.verdict.rules import RULES
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import NOTHING, OFFLINE
@@ -201,12 +201,12 @@ def test_an_expired_window_ends_its_incident_and_old_ones_are_forgotten(story: S
     assert keys(story)
     story.now[0] = NOW + OPTIONS.keep_ms + HOUR_MS  # type: ignore[attr-defined]
     with story.store.writing() as session:
-        tidy(session, story.options)
+        expire(session, story.options)
     assert keys(story) == []
     assert open_incidents(story, is_open=False)
     story.now[0] += OPTIONS.keep_ms + HOUR_MS  # type: ignore[attr-defined]
     with story.store.writing() as session:
-        tidy(session, story.options)
+        expire(session, story.options)
     with story.store.reading() as session:
         assert not session.scalars(select(IncidentRow)).all()
         assert not session.scalars(select(IncidentWindowRow)).all()

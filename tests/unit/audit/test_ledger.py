@@ -11,22 +11,22 @@ import pytest
 from sqlalchemy import func, select
 
 from millrace_audit.answer import iso
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.judging import topic_facts
 from millrace_audit.auditor.records import ledger
-from millrace_audit.auditor.records.batch import Heard
-from millrace_audit.auditor.records.progress import Beat, Beats
+from millrace_audit.auditor.records.batch import Entry
+from millrace_audit.auditor.records.progress import Checkpoint, Checkpoints
 from millrace_audit.auditor.records.reported import MOST_RANGES
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.store import (
     AuditStore,
-    BeatRow,
-    MarkRow,
+    CheckpointRow,
+    EndsRow,
+    LostReportsRow,
     ProducerRow,
     TierRow,
-    UnheardRow,
     WindowRow,
 )
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -82,7 +82,9 @@ def test_records_that_come_again_count_once(story: Story) -> None:
             story.say(*key, heard.record, heard.turn)
             story.partitions[key][-1] = story.partitions[key][-1]._replace(value=heard.value)
     assert story.apply().verdict() == "complete"
-    assert story.strangers() == [("Hello", "its instance has ended")], "a hello behind the end is no repeat"
+    assert story.rejected_records() == [("Hello", "its instance has ended")], (
+        "a hello behind the end is no repeat"
+    )
 
 
 def everything(story: Story) -> list[object]:
@@ -90,7 +92,7 @@ def everything(story: Story) -> list[object]:
     answer = story.completeness(W - 2 * WINDOW_MS, 14)
     other = story.completeness(W, 1, "Other")
     windows = [replace(window, revision=0) for window in (*answer.windows, *other.windows)]
-    return [windows, answer.watermark, answer.held_by, other.watermark, story.strangers()]
+    return [windows, answer.watermark, answer.held_by, other.watermark, story.rejected_records()]
 
 
 def troubled(story: Story) -> None:
@@ -210,7 +212,7 @@ def test_a_reader_of_another_cluster_cannot_speak_for_a_tier(story: Story) -> No
         story.say("audit-counts", "dc2", record, turn)
     story.say("audit-counts", "dc2", Heartbeat(time=NOW, tier="dc1"), 9)
     assert story.apply().answer() == before
-    causes = {cause for _, cause in story.strangers()}
+    causes = {cause for _, cause in story.rejected_records()}
     assert causes == {"it does not belong among those of dc2", "no reader of the tier has signed it"}
 
 
@@ -238,7 +240,7 @@ def test_a_count_for_the_warehouse_is_no_offset_range_and_a_load_counts_for_no_o
     story.say("audit-counts", "dc1", story.partitions[OWN, "offline"][1].record, 1)
     story.say(SAID, "dc1", story.partitions[OWN, "offline"][0].record, 1)
     assert story.apply().verdict() == "complete"
-    assert len(story.strangers()) == 3
+    assert len(story.rejected_records()) == 3
 
 
 def test_producers_cannot_count_and_readers_cannot_report(story: Story) -> None:
@@ -247,7 +249,7 @@ def test_producers_cannot_count_and_readers_cannot_report(story: Story) -> None:
     story.say("audit-counts", "dc1", story.partitions[SAID, "dc1"][1].record, 1)
     story.say(SAID, "dc1", None)
     assert story.apply().verdict() == "complete"
-    assert {cause for _, cause in story.strangers()} == {"no audit record that belongs here"}
+    assert {cause for _, cause in story.rejected_records()} == {"no audit record that belongs here"}
 
 
 def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
@@ -265,14 +267,14 @@ def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
         story.beat("dc2", time)
         story.beat("offline", time, turn=2)
     assert story.apply().verdict() == "complete", story.window()
-    assert {kind for kind, _ in story.strangers()} == {"Count", "Heartbeat"}
+    assert {kind for kind, _ in story.rejected_records()} == {"Count", "Heartbeat"}
 
 
 def test_records_of_another_version_are_said_to_be(story: Story) -> None:
     there = story.partitions[SAID, "dc1"]
-    there.append(Heard(None, 0, b"", STEP, kind=OtherVersion))
+    there.append(Entry(None, 0, b"", STEP, kind=OtherVersion))
     cause = "a record of another version of Millrace: upgrade who writes it"
-    assert story.apply().strangers() == [("OtherVersion", cause)]
+    assert story.apply().rejected_records() == [("OtherVersion", cause)]
 
 
 def reported(windows: int, ranges: int = 1) -> list[ReportedWindow]:
@@ -291,7 +293,7 @@ def test_a_report_of_too_much_does_not_count_and_is_missed(
     quick.report(1)
     quick.beats()
     assert quick.apply().window()["acknowledged"] == 0
-    assert quick.strangers()[0][1].startswith("a report of more than")
+    assert quick.rejected_records()[0][1].startswith("a report of more than")
     assert quick.verdict() == "unknown"
 
 
@@ -299,7 +301,7 @@ def test_a_report_of_as_much_as_is_allowed_counts(quick: Story) -> None:
     quick.hello()
     quick.report(0, windows=[*reported(1, MOST_RANGES - MOST_WINDOWS), *reported(MOST_WINDOWS)[1:]])
     assert quick.apply().answer(W - WINDOW_MS, 2)["windows"][1]["acknowledged"] == MOST_RANGES - MOST_WINDOWS
-    assert quick.strangers() == []
+    assert quick.rejected_records() == []
 
 
 def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete(
@@ -367,7 +369,7 @@ def test_an_instance_that_ended_is_forgotten_with_the_last_of_its_windows(story:
     for now, kept in ((NOW + 89 * days, 7), (NOW + 92 * days, 3)):
         story.options = replace(OPTIONS, clock_ms=lambda now=now: now)  # type: ignore[misc]
         with story.store.writing() as session:
-            tidy(session, story.options)
+            expire(session, story.options)
         assert len(known_producers(story)) == kept
     assert known_producers(story) == [("dc1", 2), ("dc1", 3), ("dc1", 4)]
     with story.store.reading() as session:
@@ -382,7 +384,7 @@ def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:
     story.carry(found((0, 1)), turn=7)
     story.beat("dc1", turn=7)
     story.beat("dc1", NOW + 6000, turn=0)
-    ((kind, cause),) = story.apply().strangers()
+    ((kind, cause),) = story.apply().rejected_records()
     assert kind == "Heartbeat"
     assert "if ZooKeeper was made anew, give the auditor an empty database" in cause
 
@@ -434,7 +436,7 @@ def test_a_report_in_the_name_of_an_instance_that_has_ended_changes_nothing(stor
     story.hello(server="evil")
     story.hello(topic="Other")
     assert story.apply().answer() == before
-    assert len(story.strangers()) >= 3
+    assert len(story.rejected_records()) >= 3
     assert story.answer(topic="Other")["verdict"] == "unknown", "the topic was not even made"
 
 
@@ -448,7 +450,7 @@ def test_a_report_without_the_key_of_the_seal_has_no_effect(story: Story) -> Non
     story.carry(found((0, 9)))
     story.beats()
     assert story.apply().verdict() == "complete", story.window()
-    assert [cause for _, cause in story.strangers()] == [
+    assert [cause for _, cause in story.rejected_records()] == [
         "another report with its number has come before",
         "it is more than 1000 reports ahead",
         "its key does not fit the seal of what was said before",
@@ -472,14 +474,14 @@ def test_a_report_without_a_hello_is_a_strangers(story: Story) -> None:
     story.report(0, (0, 9), instance=7)
     story.report(3, (0, 9), instance=8)
     assert story.apply().verdict() == "complete"
-    assert set(story.strangers()) == {("Report", "its instance has not said hello")}
+    assert set(story.rejected_records()) == {("Report", "its instance has not said hello")}
 
 
 def test_a_word_in_the_log_of_another_cluster_is_a_strangers(story: Story) -> None:
     story.whole()
     story.hello(5, "dc9", at="dc2")
     assert story.apply().verdict() == "complete"
-    assert story.strangers() == [("Hello", "it says cluster dc9 and speaks in that of dc2")]
+    assert story.rejected_records() == [("Hello", "it says cluster dc9 and speaks in that of dc2")]
 
 
 def test_the_same_number_in_two_clusters_is_two_instances(story: Story) -> None:
@@ -557,7 +559,9 @@ def test_an_event_of_an_impossible_time_touches_nobody_elses_windows(story: Stor
     story.count("dc1", SequenceCounts(), foreign=[ForeignCount(0, 1, 1)])
     story.beats(NOW + 6000)
     assert story.apply().window() == before
-    assert set(story.strangers()) == {("Count", f"events of topic {TOPIC} have a time no producer sends")}
+    assert set(story.rejected_records()) == {
+        ("Count", f"events of topic {TOPIC} have a time no producer sends")
+    }
 
 
 def test_a_report_on_a_window_that_nobody_counts_is_a_strangers_and_missing(quick: Story) -> None:
@@ -565,7 +569,9 @@ def test_a_report_on_a_window_that_nobody_counts_is_a_strangers_and_missing(quic
     quick.report(0, (0, 9), window=W + 5)
     quick.beats()
     assert quick.apply().verdict() == "unknown", "its word is still awaited"
-    assert quick.strangers() == [("Report", "a window that does not begin with ten minutes of the clock")]
+    assert quick.rejected_records() == [
+        ("Report", "a window that does not begin with ten minutes of the clock")
+    ]
 
 
 def test_whether_an_event_counts_does_not_depend_on_the_clocks_of_readers(quick: Story) -> None:
@@ -582,12 +588,12 @@ def test_whether_an_event_counts_does_not_depend_on_the_clocks_of_readers(quick:
 
 
 def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.records.batch.MOST_STRANGERS", 3)
+    monkeypatch.setattr("millrace_audit.auditor.records.batch.MOST_REJECTED_RECORDS", 3)
     for instance in range(9):
         story.report(0, instance=instance)
     story.apply()
     with story.store.reading() as session:
-        rows = answers.strangers(session)
+        rows = answers.rejected_records(session)
     assert sorted(row["count"] for row in rows) == [1, 1, 1, 6]
 
 
@@ -600,7 +606,7 @@ def test_more_open_instances_than_any_topic_has_are_strangers(
     story.report(0, (0, 1), instance=2)
     story.hello(6)
     story.apply()
-    assert set(story.strangers()) == {("Hello", "more than 3 instances are open")}
+    assert set(story.rejected_records()) == {("Hello", "more than 3 instances are open")}
     assert story.verdict() == "unknown"
     assert "too many instances of topic PageView are open in dc1" in " ".join(story.window()["reasons"])
     with story.store.reading() as session:
@@ -983,12 +989,12 @@ def test_a_lost_hello_is_made_up_for_by_a_report_only_while_windows_of_that_time
     quick.hello(9, topic="Other")
     quick.beats(LATER)
     quick.report(4, (0, 9), instance=3, window=NOW)
-    assert quick.apply().strangers() == []
+    assert quick.apply().rejected_records() == []
     quick.options = replace(OPTIONS, clock_ms=lambda: LATER + OPTIONS.keep_ms + WINDOW_MS)
     with quick.store.writing() as session:
-        tidy(session, quick.options)
+        expire(session, quick.options)
     quick.report(4, (0, 9), instance=4, window=NOW)
-    assert quick.apply().strangers() == [("Report", "its instance has not said hello")]
+    assert quick.apply().rejected_records() == [("Report", "its instance has not said hello")]
 
 
 def test_late_events_wait_for_a_partition_of_the_copy_that_cannot_be_read(quick: Story) -> None:
@@ -1172,10 +1178,10 @@ def test_who_said_hello_in_a_crowd_has_its_names_and_its_seal(
     crowded(quick, monkeypatch)
     quick.report(0, closed=W, key=b"f" * 16, seal=seal_of(b"g" * 16))
     quick.apply()
-    assert ("Report", "its key does not fit the seal of what was said before") in quick.strangers()
+    assert ("Report", "its key does not fit the seal of what was said before") in quick.rejected_records()
     quick.report(0, (0, 4), closed=W)
     quick.apply()
-    assert quick.strangers()[-1] == ("Report", "more than 3 instances are open")
+    assert quick.rejected_records()[-1] == ("Report", "more than 3 instances are open")
 
 
 def test_beats_of_a_clock_that_was_set_back_are_thinned_where_they_lie(quick: Story) -> None:
@@ -1186,8 +1192,8 @@ def test_beats_of_a_clock_that_was_set_back_are_thinned_where_they_lie(quick: St
     quick.beat("dc1", W + 9 * WINDOW_MS)
     quick.apply()
     with quick.store.reading() as session:
-        beats = session.scalars(select(BeatRow).order_by(BeatRow.serial)).all()
-        marks = session.scalars(select(MarkRow).order_by(MarkRow.serial)).all()
+        beats = session.scalars(select(CheckpointRow).order_by(CheckpointRow.serial)).all()
+        marks = session.scalars(select(EndsRow).order_by(EndsRow.serial)).all()
     assert [beat.time for beat in beats] == [W, W + WINDOW_MS, W + 12_000, W + 9 * WINDOW_MS]
     assert [mark.ends["dc1-PageView-0"] for mark in marks] == [[100], [200], [300], [400], [500]]
 
@@ -1514,7 +1520,7 @@ def test_what_is_said_of_loads_counts_only_in_the_newest_turn_of_the_warehouse(s
     assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
     story.load(found((5, 9)), turn=None)
     assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
-    assert [kind for kind, _ in story.strangers()] == ["LoadCount", "LoadCount"]
+    assert [kind for kind, _ in story.rejected_records()] == ["LoadCount", "LoadCount"]
     story.load(found((5, 9)), turn=3)
     assert story.apply().verdict() == "complete"
 
@@ -1725,7 +1731,7 @@ def test_a_folded_window_gives_the_same_answer_and_unfolds_for_what_is_late(stor
     before = story.answer()
     story.options = replace(OPTIONS, clock_ms=lambda: NOW + 25 * 3_600_000)
     with story.store.writing() as session:
-        tidy(session, story.options)
+        expire(session, story.options)
     assert story.answer() == before
     story.report(1, (12, 14))
     story.carry(found((12, 14)))
@@ -1744,7 +1750,7 @@ def test_windows_expire_and_do_not_come_back(story: Story) -> None:
     story.apply()
     story.options = replace(OPTIONS, clock_ms=lambda: NOW + 91 * 24 * 3_600_000)
     with story.store.writing() as session:
-        tidy(session, story.options)
+        expire(session, story.options)
     story.carry(found((0, 9), instance=4))
     story.apply()
     with story.store.reading() as session:
@@ -1759,7 +1765,7 @@ def test_an_expired_window_is_unknown_and_an_incomplete_one_stays(quick: Story) 
     assert quick.apply().verdict(W + WINDOW_MS) == "incomplete"
     quick.options = replace(OPTIONS, clock_ms=lambda: NOW + OPTIONS.keep_ms + WINDOW_MS)
     with quick.store.writing() as session:
-        tidy(session, quick.options)
+        expire(session, quick.options)
     assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["unknown", "incomplete"]
     assert "the window is older than --keep-days" in quick.window()["reasons"][0]
 
@@ -1773,7 +1779,7 @@ def test_a_window_of_a_far_time_that_expires_blinds_nobody(quick: Story) -> None
     later = NOW + OPTIONS.keep_ms + 24 * 3_600_000
     quick.options = replace(OPTIONS, clock_ms=lambda: later)
     with quick.store.writing() as session:
-        tidy(session, quick.options)
+        expire(session, quick.options)
     window = later // WINDOW_MS * WINDOW_MS - 10 * WINDOW_MS
     quick.hello()
     quick.report(0, (0, 9), window=window)
@@ -1819,13 +1825,13 @@ def test_what_the_database_cannot_hold_is_a_strangers_and_stops_nobody(
     story.whole()
     assert story.apply().verdict() == "complete"
     if "instance" in other:
-        assert story.strangers() == [("Hello", "it cannot be read")]
+        assert story.rejected_records() == [("Hello", "it cannot be read")]
 
 
 def test_a_stranger_is_listed_however_long_the_name_of_its_topic(quick: Story) -> None:
     quick.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
     quick.apply()
-    assert ("Count", f"events of topic {'t' * 240}"[:200]) in quick.strangers()
+    assert ("Count", f"events of topic {'t' * 240}"[:200]) in quick.rejected_records()
 
 
 def test_an_origins_audit_log_that_begins_anew_loses_the_time_until_what_it_goes_on_with(
@@ -1833,16 +1839,16 @@ def test_an_origins_audit_log_that_begins_anew_loses_the_time_until_what_it_goes
 ) -> None:
     place = quick.place((SAID, "dc1"))
     with quick.store.writing() as session:
-        ledger.note_heard(session, place, 1000)
-        ledger.miss_words(session, place, 0, NOW)
+        ledger.note_applied(session, place, 1000)
+        ledger.note_reports_lost(session, place, 0, NOW)
     with quick.store.reading() as session:
-        (lost,) = session.scalars(select(UnheardRow))
+        (lost,) = session.scalars(select(LostReportsRow))
         assert (lost.at, lost.to, lost.until) == (1000, 0, NOW)
-        assert [row.heard_through for row in session.scalars(select(TierRow))] == [0]
+        assert [row.applied_through for row in session.scalars(select(TierRow))] == [0]
     with quick.store.writing() as session:
-        ledger.miss_words(session, place, 0, NOW)
+        ledger.note_reports_lost(session, place, 0, NOW)
     with quick.store.reading() as session:
-        assert len(session.scalars(select(UnheardRow)).all()) == 1, "it goes on where it was heard to"
+        assert len(session.scalars(select(LostReportsRow)).all()) == 1, "it goes on where it was heard to"
 
 
 @pytest.mark.parametrize(
@@ -1851,5 +1857,7 @@ def test_an_origins_audit_log_that_begins_anew_loses_the_time_until_what_it_goes
 def test_an_audit_topic_that_ends_before_where_it_ended_once_has_begun_anew(
     throughs: list[int | None], anew: bool
 ) -> None:
-    beats = Beats(Beat(serial, NOW + serial, through) for serial, through in enumerate(throughs))
-    assert beats.began_anew == anew
+    checkpoints = Checkpoints(
+        Checkpoint(serial, NOW + serial, through) for serial, through in enumerate(throughs)
+    )
+    assert checkpoints.restarted == anew

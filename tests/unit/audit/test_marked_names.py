@@ -112,7 +112,7 @@ def test_answers_metrics_and_the_page_show_a_marked_name_escaped(auditor: str) -
         (f"/v1/topics/{TOPIC}/completeness", hour),
     ):
         check_json(httpx.get(auditor + path, params=query).text)
-    assert httpx.get(f"{auditor}/v1/strangers").text.isascii()
+    assert httpx.get(f"{auditor}/v1/rejected-records").text.isascii()
     for query in ({}, {"topic": TOPIC, "at": "2015-05-17T10"}, {"until": MARK}):
         check_escaped(httpx.get(f"{auditor}/console", params=query).text)
     metrics = httpx.get(f"{auditor}/metrics").text

@@ -80,7 +80,7 @@ def counts(fingerprint: int = (1 << 63) - 1) -> SequenceCounts:
     return found
 
 
-def unmarked() -> SequenceCounts:
+def recounted() -> SequenceCounts:
     """As a load counts: it takes no fingerprints."""
     return counts(0)
 
@@ -141,13 +141,13 @@ RECORDS: list[AuditRecord] = [
         end=1,
         origin=replace(ORIGIN, end=9),
     ),
-    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked(), hours=[], unkeyed=[]),
+    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=recounted(), hours=[], unkeyed=[]),
     LoadCount(
         time=6,
         topic="PageView",
-        counts=unmarked(),
+        counts=recounted(),
         source=LoadNumber(7, 2),
-        removed=unmarked(),
+        removed=recounted(),
         ends=[LoadEnd("ab", 3, 9)],
         hours=[HourRows(0, 120, 3)],
         unkeyed=[UnkeyedRows(600_000, -4, 1)],
@@ -159,7 +159,7 @@ RECORDS: list[AuditRecord] = [
         number=8,
         snapshot=9,
         replaces=[600_000],
-        counts=unmarked(),
+        counts=recounted(),
         unkeyed=[UnkeyedRows(600_000, 4)],
     ),
     WarehouseState(

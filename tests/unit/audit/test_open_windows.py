@@ -157,7 +157,7 @@ def test_a_report_that_opens_too_many_windows_has_no_effect_and_nothing_is_compl
     story.report(1, instance=GREEDY, closed=NOTHING, windows=windows(5, 1))
     story.report(2, instance=GREEDY)  # for ever: it does not get away with it
     story.apply()
-    assert story.strangers() == [("Report", "more than 5 windows of its instance are open")]
+    assert story.rejected_records() == [("Report", "more than 5 windows of its instance are open")]
     window = story.window()
     assert window["verdict"] == "unknown"
     missing = f"report 1 of instance {GREEDY} (shop on web-{GREEDY} in dc1) is missing"
@@ -183,7 +183,7 @@ def test_an_instance_that_closes_windows_may_open_any_number_one_after_the_other
     story.apply()
     with story.store.reading() as session:
         assert producer(session, 1).held_open == session.scalar(select(func.count(HeldOpenRow.window))) == 2
-    assert story.strangers() == []
+    assert story.rejected_records() == []
 
 
 @pytest.mark.usefixtures("five_may_be_open")
@@ -193,7 +193,7 @@ def test_a_window_counts_once_however_often_it_is_reported(story: Story) -> None
         story.report(number, closed=NOTHING, windows=[*windows(0, 3), *windows(0, 2, OTHER)])
     story.report(9, closed=FOR_EVER, windows=windows(3, 9))
     story.apply()
-    assert story.strangers() == []
+    assert story.rejected_records() == []
     with story.store.reading() as session:
         assert session.scalar(select(func.count(HeldOpenRow.window))) == 0
         assert producer(session, 1).done
@@ -210,5 +210,5 @@ def test_the_bound_is_hit_at_the_same_report_in_whatever_parts_it_is_read(story:
     store = AuditStore("sqlite://")
     other = story.interleaved(store, random.Random(seed))
     assert other.answer(W - 9 * WINDOW_MS, 10) == story.answer(W - 9 * WINDOW_MS, 10)
-    assert other.strangers() == story.strangers()
+    assert other.rejected_records() == story.rejected_records()
     store.close()

@@ -36,7 +36,7 @@ from millrace_audit.auditor.verdict.facts import (
     VerifyProblem,
     WindowFacts,
 )
-from millrace_audit.auditor.verdict.rules import RULES, SPECIAL_RULES, STRANGERS, judge
+from millrace_audit.auditor.verdict.rules import REJECTED_RECORDS, RULES, SPECIAL_RULES, judge
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import Range, merged
 from tests.support import REPOSITORY
@@ -196,7 +196,7 @@ def test_rules_are_ordered_by_their_verdicts_the_worst_first() -> None:
     assert verdicts == sorted(verdicts)
 
 
-@pytest.mark.parametrize("command", sorted({rule.command for rule in RULES} - {"", STRANGERS}))
+@pytest.mark.parametrize("command", sorted({rule.command for rule in RULES} - {"", REJECTED_RECORDS}))
 def test_every_command_and_its_options_exist(command: str) -> None:
     program, *words = shlex.split(command)
     assert program == "millrace"

@@ -119,7 +119,7 @@ def test_a_producer_whose_hello_was_lost_holds_all_open_that_it_has_not_closed(
 ) -> None:
     topic.say(SAID, "dc1", None)
     with topic.store.writing() as session:
-        ledger.miss_words(session, topic.place((SAID, "dc1")), topic.said_end(), HELLO)
+        ledger.note_reports_lost(session, topic.place((SAID, "dc1")), topic.said_end(), HELLO)
     topic.apply_only()
     at(topic, OWN + 4 * WINDOW_MS)  # the lost record was before the heartbeat of this time
     at(topic, LATER)

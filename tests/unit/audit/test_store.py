@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from millrace.errors import MillraceError
+from millrace_audit.auditor.migrations.versions import r0006_names
 from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.records.decisions import due_decisions
 from millrace_audit.auditor.service import answers
@@ -118,7 +119,17 @@ def test_two_auditors_that_open_an_old_database_at_once_change_its_tables_once(t
             store.close()
 
 
+def as_of_revision_5(execute: Callable[[str], object]) -> None:
+    for table, names in r0006_names.COLUMNS.items():
+        for old, new in names.items():
+            execute(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}")
+    for old, new in r0006_names.TABLES.items():
+        execute(f"ALTER TABLE {new} RENAME TO {old}")
+    execute("UPDATE auditor_revision SET version_num = '0005'")
+
+
 def as_of_revision_1(execute: Callable[[str], object]) -> None:
+    as_of_revision_5(execute)
     for lack in REVISION_1_LACKS:
         match lack.split():
             case "TABLE", table:
@@ -133,6 +144,7 @@ def as_of_revision_1(execute: Callable[[str], object]) -> None:
 
 def as_of_revision_2(execute: Callable[[str], object]) -> None:
     """Change a database to revision 0002, with decisions about instances 2 and 3 and about load 2."""
+    as_of_revision_5(execute)
     for table in ("decision", "incident_windows", "incidents"):
         execute(f"DROP TABLE {table}")
     execute("ALTER TABLE producers DROP COLUMN first_at")
@@ -201,8 +213,8 @@ def test_acceptances_of_an_older_database_stay_in_force_and_are_written_to_the_a
     story.beats(NOW + 6000)
     assert story.apply().verdict() == "incomplete"
     with store.writing() as session:
+        session.execute(update(WindowRow).values(is_final=False, is_changed=True))
         as_of_revision_2(lambda statement: session.execute(text(statement)))
-        session.execute(update(WindowRow).values(settled=False, dirty=True))
     store.close()
     store = AuditStore(url)
     story.store = store

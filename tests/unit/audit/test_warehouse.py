@@ -10,10 +10,10 @@ from sqlalchemy import func, select
 
 from millrace.errors import MillraceError
 from millrace_audit.answer import LoadHour, NewestLoad, utc
+from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.service.acceptance import accept_rejected, replace_loads
 from millrace_audit.auditor.store import AuditStore, LoadPartRow, WindowRow
-from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     ForeignCount,
@@ -290,7 +290,10 @@ def test_a_load_that_was_made_in_place_of_a_lost_one_counts_once_an_operator_say
     story.load(found((29, 29)), source=LoadNumber(4, sha256="sha4"))
     story.state(4, "sha4")
     assert story.apply().verdict() == "incomplete"
-    assert ("LoadCount", f"load 3 of topic {TOPIC} was counted from another manifest") in story.strangers()
+    assert (
+        "LoadCount",
+        f"load 3 of topic {TOPIC} was counted from another manifest",
+    ) in story.rejected_records()
     assert replaced(story) == [3]
     assert (story.verdict(), story.findings()) == ("complete", [])
     assert story.completeness().newest_load == NewestLoad(4, "sha4")
@@ -354,7 +357,7 @@ def test_a_load_whose_counts_are_forgotten_cannot_be_replaced(story: Story) -> N
     story.apply()
     story.options = replace(story.options, clock_ms=lambda: NOW + 100 * 24 * HOUR_MS)
     with story.store.writing() as session:
-        tidy(session, story.options)
+        expire(session, story.options)
     with story.store.reading() as session:
         assert session.scalar(select(func.count()).select_from(LoadPartRow)) == 0
     story.state(2, "sha2")
@@ -369,7 +372,10 @@ def test_another_manifest_of_a_later_edition_makes_its_hours_unknown(story: Stor
     assert story.apply().verdict() == "complete"
     story.load(found((1, 1)), source=LoadNumber(2, 2, sha256="other"))
     assert (story.apply().verdict(), story.findings()) == ("unknown", [])
-    assert ("LoadCount", f"load 2 of topic {TOPIC} was counted from another manifest") in story.strangers()
+    assert (
+        "LoadCount",
+        f"load 2 of topic {TOPIC} was counted from another manifest",
+    ) in story.rejected_records()
 
 
 def test_a_load_of_the_version_before_is_told_again_with_its_rows(story: Story) -> None:
@@ -421,7 +427,7 @@ def test_a_published_table_that_is_gone_is_doubted_after_a_quarter_of_an_hour(
     assert f"({why}): `millrace verify WAREHOUSE --topic PageView`" in window["reasons"][0]
     assert story.verdict(W + WINDOW_MS) == "carried", "it is not in the table"
     with story.store.reading() as session:
-        open_windows = select(func.count()).where(~WindowRow.settled, WindowRow.topic == TOPIC)
+        open_windows = select(func.count()).where(~WindowRow.is_final, WindowRow.topic == TOPIC)
         assert session.scalar(open_windows) == 1, "what is not published is judged, and over"
     story.state(4, exists=True, time=NOW + 15 * 60_000)
     assert story.apply().verdict() == "complete"

@@ -114,13 +114,13 @@ _OPEN = (
     select(
         _windows.window,
         _windows.revision,
-        _windows.dirty,
+        _windows.is_changed,
         _windows.positions,
-        _windows.signature,
-        _windows.last_settled,
+        _windows.facts_digest,
+        _windows.last_final,
         _windows.verdict,
     )
-    .where(~_windows.settled, _windows.topic == bindparam("topic"), _windows.window < bindparam("below"))
+    .where(~_windows.is_final, _windows.topic == bindparam("topic"), _windows.window < bindparam("below"))
     .order_by(_windows.window.desc())
     .limit(bindparam("most"))
 )
@@ -157,7 +157,7 @@ class _TopicJudge:
         changes, changed, causes = [], set(), {}
         for row in rows:
             digest = self._facts.digest(row.window, row.positions)
-            if not row.dirty and digest == row.signature:
+            if not row.is_changed and digest == row.facts_digest:
                 continue
             facts = self._with_evidence(self._facts.of_window(row.window, row.positions))
             judged = judge(facts)
@@ -166,20 +166,20 @@ class _TopicJudge:
                 "topic": topic,
                 "window": row.window,
                 "verdict": judged.verdict,
-                "settled": judged.is_final,
-                "last_settled": judged.verdict if judged.is_final else row.last_settled,
-                "dirty": False,
-                "signature": digest,
+                "is_final": judged.is_final,
+                "last_final": judged.verdict if judged.is_final else row.last_final,
+                "is_changed": False,
+                "facts_digest": digest,
                 "judged": to_json(window),
             }
             changes.append(change)
             causes[row.window] = judged.causes
-            before = row.last_settled if row.verdict == Verdict.PENDING else row.verdict
-            if row.last_settled is not None and judged.verdict not in (Verdict.PENDING, before):
+            before = row.last_final if row.verdict == Verdict.PENDING else row.verdict
+            if row.last_final is not None and judged.verdict not in (Verdict.PENDING, before):
                 changed.add(facts.hour)
-            if judged.is_final and row.last_settled is None:
+            if judged.is_final and row.last_final is None:
                 self._note_final(window, facts)
-            elif judged.is_final and row.last_settled != judged.verdict:
+            elif judged.is_final and row.last_final != judged.verdict:
                 self._session.add(_became(judged, row, self._facts))
             if len(changes) == PORTION:
                 rest = row.window
@@ -283,7 +283,7 @@ def _totals(facts: WindowFacts) -> dict[str, int]:
 
 
 def _became(judged: Judged, row: Any, facts: TopicFacts) -> HistoryRow:
-    what = f"{row.last_settled} became {judged.verdict} at revision {row.revision}"
+    what = f"{row.last_final} became {judged.verdict} at revision {row.revision}"
     return HistoryRow(time=facts.now, topic=facts.topic, window=row.window, who="the auditor", what=what)
 
 
@@ -302,13 +302,13 @@ def _doubt_table(session: Session, facts: TopicFacts) -> None:
     state = facts.loads.state
     if state is not None and not state.is_table_doubted and facts.loads.table_troubles(facts.now):
         state.is_table_doubted = True
-        settled = update(WindowRow).where(WindowRow.topic == facts.topic, WindowRow.settled)
-        session.execute(settled.values(settled=False, dirty=True))
+        final = update(WindowRow).where(WindowRow.topic == facts.topic, WindowRow.is_final)
+        session.execute(final.values(is_final=False, is_changed=True))
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:
     """Store the time from which new instances are awaited: the first checkpoint after their hello."""
     new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
     for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
-        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
-            row.awaited_from = beat.time
+        if checkpoint := progress.checkpoints[row.origin].first(reported_at=row.hello_at):
+            row.awaited_from = checkpoint.time

@@ -23,7 +23,7 @@ from millrace_audit.auditor.judging.load_facts import LoadFacts, load_facts
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records.decisions import is_disowned, reason_of
 from millrace_audit.auditor.records.gaps import gaps_of
-from millrace_audit.auditor.records.progress import Beat, Ends, Progress
+from millrace_audit.auditor.records.progress import Checkpoint, Ends, Progress
 from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
 from millrace_audit.auditor.verdict.facts import (
     Debt,
@@ -86,7 +86,7 @@ class Start(NamedTuple):
 def _start(row: ProducerRow, progress: Progress) -> Start:
     if row.first_report > 0:  # earlier reports are not all known
         return Start(NOTHING, row.first_window)
-    before, _ = progress.beats[row.origin].time_before(row.hello_at - 1)
+    before, _ = progress.checkpoints[row.origin].time_before(row.hello_at - 1)
     # If its clock is behind, its events have earlier times than the checkpoint. Thinning checkpoints to one
     # per ten minutes does not change the window.
     hello = min(before, row.first_at)
@@ -120,7 +120,7 @@ class _Way:
     legs: list[Leg] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)
     """Tiers whose readers the window waits for."""
-    checkpoints: dict[str, Beat] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     """Tier -> the checkpoint by which it had read the window."""
     pending_reports: list[str] = field(default_factory=list)
 
@@ -145,13 +145,13 @@ class TopicFacts:
         self.owner = options.owner_of(topic)
         self.is_announced, self.instances, self.gaps, self.loads = is_announced, instances, gaps, loads
         tiers = (*options.origins, OFFLINE)
-        self._is_counted = any(progress.began(tier, topic) is not None for tier in tiers)
+        self._is_counted = any(progress.counted_since(tier, topic) is not None for tier in tiers)
         self.now = options.clock_ms()
         self._watermarks = {
             tier: min(time, self.now) for tier, time in progress.heartbeats.items() if time != NOTHING
         }
         self._applied = {
-            origin: min(self._watermark(origin), progress.heard_times.get(origin, NOTHING))
+            origin: min(self._watermark(origin), progress.applied_times.get(origin, NOTHING))
             for origin in options.origins
         }
         debts = [(self._debt(one), start) for one, start in zip(instances, starts, strict=True)]
@@ -270,7 +270,7 @@ class TopicFacts:
         for origin, applied in self._applied.items():
             if not applied < closes_at <= self._watermark(origin):
                 continue
-            since = applied if applied != NOTHING else self._progress.beats[origin][0].time
+            since = applied if applied != NOTHING else self._progress.checkpoints[origin][0].time
             if self._watermark(origin) - since > STALE_MS:
                 yield ReportStream(origin, StreamState.STUCK, since)
             else:
@@ -300,9 +300,9 @@ class TopicFacts:
                     way.awaited.append(origin)
                 continue
             way.checkpoints[origin] = checkpoint
-            if not self._progress.has_heard(origin, checkpoint):
+            if not self._progress.has_applied(origin, checkpoint):
                 way.pending_reports.append(origin)
-            ends[origin] = self._progress.marked(origin, self.topic, checkpoint)
+            ends[origin] = self._progress.ends_at(origin, self.topic, checkpoint)
             if origin != OFFLINE:
                 copied = counted.get(OFFLINE, NOTHING)
                 self._follow_copy(way, origin, ends[origin], copied, is_blocked=origin in blocked)
@@ -313,16 +313,22 @@ class TopicFacts:
             way.legs.append(Leg("", TABLE, LegState.READ, is_surplus_final=True))
         return way
 
-    def _home(self, origin: str, closes_at: int, reported: int, counted: int) -> tuple[Beat | None, LegState]:
+    def _home(
+        self, origin: str, closes_at: int, reported: int, counted: int
+    ) -> tuple[Checkpoint | None, LegState]:
         """Return the checkpoint by which an origin has read a window, or None, and the state of its leg."""
-        beats = self._progress.beats[origin]
-        if self.now < closes_at or beats.first(closes_at, reported, counted) is None:
+        checkpoints = self._progress.checkpoints[origin]
+        if self.now < closes_at or checkpoints.first(closes_at, reported, counted) is None:
             if origin not in self._options.origins and origin != OFFLINE:
                 return None, LegState.ORIGIN_NOT_CONFIGURED
             is_open = self._watermark(origin) < closes_at
             return None, LegState.OPEN if is_open else LegState.NOT_COUNTED
-        began = self._progress.began(origin, self.topic)
-        checkpoint = None if began is None else beats.first(closes_at, reported, max(counted, began))
+        counted_since = self._progress.counted_since(origin, self.topic)
+        checkpoint = (
+            None
+            if counted_since is None
+            else checkpoints.first(closes_at, reported, max(counted, counted_since))
+        )
         return checkpoint, LegState.TOPIC_NOT_COUNTED if checkpoint is None else LegState.READ
 
     def _follow_copy(self, way: _Way, origin: str, ends: Ends, copied: int, *, is_blocked: bool) -> None:
@@ -361,7 +367,7 @@ class TopicFacts:
             way.awaited.append(OFFLINE)
 
 
-def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Beat]) -> Iterator[Gap]:
+def _late(gaps: Iterable[Gap], checkpoints: Mapping[str, Checkpoint]) -> Iterator[Gap]:
     """Yield late gaps that may hold a window's events or reports."""
     for gap in gaps:
         checkpoint = checkpoints.get(gap.tier or gap.origin)

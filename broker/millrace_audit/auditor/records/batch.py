@@ -32,12 +32,12 @@ from millrace_audit.reports.messages import (
     ReportedWindow,
 )
 
-MOST_STRANGERS = 1000
+MOST_REJECTED_RECORDS = 1000
 """Most rows of rejected records; further records share one row."""
 _SERIAL_BITS = 44
 
 
-class Heard(NamedTuple):
+class Entry(NamedTuple):
     """One record of an audit topic's partition."""
 
     record: AuditRecord | None
@@ -129,14 +129,14 @@ class Producers:
         return found
 
 
-class Strangers:
+class RejectedRecords:
     """Rejected records, counted by kind, cause and apparent writer."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._seen: dict[tuple[str, str, str], list[int]] = {}
 
-    def add(self, entry: Heard, kind: str, cause: str) -> None:
+    def add(self, entry: Entry, kind: str, cause: str) -> None:
         record = entry.record
         who = "?"
         if isinstance(record, Hello | Report):
@@ -148,13 +148,13 @@ class Strangers:
         seen[:] = seen[0] + 1, min(seen[1], time), max(seen[2], time)
 
     def write(self, session: Session) -> None:
-        table = store.StrangerRow
+        table = store.RejectedRecordRow
         for (kind, cause, who), (count, first, last) in self._seen.items():
             key = {"place": self._place.name[:300], "kind": kind, "cause": cause, "who": who}
             row = session.get(table, key)
             if (
                 row is None
-                and (session.scalar(select(func.count()).select_from(table)) or 0) >= MOST_STRANGERS
+                and (session.scalar(select(func.count()).select_from(table)) or 0) >= MOST_REJECTED_RECORDS
             ):
                 key = {"place": "", "kind": "", "cause": "more than are listed", "who": ""}
                 row = session.get(table, key)
@@ -246,7 +246,7 @@ class Changes:
             table.window,
             table.revision,
             table.verdict,
-            table.settled,
+            table.is_final,
             table.positions,
             table.evidence,
         )
@@ -262,9 +262,9 @@ class Changes:
             values = {
                 "topic": topic.topic,
                 "window": start,
-                "settled": False,
-                "dirty": True,
-                "touched": self.now_ms,
+                "is_final": False,
+                "is_changed": True,
+                "changed_at": self.now_ms,
                 "folded": False,
                 "revision": _revision(row, start, change, topic.final_through),
                 "positions": _moved(row.positions if row else {}, change),
@@ -286,7 +286,7 @@ def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
         return int(row.revision)  # its events are the same
     if row is None:  # a window that was final without a row begins at revision 1
         return int(start + WINDOW_MS <= final_through or change.late)
-    again = row.settled and (row.verdict != Verdict.INCOMPLETE or change.reports)
+    again = row.is_final and (row.verdict != Verdict.INCOMPLETE or change.reports)
     again = again or (change.late and row.revision == 0)
     revision: int = row.revision + bool(again)
     return revision

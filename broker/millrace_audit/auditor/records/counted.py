@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.records import progress
-from millrace_audit.auditor.records.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.records.batch import Changes, Entry, Place, Producers, RejectedRecords, storable
 from millrace_audit.auditor.records.decisions import Decisions
 from millrace_audit.auditor.records.warehouse import TURN_IS_OVER, Warehouse
 from millrace_audit.auditor.store import CoverageRow, TierRow
@@ -38,55 +38,62 @@ _MOST_NAMED = 200
 class Counted:
     """Counts and heartbeats of one tier's readers; in the aggregate cluster's topic also those of loads."""
 
-    def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
-        self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
+    def __init__(
+        self, session: Session, place: Place, changes: Changes, rejected_records: RejectedRecords
+    ) -> None:
+        self._session, self._place, self._changes, self._rejected_records = (
+            session,
+            place,
+            changes,
+            rejected_records,
+        )
         self._producers = Producers(session)
-        self._warehouse = Warehouse(session, place, changes, strangers, self._producers)
+        self._warehouse = Warehouse(session, place, changes, rejected_records, self._producers)
         self._decisions = Decisions(session, changes, self._warehouse.loads)
         self._tier = session.get(TierRow, place.tier)
-        self._unmarked: set[str] = set()
+        self._changed_topics: set[str] = set()
         self._coverage: dict[tuple[str, int], CoverageRow] = {}
         self._named: dict[str, set[CountKey]] = {}
         if self._tier is None:
             self._tier = TierRow(tier=place.tier)
             session.add(self._tier)
         else:
-            self._unmarked = set(self._tier.unmarked)
+            self._changed_topics = set(self._tier.changed_topics)
 
-    def take_all(self, heard: Sequence[Heard]) -> None:
+    def take_all(self, entries: Sequence[Entry]) -> None:
         """Apply counts, heartbeats and loads in their order."""
-        self._read_coverage(heard)
-        for entry in heard:
+        self._read_coverage(entries)
+        for entry in entries:
             self._take(entry)
         assert self._tier is not None
-        self._tier.unmarked = sorted(self._unmarked)
+        self._tier.changed_topics = sorted(self._changed_topics)
 
-    def _read_coverage(self, heard: Sequence[Heard]) -> None:
+    def _read_coverage(self, entries: Sequence[Entry]) -> None:
         """Read the coverage of all topics that the records can change or mark."""
         assert self._tier is not None
         named: list[Count | ReaderPosition] = []
         is_of_all = False
-        for entry in heard:
+        for entry in entries:
             if isinstance(entry.record, Count):
                 named.append(entry.record)
             elif isinstance(entry.record, Heartbeat):
                 named += entry.record.positions
                 # The first heartbeat of a turn names all partitions that are not deleted.
-                is_of_all |= entry.turn != self._tier.beaten_turn or bool(entry.record.truncated)
+                is_of_all |= entry.turn != self._tier.heartbeat_turn or bool(entry.record.truncated)
         rows = select(CoverageRow).where(CoverageRow.tier == self._place.tier)
-        if not is_of_all and len(named) + len(self._unmarked) <= _MOST_NAMED:
-            topics = self._unmarked.union(each.topic for each in named)
+        if not is_of_all and len(named) + len(self._changed_topics) <= _MOST_NAMED:
+            topics = self._changed_topics.union(each.topic for each in named)
             ids = {each.topic_id for each in named}
             rows = rows.where(or_(CoverageRow.topic.in_(topics), CoverageRow.topic_id.in_(ids)))
         self._coverage = {(row.topic_id, row.partition): row for row in self._session.scalars(rows)}
 
-    def _take(self, entry: Heard) -> None:
+    def _take(self, entry: Entry) -> None:
         record, tier = entry.record, self._tier
         assert tier is not None
         assert entry.turn is not None
         if isinstance(record, Decision):
             if (cause := self._decisions.take(record)) is not None:
-                self._strangers.add(entry, "Decision", cause)
+                self._rejected_records.add(entry, "Decision", cause)
             return
         is_of_warehouse = isinstance(record, OF_THE_WAREHOUSE)
         if isinstance(record, Heartbeat):
@@ -97,9 +104,9 @@ class Counted:
         assert isinstance(record, Count | Heartbeat)
         kind = type(record).__name__
         if record.tier != self._place.tier:
-            self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
+            self._rejected_records.add(entry, kind, f"it does not belong among those of {self._place.tier}")
         elif entry.turn < tier.turn:
-            self._strangers.add(entry, kind, TURN_IS_OVER)
+            self._rejected_records.add(entry, kind, TURN_IS_OVER)
         else:
             tier.turn = entry.turn
             serial = self._place.serial(entry.offset)
@@ -108,12 +115,12 @@ class Counted:
             elif record.time == NOTHING:
                 self._follow_truncated(record, serial)
             else:
-                is_first = tier.beaten_turn != entry.turn
-                if is_first or record.number > tier.beaten_number:  # else the heartbeat is a repeat
-                    self._beat(record, serial, is_first=is_first)
-                    tier.beaten_turn, tier.beaten_number = entry.turn, record.number
+                is_first = tier.heartbeat_turn != entry.turn
+                if is_first or record.number > tier.heartbeat_number:  # else the heartbeat is a repeat
+                    self._heartbeat(record, serial, is_first=is_first)
+                    tier.heartbeat_turn, tier.heartbeat_number = entry.turn, record.number
 
-    def _count(self, count: Count, serial: int, entry: Heard) -> None:
+    def _count(self, count: Count, serial: int, entry: Entry) -> None:
         row = self._coverage.get((count.topic_id, count.partition))
         if row is None:
             row = self._cover(count, count.topic, count.start, serial)
@@ -124,7 +131,7 @@ class Counted:
         for first, last in count.expired:
             self._uncounted(row, first, last + 1, serial)
         row.end, row.counted, row.gone = count.end, True, False
-        self._unmarked.add(count.topic)
+        self._changed_topics.add(count.topic)
         self._changes.topic(count.topic)
         origin = self._place.tier
         if count.origin is not None:
@@ -144,7 +151,7 @@ class Counted:
             else:
                 outside += 1
         if outside:
-            self._strangers.add(
+            self._rejected_records.add(
                 entry, "Count", f"events of topic {count.topic} have a time no producer sends"
             )
 
@@ -155,7 +162,7 @@ class Counted:
         for key, producer in self._producers.get_all(origin, keys).items():
             change = self._changes.window(topic, key.window)
             change.counts.append((tier, producer.producer, counts.tallies[key]))
-            producer.be_in(key.window)
+            producer.extend_to(key.window)
             change.positions["counted", tier] = serial
             change.positions["origins", origin] = 1
             if tier == origin and not producer.counted:
@@ -169,7 +176,7 @@ class Counted:
             partition=of.partition,
             topic=topic,
             end=end,
-            began=serial,
+            counted_since=serial,
         )
         self._session.add(row)
         self._coverage[of.topic_id, of.partition] = row
@@ -194,44 +201,44 @@ class Counted:
             gap.serial, gap.until = serial, FOR_EVER
         self._session.flush()
 
-    def _beat(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
+    def _heartbeat(self, heartbeat: Heartbeat, serial: int, *, is_first: bool) -> None:
         tier = self._tier
         assert tier is not None
-        self._follow_positions(beat, serial - 1, is_first=is_first)  # the checkpoint covers them
-        self._follow_truncated(beat, serial)
+        self._follow_positions(heartbeat, serial - 1, is_first=is_first)  # the checkpoint covers them
+        self._follow_truncated(heartbeat, serial)
         gap = store.UncountedRow
         # A heartbeat from before the gap, by a clock that was set back, does not end the gap.
         tiers = (OFFLINE, WAREHOUSE) if tier.tier == OFFLINE else (tier.tier,)
-        here = (gap.tier.in_(tiers), gap.until == FOR_EVER, gap.since <= beat.time)
-        self._session.execute(update(gap).where(*here).values(until=beat.time))
-        self._note_unreadable(beat, tier.heartbeat, serial)
+        here = (gap.tier.in_(tiers), gap.until == FOR_EVER, gap.since <= heartbeat.time)
+        self._session.execute(update(gap).where(*here).values(until=heartbeat.time))
+        self._note_unreadable(heartbeat, tier.heartbeat, serial)
         # The newest heartbeat counts, not the largest time: a clock that ran ahead may be corrected.
-        tier.heartbeat = beat.time
-        if tier.kept == NOTHING or abs(beat.time - tier.kept) >= progress.APART_MS:
-            new = {"serial": serial, "time": beat.time, "reported_through": beat.reported_through}
-            self._session.execute(insert(store.BeatRow), [{"tier": tier.tier, **new}])
+        tier.heartbeat = heartbeat.time
+        if tier.kept == NOTHING or abs(heartbeat.time - tier.kept) >= progress.APART_MS:
+            new = {"serial": serial, "time": heartbeat.time, "reported_through": heartbeat.reported_through}
+            self._session.execute(insert(store.CheckpointRow), [{"tier": tier.tier, **new}])
             self._mark(serial)
-            if tier.kept != NOTHING and progress.bucket(beat.time) != progress.bucket(tier.kept):
-                progress.thin(self._session, tier.tier, tier.kept, beat.time)
-            tier.kept = beat.time
+            if tier.kept != NOTHING and progress.bucket(heartbeat.time) != progress.bucket(tier.kept):
+                progress.thin(self._session, tier.tier, tier.kept, heartbeat.time)
+            tier.kept = heartbeat.time
 
     def _mark(self, serial: int) -> None:
         """Store the positions of the topics that have new counts since the checkpoint before."""
-        ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._unmarked}
+        ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._changed_topics}
         for row in self._coverage.values():
             if row.counted and not row.gone and row.topic in ends:
                 ends[row.topic][progress.name(row)] = [row.end, *(row.origin or ())]
-        marks = [
+        new_ends = [
             {"tier": self._place.tier, "topic": topic, "serial": serial, "ends": vector}
             for topic, vector in ends.items()
         ]
-        if marks:
-            self._session.execute(insert(store.MarkRow), marks)
-        self._unmarked.clear()
+        if new_ends:
+            self._session.execute(insert(store.EndsRow), new_ends)
+        self._changed_topics.clear()
 
-    def _follow_positions(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
+    def _follow_positions(self, heartbeat: Heartbeat, serial: int, *, is_first: bool) -> None:
         """Note gaps before positions in a heartbeat: counts between have expired before they were read."""
-        named = {(position.topic_id, position.partition): position for position in beat.positions}
+        named = {(position.topic_id, position.partition): position for position in heartbeat.positions}
         gone = {key for key, position in named.items() if position.offset is None}
         if is_first and named:  # the first heartbeat of a turn names all partitions
             gone |= self._coverage.keys() - named.keys()
@@ -251,24 +258,24 @@ class Counted:
                 self._uncounted(row, row.end, position.offset, serial)
                 row.end = position.offset
 
-    def _follow_truncated(self, beat: Heartbeat, serial: int) -> None:
+    def _follow_truncated(self, heartbeat: Heartbeat, serial: int) -> None:
         """Note counted offsets that are gone from a truncated log; their replacements will be counted."""
-        for log in beat.truncated:
+        for log in heartbeat.truncated:
             row = self._coverage.get((log.topic_id, log.partition))
             if row is not None and log.end < row.end == log.counted:
                 since = progress.time_at(self._session, row, log.end)
                 self._uncounted(row, log.end, row.end, serial, since)
                 row.end = log.end
-                self._unmarked.add(row.topic)
+                self._changed_topics.add(row.topic)
                 self._changes.topic(row.topic)
 
-    def _note_unreadable(self, beat: Heartbeat, before: int, serial: int) -> None:
+    def _note_unreadable(self, heartbeat: Heartbeat, before: int, serial: int) -> None:
         table = store.UnreadableRow
         known = {
             (row.topic_id, row.partition): row
             for row in self._session.scalars(select(table).where(table.tier == self._place.tier))
         }
-        for bad in beat.unreadable:
+        for bad in heartbeat.unreadable:
             row = known.pop((bad.topic_id, bad.partition), None)
             if row is None:
                 row = table(

@@ -136,7 +136,7 @@ class Decisions:
         producers = producers_of(self._session, row.id)
         starts = {each.producer: NOTHING if is_disowning else owes_from(each) for each in producers}
         judge_windows_of(self._session, starts)
-        link, gap = store.ProducerTopicRow, store.UnheardRow
+        link, gap = store.ProducerTopicRow, store.LostReportsRow
         numbers: dict[str, int] = {}
         for some in store.slices([*starts]):
             counts = select(link.topic, func.count()).where(link.producer.in_(some)).group_by(link.topic)
@@ -144,8 +144,8 @@ class Decisions:
                 numbers[topic] = numbers.get(topic, 0) + number
         for topic, number in numbers.items():
             crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))  # too many instances made the gap
-            heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
-            self._session.execute(crowd.values(to=heard.scalar_subquery()))
+            applied = select(store.TierRow.applied_through).where(store.TierRow.tier == gap.origin)
+            self._session.execute(crowd.values(to=applied.scalar_subquery()))
             whom = (
                 f"instance {row.instance}"
                 if row.instance is not None

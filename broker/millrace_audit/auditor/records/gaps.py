@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Verdict
 from millrace_audit.auditor.records.batch import Place
 from millrace_audit.auditor.records.progress import Progress
-from millrace_audit.auditor.store import UncountedRow, UnheardRow, UnreadableRow, WindowRow
+from millrace_audit.auditor.store import LostReportsRow, UncountedRow, UnreadableRow, WindowRow
 from millrace_audit.auditor.verdict.facts import Gap, GapKind
 from millrace_audit.reports.messages import FOR_EVER, TABLE, WAREHOUSE
 
@@ -29,14 +29,14 @@ def gaps_of(session: Session, progress: Progress, topics: Sequence[str]) -> dict
 
 def note_reports_lost(session: Session, progress: Progress) -> None:
     """Store the times of lost reports as soon as they are known, since checkpoints expire."""
-    table = UnheardRow
+    table = LostReportsRow
     unknown = or_(table.since.is_(None), table.until == FOR_EVER)
     for row in session.scalars(select(table).where(unknown)):
         if row.since is None:
-            time, is_known = progress.beats[row.origin].time_before(row.at)
+            time, is_known = progress.checkpoints[row.origin].time_before(row.at)
             row.since = time if is_known else None
         if row.since is not None and row.to is not None and row.until == FOR_EVER:
-            behind = progress.beats[row.origin].first(row.since, row.to)
+            behind = progress.checkpoints[row.origin].first(row.since, row.to)
             row.until = FOR_EVER if behind is None else behind.time
 
 
@@ -54,15 +54,15 @@ def note_counts_lost(session: Session, place: Place, tier: str, since: int, star
     serial = place.serial(start)
     session.merge(UncountedRow(**key, end=end, topic="", since=since, serial=serial))
     if tier == WAREHOUSE:
-        proven = (WindowRow.settled, WindowRow.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
+        proven = (WindowRow.is_final, WindowRow.verdict.in_((Verdict.COMPLETE, Verdict.CARRIED)))
         is_published = WindowRow.positions["counted", TABLE].as_string().is_not(None)
-        again = update(WindowRow).where(*proven, is_published).values(settled=False, dirty=True)
+        again = update(WindowRow).where(*proven, is_published).values(is_final=False, is_changed=True)
         session.execute(again, execution_options={"synchronize_session": False})
 
 
 def _reports_lost(session: Session, progress: Progress, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:
-    for row in session.scalars(select(UnheardRow).where(UnheardRow.topic.in_((*topics, "")))):
-        since = progress.beats[row.origin].time_before(row.at)[0] if row.since is None else row.since
+    for row in session.scalars(select(LostReportsRow).where(LostReportsRow.topic.in_((*topics, "")))):
+        since = progress.checkpoints[row.origin].time_before(row.at)[0] if row.since is None else row.since
         kind = GapKind.TOO_MANY_PRODUCERS if row.topic else GapKind.REPORTS_LOST
         yield row.topic, Gap(kind=kind, origin=row.origin, since=since, until=row.until, is_of_all=True)
 

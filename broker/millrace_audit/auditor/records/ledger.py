@@ -15,7 +15,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
-from millrace_audit.auditor.records.batch import Changes, Heard, Place, Strangers
+from millrace_audit.auditor.records.batch import Changes, Entry, Place, RejectedRecords
 from millrace_audit.auditor.records.counted import Counted
 from millrace_audit.auditor.records.gaps import note_counts_lost
 from millrace_audit.auditor.records.reported import Reported
@@ -26,11 +26,11 @@ logger = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
 """Errors of a database that does not answer."""
 
-__all__ = ["Heard", "Place", "apply", "lose"]
+__all__ = ["Entry", "Place", "apply", "lose"]
 
 
 def apply(
-    session: Session, place: Place, heard: Sequence[Heard], now_ms: int, *, goes_on: bool = False
+    session: Session, place: Place, entries: Sequence[Entry], now_ms: int, *, goes_on: bool = False
 ) -> None:
     """Apply records of one partition; repeated records have no effect.
 
@@ -39,54 +39,56 @@ def apply(
     """
     try:
         with session.begin_nested():
-            _take(session, place, heard, now_ms, goes_on)
+            _take(session, place, entries, now_ms, goes_on)
     except _AWAY:
         raise
     except Exception as error:
-        if len(heard) > 1:
-            for entry in heard:
+        if len(entries) > 1:
+            for entry in entries:
                 apply(session, place, [entry], now_ms, goes_on=goes_on)
             return
-        logger.error("%s: the record at %d cannot be taken in: %r", place.name, heard[0].offset, error)
-        _take(session, place, [heard[0]._replace(record=None)], now_ms, goes_on)
+        logger.error("%s: the record at %d cannot be taken in: %r", place.name, entries[0].offset, error)
+        _take(session, place, [entries[0]._replace(record=None)], now_ms, goes_on)
 
 
-def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int, goes_on: bool) -> None:
-    changes, strangers = Changes(session, now_ms), Strangers(place)
+def _take(session: Session, place: Place, entries: Sequence[Entry], now_ms: int, goes_on: bool) -> None:
+    changes, rejected_records = Changes(session, now_ms), RejectedRecords(place)
     belong = []
-    for entry in heard:
+    for entry in entries:
         kind = "message" if entry.kind is None else entry.kind.__name__
         if entry.kind is OtherVersion:
-            strangers.add(entry, kind, "a record of another version of Millrace: upgrade who writes it")
+            rejected_records.add(
+                entry, kind, "a record of another version of Millrace: upgrade who writes it"
+            )
         elif entry.kind not in place.takes:
-            strangers.add(entry, kind, "no audit record that belongs here")
+            rejected_records.add(entry, kind, "no audit record that belongs here")
         elif entry.kind in SIGNED and entry.turn is None:
-            strangers.add(entry, kind, "no reader of the tier has signed it")
+            rejected_records.add(entry, kind, "no reader of the tier has signed it")
         elif entry.record is None:
-            strangers.add(entry, kind, "it cannot be read")
+            rejected_records.add(entry, kind, "it cannot be read")
         else:
             belong.append(entry)
     if belong:
         part = Reported if Hello in place.takes else Counted
-        part(session, place, changes, strangers).take_all(belong)
-    if heard and Hello in place.takes:
-        gap = store.UnheardRow
+        part(session, place, changes, rejected_records).take_all(belong)
+    if entries and Hello in place.takes:
+        gap = store.LostReportsRow
         here = (gap.origin == place.tier, gap.topic == "", gap.to.is_(None))
-        session.execute(update(gap).where(*here).values(to=heard[0].at))
+        session.execute(update(gap).where(*here).values(to=entries[0].at))
         if not goes_on:
-            note_heard(session, place, max(entry.at for entry in heard))
+            note_applied(session, place, max(entry.at for entry in entries))
     changes.write()
-    strangers.write(session)
+    rejected_records.write(session)
 
 
-def note_heard(session: Session, place: Place, through: int) -> None:
+def note_applied(session: Session, place: Place, through: int) -> None:
     """Note that all reports before offset `through` of the cluster's own audit topic are applied."""
     if Hello in place.takes:
         tier = _tier(session, place)
-        tier.heard_through = max(tier.heard_through, through)
+        tier.applied_through = max(tier.applied_through, through)
 
 
-def miss_words(session: Session, place: Place, goes_on_at: int | None, until: int = FOR_EVER) -> None:
+def note_reports_lost(session: Session, place: Place, goes_on_at: int | None, until: int = FOR_EVER) -> None:
     """Note that reports after the applied ones are lost.
 
     The origin's log goes on at `goes_on_at`; None if unknown. If that is before the applied offset, the log
@@ -94,11 +96,11 @@ def miss_words(session: Session, place: Place, goes_on_at: int | None, until: in
     """
     if Hello in place.takes:
         tier = _tier(session, place)
-        if goes_on_at == tier.heard_through:
+        if goes_on_at == tier.applied_through:
             return
-        gap = store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through, to=goes_on_at)
-        if goes_on_at is not None and goes_on_at < tier.heard_through:  # its log was recreated
-            gap.until, tier.heard_through = until, goes_on_at
+        gap = store.LostReportsRow(origin=tier.tier, topic="", at=tier.applied_through, to=goes_on_at)
+        if goes_on_at is not None and goes_on_at < tier.applied_through:  # its log was recreated
+            gap.until, tier.applied_through = until, goes_on_at
         session.merge(gap)
         session.flush()
 
@@ -114,7 +116,7 @@ def _tier(session: Session, place: Place) -> TierRow:
 
 def lose(session: Session, place: Place, start: int, end: int) -> None:
     """Note that offsets [start, end) of an audit partition expired before they were applied."""
-    miss_words(session, place, None)
+    note_reports_lost(session, place, None)
     if place.takes and Hello not in place.takes:
         tier = _tier(session, place)
         for lost in (tier.tier, WAREHOUSE) if LoadCount in place.takes else (tier.tier,):

@@ -52,7 +52,7 @@ def state_of(session: Session, topic: str) -> WarehouseStateRow:
 def judge_again(session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER) -> None:
     """Have the topic's windows from `first` to `last` judged again; until then none of them is proven."""
     here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
-    session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
+    session.execute(update(WindowRow).where(*here).values(is_final=False, is_changed=True))
 
 
 def judge_hour_again(session: Session, topic: str, hour: int) -> None:
@@ -129,9 +129,9 @@ class LoadCounts:
     def _complete(self, load: LoadCount, row: LoadRow, serial: int) -> None:
         """Add the rows without a header, which an earlier version did not report, to a load."""
         source = load.source
-        if source.part != row.retold + 1:
+        if source.part != row.recounted_parts + 1:
             return
-        row.retold = source.part
+        row.recounted_parts = source.part
         self._count(replace(load, counts=SequenceCounts(), removed=SequenceCounts()), serial)
         self._keep(load, serial, waits=False)
         if source.part == source.parts:
@@ -153,7 +153,7 @@ class LoadCounts:
                 change = self._changes.window(topic, key.window)
                 held = (WAREHOUSE, producer.producer, counts.tallies[key])
                 (change.removed if is_less else change.counts).append(held)
-                producer.be_in(key.window)
+                producer.extend_to(key.window)
                 change.positions["counted", WAREHOUSE] = serial
         sign = -1 if take_out else 1
         for each in load.unkeyed or ():
@@ -241,7 +241,7 @@ class LoadCounts:
                 sha256=source.sha256[:64],
                 part=source.part,
                 waits=waits,
-                told=self._changes.now_ms,
+                applied_at=self._changes.now_ms,
                 serial=serial,
                 record=packed(load),
             )

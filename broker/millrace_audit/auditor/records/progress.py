@@ -1,9 +1,9 @@
 """Progress of the tiers' counts: checkpoints, partition positions, and conclusions from them without clocks.
 
-A *beat* is a checkpoint: a heartbeat that is kept, one per five seconds of a tier's own time, after an hour
-one per ten minutes. A *mark* holds the positions of a topic's partitions at a checkpoint. The home has read a
+A *checkpoint* is a heartbeat that is kept, one per five seconds of a tier's own time, after an hour
+one per ten minutes. *Ends* are the positions of a topic's partitions at a checkpoint. The home has read a
 window at the first checkpoint after the close, the newest report and the newest count of the window. Later
-tiers have read the window when they reach the mark at that checkpoint. The tiers' order does not matter.
+tiers have read the window when they reach the ends at that checkpoint. The tiers' order does not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow, VerifiedRow
+from millrace_audit.auditor.store import (
+    CheckpointRow,
+    CoverageRow,
+    EndsRow,
+    TierRow,
+    UnreadableRow,
+    VerifiedRow,
+)
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
 from millrace_audit.reports.mirrors import NO_ID
@@ -30,7 +37,7 @@ Ends = Mapping[str, Sequence[Any]]
 """Partition -> [end] or [end, origin cluster, origin partition, origin end]."""
 
 
-class Beat(NamedTuple):
+class Checkpoint(NamedTuple):
     """Checkpoint: a heartbeat that is kept."""
 
     serial: int
@@ -43,21 +50,23 @@ def bucket(time: int) -> int:
 
 
 def name(row: Any) -> str:
-    """Return the name of a partition in marks."""
+    """Return the name of a partition in ends."""
     return f"{row.topic_id}-{row.partition}"
 
 
-class Beats(list[Beat]):
+class Checkpoints(list[Checkpoint]):
     """Checkpoints of a tier, in the order of their log positions."""
 
-    def __init__(self, beats: Iterable[Beat] = ()) -> None:
-        super().__init__(beats)
-        self._serials = [beat.serial for beat in self]
+    def __init__(self, checkpoints: Iterable[Checkpoint] = ()) -> None:
+        super().__init__(checkpoints)
+        self._serials = [checkpoint.serial for checkpoint in self]
         # Largest values up to each checkpoint: clocks may be set back.
-        self._latest = [*accumulate((beat.time for beat in self), max)]
-        self._through = [*accumulate((beat.reported_through or 0 for beat in self), max)]
+        self._latest = [*accumulate((checkpoint.time for checkpoint in self), max)]
+        self._through = [*accumulate((checkpoint.reported_through or 0 for checkpoint in self), max)]
 
-    def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
+    def first(
+        self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING
+    ) -> Checkpoint | None:
         """Return the first checkpoint after `serial`, with at least this time and `reported_through`."""
         begin = max(
             bisect_right(self._serials, serial),
@@ -65,13 +74,13 @@ class Beats(list[Beat]):
             bisect_left(self._through, reported_at),
         )
         for index in range(begin, len(self)):
-            beat = self[index]
-            if beat.time >= time and (beat.reported_through or 0) >= reported_at:
-                return beat
+            checkpoint = self[index]
+            if checkpoint.time >= time and (checkpoint.reported_through or 0) >= reported_at:
+                return checkpoint
         return None
 
     @property
-    def began_anew(self) -> bool:
+    def restarted(self) -> bool:
         """True if the audit topic has become shorter: its log was lost, and a new log began."""
         through = self[-1].reported_through if self else None
         return through is not None and through < self._through[-1]
@@ -86,12 +95,16 @@ class Beats(list[Beat]):
 
 def time_at(session: Session, row: CoverageRow, end: int) -> int:
     """Return the time of the newest checkpoint with a partition counted to at most `end`, or NOTHING."""
-    marks = select(MarkRow.serial, MarkRow.ends).where(MarkRow.tier == row.tier, MarkRow.topic == row.topic)
+    ends_by_serial = select(EndsRow.serial, EndsRow.ends).where(
+        EndsRow.tier == row.tier, EndsRow.topic == row.topic
+    )
     before = FOR_EVER
-    for serial, ends in session.execute(marks.order_by(MarkRow.serial.desc())):
+    for serial, ends in session.execute(ends_by_serial.order_by(EndsRow.serial.desc())):
         if name(row) not in ends or ends[name(row)][0] <= end:
-            kept = select(BeatRow.time).where(BeatRow.tier == row.tier, BeatRow.serial < before)
-            time = session.scalar(kept.order_by(BeatRow.serial.desc()).limit(1))
+            kept = select(CheckpointRow.time).where(
+                CheckpointRow.tier == row.tier, CheckpointRow.serial < before
+            )
+            time = session.scalar(kept.order_by(CheckpointRow.serial.desc()).limit(1))
             return NOTHING if time is None else time
         before = serial
     return NOTHING
@@ -100,47 +113,57 @@ def time_at(session: Session, row: CoverageRow, end: int) -> int:
 def thin(session: Session, tier: str, before: int, now: int) -> None:
     """Keep one per ten minutes of the checkpoints that have become an hour old since `before`."""
     hour = ALL_KEPT_MS // WINDOW_MS
-    beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier).order_by(BeatRow.serial)
+    checkpoints = (
+        select(CheckpointRow.serial, CheckpointRow.time)
+        .where(CheckpointRow.tier == tier)
+        .order_by(CheckpointRow.serial)
+    )
     # Group consecutive checkpoints only: a clock that was set back repeats the same minutes.
-    for at, some in groupby(session.execute(beats).all(), key=lambda beat: bucket(beat.time)):
+    for at, some in groupby(
+        session.execute(checkpoints).all(), key=lambda checkpoint: bucket(checkpoint.time)
+    ):
         if not bucket(before) - hour <= at < bucket(now) - hour:
             continue
         kept, *others = (serial for serial, _ in some)
         if not others:
             continue
-        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
-        # The next kept checkpoint uses the newest marks before it.
-        _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
+        session.execute(
+            delete(CheckpointRow).where(CheckpointRow.tier == tier, CheckpointRow.serial.in_(others))
+        )
+        # The next kept checkpoint uses the newest ends before it.
+        _keep_newest_ends(session, EndsRow.tier == tier, EndsRow.serial > kept, EndsRow.serial <= others[-1])
 
 
-def _keep_newest_marks(session: Session, *among: ColumnElement[bool]) -> None:
-    newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*among).group_by(MarkRow.topic)
+def _keep_newest_ends(session: Session, *among: ColumnElement[bool]) -> None:
+    newest = select(EndsRow.topic, func.max(EndsRow.serial)).where(*among).group_by(EndsRow.topic)
     for topic, last in session.execute(newest).all():
-        session.execute(delete(MarkRow).where(*among, MarkRow.topic == topic, MarkRow.serial < last))
+        session.execute(delete(EndsRow).where(*among, EndsRow.topic == topic, EndsRow.serial < last))
 
 
 def forget(session: Session, before: int) -> None:
-    """Delete the checkpoints before a time, and the marks that no later checkpoint needs."""
+    """Delete the checkpoints before a time, and the ends that no later checkpoint needs."""
     for tier in session.scalars(select(TierRow.tier)).all():
         last = session.scalar(
-            select(func.max(BeatRow.serial)).where(BeatRow.tier == tier, BeatRow.time < before)
+            select(func.max(CheckpointRow.serial)).where(
+                CheckpointRow.tier == tier, CheckpointRow.time < before
+            )
         )
         if last is None:
             continue
-        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial < last))
-        _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial <= last)
+        session.execute(delete(CheckpointRow).where(CheckpointRow.tier == tier, CheckpointRow.serial < last))
+        _keep_newest_ends(session, EndsRow.tier == tier, EndsRow.serial <= last)
 
 
 _COVERAGE = select(*CoverageRow.__table__.columns).order_by(
     CoverageRow.topic, CoverageRow.tier, CoverageRow.partition
 )
 # Built once, from tables instead of classes: building a query takes longer than executing it.
-_BEATS = select(*BeatRow.__table__.columns).order_by(BeatRow.tier, BeatRow.serial)
-_marks = MarkRow.__table__.c
-_MARKS = (
-    select(_marks.serial, _marks.ends)
-    .where(_marks.tier == bindparam("tier"), _marks.topic == bindparam("topic"))
-    .order_by(_marks.serial)
+_CHECKPOINTS = select(*CheckpointRow.__table__.columns).order_by(CheckpointRow.tier, CheckpointRow.serial)
+_ends = EndsRow.__table__.c
+_ENDS = (
+    select(_ends.serial, _ends.ends)
+    .where(_ends.tier == bindparam("tier"), _ends.topic == bindparam("topic"))
+    .order_by(_ends.serial)
 )
 
 
@@ -151,8 +174,8 @@ class _Covered:
         self.rows: list[Any] = []
 
     @cached_property
-    def began(self) -> int | None:
-        return min((row.began for row in self.rows), default=None)
+    def counted_since(self) -> int | None:
+        return min((row.counted_since for row in self.rows), default=None)
 
     @cached_property
     def names(self) -> Set[str]:
@@ -185,13 +208,20 @@ class Progress:
         self._session = session
         tiers = session.scalars(select(TierRow)).all()
         self.heartbeats = {row.tier: row.heartbeat for row in tiers}
-        self._heard_through = {row.tier: row.heard_through for row in tiers}
-        self.beats: defaultdict[str, Beats] = defaultdict(Beats)
-        for tier, rows in groupby(session.execute(_BEATS), key=itemgetter(0)):
-            self.beats[tier] = Beats(Beat(*row[1:]) for row in rows)
-        self.heard_times = {
-            tier: next((beat.time for beat in reversed(beats) if self.has_heard(tier, beat)), NOTHING)
-            for tier, beats in self.beats.items()
+        self._applied_through = {row.tier: row.applied_through for row in tiers}
+        self.checkpoints: defaultdict[str, Checkpoints] = defaultdict(Checkpoints)
+        for tier, rows in groupby(session.execute(_CHECKPOINTS), key=itemgetter(0)):
+            self.checkpoints[tier] = Checkpoints(Checkpoint(*row[1:]) for row in rows)
+        self.applied_times = {
+            tier: next(
+                (
+                    checkpoint.time
+                    for checkpoint in reversed(checkpoints)
+                    if self.has_applied(tier, checkpoint)
+                ),
+                NOTHING,
+            )
+            for tier, checkpoints in self.checkpoints.items()
         }
         """Tier -> time of its newest checkpoint with all earlier reports of its producers applied."""
         self.coverage = session.execute(_COVERAGE).all()
@@ -204,29 +234,33 @@ class Progress:
         self.verified: defaultdict[str, list[VerifiedRow]] = defaultdict(list)
         for problem in session.scalars(select(VerifiedRow).order_by(VerifiedRow.topic, VerifiedRow.number)):
             self.verified[problem.topic].append(problem)
-        self._marks: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
+        self._ends: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
         self._mirrored: dict[tuple[str, str], Mapping[str, int]] = {}
         self._ahead_until: dict[tuple[str, str], int] = {}
 
-    def _marks_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:
-        if (tier, topic) not in self._marks:
-            rows = self._session.execute(_MARKS, {"tier": tier, "topic": topic}).all()
-            self._marks[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
-        return self._marks[tier, topic]
+    def _ends_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:
+        if (tier, topic) not in self._ends:
+            rows = self._session.execute(_ENDS, {"tier": tier, "topic": topic}).all()
+            self._ends[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
+        return self._ends[tier, topic]
 
-    def has_heard(self, tier: str, beat: Beat) -> bool:
+    def has_applied(self, tier: str, checkpoint: Checkpoint) -> bool:
         """True if all reports that producers had sent before a checkpoint are applied."""
-        later = self.beats[tier].first(serial=beat.serial)  # its position was read after the counting
-        heard = self._heard_through.get(tier, 0)
-        if later is None or (later.reported_through or 0) > heard:
+        later = self.checkpoints[tier].first(
+            serial=checkpoint.serial
+        )  # its position was read after the counting
+        applied = self._applied_through.get(tier, 0)
+        if later is None or (later.reported_through or 0) > applied:
             return False
         # The applied reports may be those of the log before the new one.
-        return not self.beats[tier].began_anew or heard <= (self.beats[tier][-1].reported_through or 0)
+        return not self.checkpoints[tier].restarted or applied <= (
+            self.checkpoints[tier][-1].reported_through or 0
+        )
 
-    def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
+    def ends_at(self, tier: str, topic: str, checkpoint: Checkpoint) -> Ends:
         """Return the topic's positions at a checkpoint, without partitions deleted since."""
-        serials, ends = self._marks_of(tier, topic)
-        index = bisect_right(serials, beat.serial) - 1
+        serials, ends = self._ends_of(tier, topic)
+        index = bisect_right(serials, checkpoint.serial) - 1
         return self._there(tier, topic, ends[index]) if index >= 0 else {}
 
     def _there(self, tier: str, topic: str, ends: Ends) -> Ends:
@@ -235,9 +269,9 @@ class Progress:
             return ends
         return {partition: end for partition, end in ends.items() if partition in there}
 
-    def began(self, tier: str, topic: str) -> int | None:
+    def counted_since(self, tier: str, topic: str) -> int | None:
         """Return the log position after which a tier's reader counts a topic; None if it does not."""
-        return self._coverage[tier, topic].began
+        return self._coverage[tier, topic].counted_since
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
         """True if the aggregate cluster is counted up to the given ends of an origin."""
@@ -260,20 +294,26 @@ class Progress:
             if len(end) > 1 and end[1] == origin and end[3] is not None
         }
 
-    def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
+    def first_mirrored(
+        self, topic: str, needed: Mapping[str, Ends], serial: int
+    ) -> tuple[Checkpoint, Ends] | None:
         """Return the first checkpoint of `offline` after `serial` that covers `needed`, and its ends."""
-        beats = self.beats[OFFLINE]
-        serials, marks = self._marks_of(OFFLINE, topic)
-        first = beats.first(serial=serial)
+        checkpoints = self.checkpoints[OFFLINE]
+        serials, ends_by_serial = self._ends_of(OFFLINE, topic)
+        first = checkpoints.first(serial=serial)
         if first is None:
             return None
         for index in range(max(bisect_right(serials, first.serial) - 1, 0), len(serials)):
             if all(
-                _covers(self._origin_ends(topic, marks[index].values(), o), ends)
+                _covers(self._origin_ends(topic, ends_by_serial[index].values(), o), ends)
                 for o, ends in needed.items()
             ):
-                beat = beats.first(serial=max(serials[index], first.serial) - 1)
-                return None if beat is None else (beat, self._there(OFFLINE, topic, marks[index]))
+                checkpoint = checkpoints.first(serial=max(serials[index], first.serial) - 1)
+                return (
+                    None
+                    if checkpoint is None
+                    else (checkpoint, self._there(OFFLINE, topic, ends_by_serial[index]))
+                )
         return None
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:

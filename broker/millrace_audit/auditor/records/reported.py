@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 from millrace_audit.auditor import store
 from millrace_audit.auditor.records.batch import (
     Changes,
-    Heard,
+    Entry,
     Place,
     Producers,
-    Strangers,
+    RejectedRecords,
     names_hash,
     storable,
 )
@@ -50,20 +50,27 @@ def _debt(row: ProducerRow) -> tuple[int, bool]:
 class Reported:
     """Hellos and reports of one cluster's producers."""
 
-    def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
-        self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
+    def __init__(
+        self, session: Session, place: Place, changes: Changes, rejected_records: RejectedRecords
+    ) -> None:
+        self._session, self._place, self._changes, self._rejected_records = (
+            session,
+            place,
+            changes,
+            rejected_records,
+        )
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of the announced topics
         self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
         """Producer -> known (window, topic) among its rows in `held_open`."""
         self._open: dict[str, int] = {}
         # True if a hello may have been lost: while windows of that time are kept.
-        gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
+        gaps = select(store.LostReportsRow).where(store.LostReportsRow.origin == place.tier)
         self._has_gap = session.scalar(gaps.limit(1)) is not None
 
-    def take_all(self, heard: Sequence[Heard]) -> None:
+    def take_all(self, entries: Sequence[Entry]) -> None:
         """Apply hellos and reports in their order."""
-        numbers = [h.record.instance for h in heard if isinstance(h.record, Hello | Report)]
+        numbers = [h.record.instance for h in entries if isinstance(h.record, Hello | Report)]
         rows = self._producers.prepare(self._place.tier, numbers)
         link = store.ProducerTopicRow
         for some in store.slices([row.producer for row in rows if row.announced]):
@@ -71,7 +78,7 @@ class Reported:
             self._links.update((topic, producer) for topic, producer in self._session.execute(links))
         accepted = self._accepted([row for row in rows if row.announced])
         before = {row.producer: _debt(row) for row in accepted}
-        for entry in heard:
+        for entry in entries:
             self._take(entry)
         self._judge_again(accepted, before)
 
@@ -92,7 +99,7 @@ class Reported:
         starts = {row.producer: min(before[row.producer][0], owes_from(row)) for row in changed}
         judge_windows_of(self._session, starts)
 
-    def _take(self, entry: Heard) -> None:
+    def _take(self, entry: Entry) -> None:
         record = entry.record
         assert isinstance(record, Hello | Report)
         kind = type(record).__name__
@@ -114,7 +121,7 @@ class Reported:
         else:
             cause = self._report(row, record, entry)
         if cause:
-            self._strangers.add(entry, kind, cause)
+            self._rejected_records.add(entry, kind, cause)
 
     def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
         if row is not None and row.done:
@@ -152,7 +159,7 @@ class Reported:
             self._open[topic] = self._session.scalar(known) or 0
         if self._open[topic] < MOST_OPEN:
             return True
-        gap = store.UnheardRow
+        gap = store.LostReportsRow
         crowd = (gap.origin == self._place.tier, gap.topic == topic, gap.to.is_(None))
         if self._session.scalar(select(gap).where(*crowd)) is None:
             self._session.merge(gap(origin=self._place.tier, topic=topic, at=at))
@@ -169,7 +176,7 @@ class Reported:
                 insert(store.ProducerTopicRow), [{"topic": topic, "producer": row.producer}]
             )
 
-    def _report(self, row: ProducerRow | None, report: Report, entry: Heard) -> str:
+    def _report(self, row: ProducerRow | None, report: Report, entry: Entry) -> str:
         digest = hashlib.blake2b(entry.value, digest_size=16).digest()
         if row is None:
             if not self._has_gap:
@@ -198,18 +205,18 @@ class Reported:
         row.done = row.closed_through == FOR_EVER
         for news in report.windows:
             if not is_of_this_world(news.window):
-                self._strangers.add(entry, "Report", "a time that no producer may send")
+                self._rejected_records.add(entry, "Report", "a time that no producer may send")
             elif self._may_join(row, news.topic, entry.at):
                 self._join(row, news.topic)
                 change = self._changes.window(news.topic, news.window)
                 change.reports.append((row.producer, news))
-                row.be_in(news.window)
+                row.extend_to(news.window)
                 change.positions["reported", self._place.tier] = entry.at
                 change.positions["origins", self._place.tier] = 1
                 change.late |= promised >= news.window + WINDOW_MS  # the instance had closed it
             else:
                 row.first_report = row.next_report  # earlier reports are not all known
-                self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
+                self._rejected_records.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
         return ""
 
     def _held_open(self, row: ProducerRow, report: Report) -> int:

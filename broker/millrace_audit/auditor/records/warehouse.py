@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.records.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.records.batch import Changes, Entry, Place, Producers, RejectedRecords, storable
 from millrace_audit.auditor.records.gaps import note_counts_lost
 from millrace_audit.auditor.records.load_counts import LoadCounts, judge_again, judge_hour_again, state_of
 from millrace_audit.auditor.store import HistoryRow, TierRow, TopicRow, VerifiedRow
@@ -35,12 +35,22 @@ class Warehouse:
     """Records of the warehouse's reader, applied in their order."""
 
     def __init__(
-        self, session: Session, place: Place, changes: Changes, strangers: Strangers, producers: Producers
+        self,
+        session: Session,
+        place: Place,
+        changes: Changes,
+        rejected_records: RejectedRecords,
+        producers: Producers,
     ) -> None:
-        self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
+        self._session, self._place, self._changes, self._rejected_records = (
+            session,
+            place,
+            changes,
+            rejected_records,
+        )
         self._producers, self.loads = producers, LoadCounts(session, changes, producers)
 
-    def take(self, entry: Heard) -> None:
+    def take(self, entry: Entry) -> None:
         record, turn = entry.record, entry.turn
         assert turn is not None
         assert isinstance(record, LoadCount | TableCount | Verified | WarehouseState | Heartbeat)
@@ -50,25 +60,25 @@ class Warehouse:
             self._session.add(tier)
             self._session.flush()
         if turn < tier.turn:
-            self._strangers.add(entry, type(record).__name__, TURN_IS_OVER)
+            self._rejected_records.add(entry, type(record).__name__, TURN_IS_OVER)
             return
         tier.turn = turn
         serial = self._place.serial(entry.offset)
         if isinstance(record, LoadCount):
             if (cause := self.loads.take(record, serial)) is not None:
-                self._strangers.add(entry, "LoadCount", cause)
+                self._rejected_records.add(entry, "LoadCount", cause)
             windows = [each.window for each in record.rejected]
             windows += [each.window for each in record.unkeyed or ()]
             if not all(map(is_of_this_world, windows)):
                 cause = f"rows or rejected messages of topic {record.topic} have a time no producer sends"
-                self._strangers.add(entry, "LoadCount", cause)
+                self._rejected_records.add(entry, "LoadCount", cause)
         elif isinstance(record, Heartbeat) and record.time == NOTHING:
-            if tier.beaten_turn != turn:  # else it is a repeat
-                tier.beaten_turn, tier.beaten_number, tier.numbered_turn = turn, 0, turn
-        elif tier.beaten_turn != turn or record.number > tier.beaten_number:
-            if turn == tier.numbered_turn and record.number > tier.beaten_number + 1:
+            if tier.heartbeat_turn != turn:  # else it is a repeat
+                tier.heartbeat_turn, tier.heartbeat_number, tier.numbered_turn = turn, 0, turn
+        elif tier.heartbeat_turn != turn or record.number > tier.heartbeat_number:
+            if turn == tier.numbered_turn and record.number > tier.heartbeat_number + 1:
                 self._note_lost(entry.offset)
-            tier.beaten_turn, tier.beaten_number = turn, record.number
+            tier.heartbeat_turn, tier.heartbeat_number = turn, record.number
             if isinstance(record, TableCount):
                 self._table(record, serial)
             elif isinstance(record, Verified):
@@ -117,7 +127,7 @@ class Warehouse:
         for key, producer in self._producers.get_all("", keys).items():
             change = self._changes.window(table.topic, key.window)
             change.table.append((producer.producer, table.counts.tallies[key]))
-            producer.be_in(key.window)
+            producer.extend_to(key.window)
 
     def _state(self, state: WarehouseState) -> None:
         """Store the present state. A counted load that is gone or differs proves nothing any more."""

@@ -12,7 +12,7 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/v1/bad"): "read",
     ("GET", "/v1/facts"): "read",
     ("GET", "/v1/incidents"): "read",
-    ("GET", "/v1/strangers"): "read",
+    ("GET", "/v1/rejected-records"): "read",
     ("GET", "/console"): "read",
     ("GET", "/metrics"): "metrics",
     ("POST", "/v1/instances/{instance}/accept"): "accept",

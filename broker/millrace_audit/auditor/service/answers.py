@@ -134,7 +134,7 @@ def changes(session: Session, topic: str, since: str) -> Changes:
 
 
 _COLUMNS = select(
-    WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
+    WindowRow.window, WindowRow.revision, WindowRow.is_changed, WindowRow.positions, WindowRow.judged
 )
 
 
@@ -167,7 +167,7 @@ def _judged(topic: str, row: Any, now: int) -> Window:
         special = Special.BEING_JUDGED if row.window <= now else Special.IN_THE_FUTURE
         return replace(_special(topic, row.window, special), revision=row.revision)
     window = replace(window_from_json(row.judged), revision=row.revision)
-    if not row.dirty:
+    if not row.is_changed:
         return window
     pending = _special(topic, row.window, Special.BEING_JUDGED)
     verdict = overall((window.verdict, pending.verdict))
@@ -181,7 +181,7 @@ def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
     rows = (
         select(WindowRow.topic, *_COLUMNS.selected_columns)
-        .where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty))
+        .where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.is_changed))
         .where(or_(over, WindowRow.verdict == Verdict.INCOMPLETE))
         .order_by(worst, WindowRow.topic, WindowRow.window)
         .limit(most)
@@ -207,9 +207,9 @@ def heartbeats(session: Session) -> dict[str, int]:
     }
 
 
-def strangers(session: Session) -> list[dict[str, Any]]:
+def rejected_records(session: Session) -> list[dict[str, Any]]:
     """Return the rejected records with their causes, the newest first."""
-    table = store.StrangerRow
+    table = store.RejectedRecordRow
     columns = (table.place, table.kind, table.cause, table.who, table.count, table.first, table.last)
     rows = session.execute(select(*columns).order_by(table.last.desc()))
     return [{**row._mapping, "first": iso(row.first), "last": iso(row.last)} for row in rows]
@@ -232,7 +232,7 @@ _OF_TOPIC = WindowRow.topic == bindparam("topic")
 _FIRST = select(func.min(WindowRow.window)).where(_OF_TOPIC)
 _FIRST_DOUBTFUL = (
     select(WindowRow.window, WindowRow.verdict, WindowRow.judged)
-    .where(_OF_TOPIC, or_(~WindowRow.settled, WindowRow.verdict == Verdict.INCOMPLETE))
+    .where(_OF_TOPIC, or_(~WindowRow.is_final, WindowRow.verdict == Verdict.INCOMPLETE))
     .where(WindowRow.window >= bindparam("first"))
     .order_by(WindowRow.window)
     .limit(1)

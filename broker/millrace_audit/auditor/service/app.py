@@ -7,7 +7,7 @@
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, worst first
     GET  /v1/facts?topic=NAME&window=ISO&limit=N      facts about a window, and the outcome of each rule
     GET  /v1/incidents?open=true&topic=NAME&rule=NAME&owner=NAME&key=KEY&limit=N   incidents, worst first
-    GET  /v1/strangers                       rejected records
+    GET  /v1/rejected-records                rejected records
     GET  /v1/health                          time up to which each tier is counted; 503 while one lags
     GET  /metrics                            for Prometheus
     GET  /console                            the web page
@@ -218,11 +218,11 @@ def build_app(
             )
             return [to_json(incident) for incident in found]
 
-    @app.get("/v1/strangers")
-    def strangers() -> list[dict[str, Any]]:
+    @app.get("/v1/rejected-records")
+    def rejected_records() -> list[dict[str, Any]]:
         """List rejected records of the audit topics, with their causes."""
         with store.reading() as session:
-            return answers.strangers(session)
+            return answers.rejected_records(session)
 
     @app.get("/v1/health")
     def health(request: Request) -> JsonAnswer:

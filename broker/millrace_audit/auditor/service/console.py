@@ -39,7 +39,7 @@ from millrace_audit.auditor.records.progress import Progress, names_by_number
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.service.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.service.metrics import AuditNumbers
-from millrace_audit.auditor.store import AuditStore, LoadRow, StrangerRow, WindowRow
+from millrace_audit.auditor.store import AuditStore, LoadRow, RejectedRecordRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.mirrors import NO_ID
@@ -269,11 +269,11 @@ class _Console:
         by_topic: defaultdict[str, list[PartitionLine]] = defaultdict(list)
         for line in partitions:
             by_topic[line.topic].append(line)
-        heard = answers.heartbeats(session)
-        strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
+        newest = answers.heartbeats(session)
+        rejected_records = session.scalar(select(func.sum(RejectedRecordRow.count))) or 0
         tiers = [
-            (tier, utc(heard[tier]) if tier in heard else None, (self._now - heard.get(tier, 0)) / 1000)
-            for tier in dict.fromkeys((*self._options.origins, OFFLINE, *sorted(heard)))
+            (tier, utc(newest[tier]) if tier in newest else None, (self._now - newest.get(tier, 0)) / 1000)
+            for tier in dict.fromkeys((*self._options.origins, OFFLINE, *sorted(newest)))
         ]
         view, span = self._view, self._view.days * DAY_MS
         return {
@@ -296,7 +296,7 @@ class _Console:
             "by_topic": by_topic,
             "mirrors": _mirrors(partitions),
             "loads": _loads(session),
-            "strangers": strangers,
+            "rejected_records": rejected_records,
         }
 
     def _scale(self) -> str:

@@ -32,10 +32,10 @@ _COLUMNS = select(
     WindowRow.positions,
     WindowRow.judged,
     WindowRow.verdict,
-    WindowRow.settled,
-    WindowRow.last_settled,
+    WindowRow.is_final,
+    WindowRow.last_final,
     WindowRow.revision,
-    WindowRow.dirty,
+    WindowRow.is_changed,
 )
 
 
@@ -80,18 +80,18 @@ def _stored(row: Any, facts: WindowFacts, judged: Judged) -> dict[str, Any]:
     """Return the verdict in the database. `note` explains why it differs from the verdict on the facts."""
     note = ""
     if row.verdict != judged.verdict:
-        if row.judged is None or row.dirty:
+        if row.judged is None or row.is_changed:
             note = "new facts have arrived and are not judged yet"
-        elif row.settled:
+        elif row.is_final:
             note = "it was final before some of these facts were known, and final verdicts stay"
         else:
             note = "the facts have changed since the last turn of judging, and the next turn judges them"
     return {
         "verdict": row.verdict,
-        "is_final": row.settled,
-        "last_final": row.last_settled,
+        "is_final": row.is_final,
+        "last_final": row.last_final,
         "revision": row.revision,
-        "has_new_facts": row.dirty,
+        "has_new_facts": row.is_changed,
         "note": note,
     }
 

@@ -69,12 +69,12 @@ def _judged_hours(
     ranks = {str(verdict): rank for rank, verdict in enumerate(_WORST_FIRST)}
     pending = ranks[Verdict.PENDING]
     rank = case(ranks, value=WindowRow.verdict, else_=pending)
-    rank = case((WindowRow.dirty & (rank > pending), pending), else_=rank)
+    rank = case((WindowRow.is_changed & (rank > pending), pending), else_=rank)
     hour = WindowRow.window - WindowRow.window % HOUR_MS
     here = (WindowRow.window >= start, WindowRow.window < end)
     # Nearly all hours are complete: querying only the others is several times as fast.
     not_complete = select(WindowRow.topic, hour, func.min(rank)).group_by(WindowRow.topic, hour)
-    not_complete = not_complete.where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty), *here)
+    not_complete = not_complete.where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.is_changed), *here)
     hours = select(literal(start, BigInteger).label("start")).cte(recursive=True)
     next_hour = hours.c.start + HOUR_MS
     hours = hours.union_all(select(next_hour).where(next_hour < end))

@@ -18,7 +18,7 @@ from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor.judging import incidents
 from millrace_audit.auditor.judging.topic_facts import is_listed
 from millrace_audit.auditor.service import answers
-from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
+from millrace_audit.auditor.store import AuditStore, RejectedRecordRow, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
@@ -81,7 +81,7 @@ class AuditNumbers(Collector):
         pending = GaugeMetricFamily(
             "millrace_audit_oldest_pending_seconds", "Age of the oldest pending window", labels=["topic"]
         )
-        marks = GaugeMetricFamily(
+        watermarks = GaugeMetricFamily(
             "millrace_audit_watermark_age_seconds", "How far the watermark is behind", labels=["topic"]
         )
         behind = GaugeMetricFamily(
@@ -106,20 +106,22 @@ class AuditNumbers(Collector):
                     pending.add_metric([topic], max(now - first - WINDOW_MS, 0) / 1000)
             for known in answers.topics(session, self._options):
                 if known.watermark is not None:
-                    marks.add_metric([known.topic], max(now / 1000 - known.watermark.timestamp(), 0))
+                    watermarks.add_metric([known.topic], max(now / 1000 - known.watermark.timestamp(), 0))
             for tier, heartbeat in answers.heartbeats(session).items():
                 behind.add_metric([tier], max(now - heartbeat, 0) / 1000)
             still_open = incidents.find(session, self._options, is_open=True)
-            strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
+            rejected_records = session.scalar(select(func.sum(RejectedRecordRow.count))) or 0
         for labels, count in incidents.by_labels(still_open).items():
             causes.add_metric(labels, count)
         for rule in sorted({one.rule for one in still_open}):
             of_rule = [one for one in still_open if one.rule == rule]
             oldest.add_metric([rule], max(one.duration_s for one in of_rule))
             hours.add_metric([rule], sum(len(some) for one in of_rule for some in one.hours.values()))
-        yield from (windows, pending, marks, behind, causes, oldest, hours)
+        yield from (windows, pending, watermarks, behind, causes, oldest, hours)
         yield GaugeMetricFamily(
-            "millrace_audit_strangers", "Rejected records of unknown or unauthorized writers", strangers
+            "millrace_audit_rejected_records",
+            "Rejected records of unknown or unauthorized writers",
+            rejected_records,
         )
         yield GaugeMetricFamily(
             "millrace_audit_unapplied_bytes", "Of the audit topics, not applied yet", self.unapplied

@@ -102,9 +102,9 @@ class Evidence:
         observed = [each for producers in self.observed.values() for each in producers.values()]
         flats = [each.ranges for each in observed]
         sums = [each.fingerprint for each in observed]
-        for told in self.reported.values():
-            flats += told.acknowledged, told.failed
-            sums += told.fingerprint, told.failed_fingerprint
+        for applied_at in self.reported.values():
+            flats += applied_at.acknowledged, applied_at.failed
+            sums += applied_at.fingerprint, applied_at.failed_fingerprint
         ranges = sum(map(len, flats)) // 2 + _RANGES_OF_STRONG * sum(map(is_strong, sums))
         return Evidence(is_too_much=True) if self.is_too_much or ranges > MOST_RANGES_KEPT else self
 

@@ -10,7 +10,7 @@ To add a fact, add a field to `WindowFacts` and read it in one of two places:
 - `judging`, with the evidence, for a fact that takes a query for each window. It is read only when the window
   is judged, after new evidence or with another digest, and never for windows without events.
 
-A final window is judged again only after new evidence, or when it is marked `dirty`, as by `_doubt_table`.
+A final window is judged again only after new evidence, or when it is marked as changed, as by `_doubt_table`.
 
     origin         cluster that producers send to; an event's home is the origin where it was acknowledged
     tier           place that holds events: a home, `offline`, `warehouse`, or the published `table`

@@ -294,7 +294,7 @@ def _sources(which: Callable[[Source], bool]) -> Find:
 ACCEPT = 'millrace audit --accept {instance} --reason "…"'
 ACCEPT_SERVICE = 'millrace audit --accept-service NAME --reason "…"'
 REPLACE = 'millrace audit {topic} --replace-loads --reason "…"'
-STRANGERS = "curl AUDITOR/v1/strangers"
+REJECTED_RECORDS = "curl AUDITOR/v1/rejected-records"
 
 SPECIAL_RULES = (
     Rule("topic-unknown", UNKNOWN, "No producer and no reader has ever named the topic.",
@@ -340,7 +340,7 @@ RULES = (
          "MillraceEventsMissing"),
     Rule("unexpected", INCOMPLETE, "A tier holds events that were neither reported nor in the tier before.",
          _different("unexpected", OFFLINE, WAREHOUSE, TABLE, is_home=True),
-         "{count} unexpected at {tier} ({who})", STRANGERS, "{tier}", "MillraceStrangers"),
+         "{count} unexpected at {tier} ({who})", REJECTED_RECORDS, "{tier}", "MillraceRejectedRecords"),
     Rule("altered", INCOMPLETE, "A tier holds the right events with other content.",
          _different("altered", OFFLINE, is_home=True),
          "{count} altered at {tier} ({who})", "millrace log dump DIR", "{tier}", "MillraceEventsMissing"),

@@ -24,12 +24,12 @@ _AT_ONCE = 1000
 """Most windows to fold in one transaction."""
 
 
-def tidy(session: Session, options: AuditOptions) -> bool:
+def expire(session: Session, options: AuditOptions) -> bool:
     """Fold unchanged complete windows, delete expired ones; return True if there is more to do."""
     now = options.clock_ms()
     kept_from = window_start(now - options.keep_ms)
     old = (
-        WindowRow.touched < kept_from,
+        WindowRow.changed_at < kept_from,
         WindowRow.window < kept_from,
         WindowRow.verdict != Verdict.INCOMPLETE,
     )
@@ -38,16 +38,16 @@ def tidy(session: Session, options: AuditOptions) -> bool:
         row = session.get_one(TopicRow, topic)
         row.kept_from = max(row.kept_from, last + WINDOW_MS)
         session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
-    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # of wrong clocks
+    far = (WindowRow.changed_at < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # of wrong clocks
     session.execute(delete(WindowRow).where(*far))
     incidents.forget(session, now, kept_from)
     _forget_producers(session, now, kept_from)
     forget_decisions(session, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - options.keep_ms))
-    session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
+    session.execute(delete(store.LostReportsRow).where(store.LostReportsRow.until < kept_from))
     _forget_loads(session, kept_from)
-    still = (WindowRow.touched < now - options.fold_after_ms, ~WindowRow.folded)
-    complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
+    still = (WindowRow.changed_at < now - options.fold_after_ms, ~WindowRow.folded)
+    complete = (WindowRow.is_final, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
     folded = [
         {
@@ -60,13 +60,13 @@ def tidy(session: Session, options: AuditOptions) -> bool:
     ]
     if folded:
         session.execute(update(WindowRow), folded)
-    still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
+    still_open = select(func.min(WindowRow.window)).where(~WindowRow.is_final, is_listed(WindowRow.topic))
     first_open = session.scalar(still_open)
-    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # it has no checkpoints
-    if heard:
-        progress.forget(
-            session, min(*heard, FOR_EVER if first_open is None else first_open) - progress.ALL_KEPT_MS
-        )
+    # The warehouse has no checkpoints.
+    times = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]
+    if times:
+        needed_from = min(*times, FOR_EVER if first_open is None else first_open)
+        progress.forget(session, needed_from - progress.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE
 
 
@@ -87,7 +87,7 @@ def _forget_loads(session: Session, kept_from: int) -> None:
         session.execute(
             delete(changed).where(changed.topic == topic, changed.hour < before, changed.number < newest)
         )
-    session.execute(delete(parts).where(parts.told < kept_from, ~parts.waits))
+    session.execute(delete(parts).where(parts.applied_at < kept_from, ~parts.waits))
 
 
 def _forget_producers(session: Session, now: int, kept_from: int) -> None:
