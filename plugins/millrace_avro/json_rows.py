@@ -2,6 +2,8 @@
 
     Avro                                 JSON
     boolean, string                      the same
+    string with `"millrace.json":
+        "text"`                          text, or any other value, whose JSON is taken
     int, long                            a whole number within the type's range; `1.0` is refused
     float, double                        a number
     timestamp-*, time-*                  a whole number in the type's unit
@@ -286,11 +288,17 @@ def _plain(node: avro.Plain, path: str) -> _Form:
         return _fixed(node)
     if node == avro.NULL:
         return _Form(None, lambda values: pa.nulls(len(values), type_))
-    if node.is_iso and pa.types.is_timestamp(type_):
+    if node.json_form == "iso" and pa.types.is_timestamp(type_):
         return _iso(node, path)
+    if node.json_form == "text" and node.kind == "string":
+        return _Form(Any, lambda values: pa.array(list(map(_text, values)), type_))
     if node.kind in ("int", "long"):
         return _whole_number(node)
     return _Form(_SIMPLE[node.kind], lambda values: pa.array(values, type_))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _fixed(node: avro.Fixed) -> _Form:

@@ -59,8 +59,10 @@ class Leaf:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
-    is_iso: bool = field(default=False, compare=False)
-    """True if JSON holds the timestamp as ISO 8601 text: the schema has `"millrace.json": "iso"`."""
+    json_form: str = field(default="", compare=False)
+    """`iso` for a timestamp that JSON holds as text, `text` for a string that takes any JSON: the schema's
+    `millrace.json`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ class _Parser:
             return self.named[schema] if defined else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
-            return Leaf(kind, *_logical(schema, kind), is_iso=schema.get("millrace.json") == "iso")
+            return Leaf(kind, *_logical(schema, kind), json_form=str(schema.get("millrace.json", "")))
         if kind == "array":
             items = self.node(schema["items"], inside, depth + 1)
             if min_bytes(items) == 0:

@@ -61,6 +61,9 @@ MONEY = logical("bytes", "decimal", precision=4, scale=2)
     [
         ("boolean", True, True),
         ("string", "é", "é"),
+        ({"type": "string", "millrace.json": "text"}, "x", "x"),
+        ({"type": "string", "millrace.json": "text"}, {"x": [1, None]}, '{"x":[1,null]}'),
+        (["null", {"type": "string", "millrace.json": "text"}], None, None),
         ("int", -(1 << 31), -(1 << 31)),
         ("long", (1 << 63) - 1, (1 << 63) - 1),
         ("float", 1, 1.0),
