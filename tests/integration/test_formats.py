@@ -15,6 +15,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
+from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.requests import Load
@@ -48,9 +49,18 @@ def order(number: int, **more: Any) -> bytes:
     return json.dumps({"id": number, "placedAt": "2015-05-17T11:00:00Z", **more}).encode()
 
 
-def load(spark: SparkSession, site: TestSite, warehouse: Path, topic: str, **changes: str) -> Any:
-    places = {"bootstrap": site.cluster.bootstrap, "registry": site.registry, "warehouse": str(warehouse)}
-    request = Load(topics=[topic], run_id=uuid4().hex, cut_bytes=200_000, **{**places, **changes})
+def load(
+    spark: SparkSession, site: TestSite, warehouse: Path, topic: str, *, format: str = "", time: str = ""
+) -> LoadResult:
+    request = Load(
+        topics=[topic],
+        bootstrap=site.cluster.bootstrap,
+        registry=site.registry,
+        warehouse=str(warehouse),
+        format=format,
+        time=time,
+        cut_bytes=200_000,
+    )
     (result,) = load_topics(spark, request)
     return result
 

@@ -199,8 +199,9 @@ class Decoder:
         self, json: JsonDecoder, partition: int, frames: Frames, ids: Longs, stats: RangeStats
     ) -> Iterator[DecodedBatch]:
         """Yield one batch of objects without the id of a JSON Schema (-1), then one for each id."""
-        for schema_id in np.unique(ids).tolist():
-            part = frames.select(np.flatnonzero(ids == schema_id))
+        kinds = [int(ids[0])] if (ids == ids[0]).all() else np.unique(ids).tolist()
+        for schema_id in kinds:
+            part = frames if len(kinds) == 1 else frames.select(np.flatnonzero(ids == schema_id))
             start = part.value if schema_id < 0 else part.value + PREFIX_BYTES
             decoded = json.decode(part.buffer, start, part.value + part.value_size)
             shown = None if schema_id < 0 else schema_id
