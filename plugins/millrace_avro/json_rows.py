@@ -48,6 +48,10 @@ LOOKED_AT = 100
 MAX_UNKNOWN_FIELDS = 20
 """Most names of unknown fields that are counted: a producer may use values as names."""
 _NAME_CHARACTERS = 100
+MAX_VALUES = 10_000_000
+"""Most values that the objects of one message may stand for, where arrays or maps hold records."""
+SLICE_VALUES = 1_000_000
+"""Number of such values after which messages become columns."""
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
 _WITH_PATH = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 _QUOTED = re.compile(r"Invalid enum value .*", re.DOTALL)
@@ -77,6 +81,7 @@ class JsonDecoder:
         struct, self._columns = _record(table, "")
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
         self._table = table
+        self._widest = _widest(table)
         self.unknown: Counter[str] = Counter()
         """Field that no column takes -> messages with it, of the messages that were searched."""
 
@@ -86,28 +91,55 @@ class JsonDecoder:
         Each JSON object lies from a start to an end.
         """
         values, faults = _cut(buffer, start, end), Faults(len(start))
-        try:
-            columns = self._arrays(list(map(self._decode, values)))
-        except _BROKEN:
-            columns = self._arrays(self._good_rows(values, faults))
+        parts = [self._decode_part(values, rows, faults) for rows in self._parts(values, faults)]
+        columns = parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
         searched = {*range(0, len(values), LOOKED_AT), *faults.reasons}
         for row in searched:
             self._note_unknown(values[row])
         return columns, faults
 
+    def _parts(self, values: Sequence[bytes], faults: Faults) -> Iterator[Sequence[int]]:
+        """Yield the rows in parts that stand for about SLICE_VALUES values at most.
+
+        An empty object of two bytes in an array stands for all fields of its record.
+        """
+        if not self._widest:
+            yield range(len(values))
+            return
+        part: list[int] = []
+        held = 0
+        for row, value in enumerate(values):
+            weight = value.count(b"{") * self._widest
+            if weight > MAX_VALUES:
+                reason = f"more than {MAX_VALUES:,} values in one message; send fewer objects in each"
+                faults.mark(np.array([row]), reason)
+                continue
+            part.append(row)
+            held += weight
+            if held > SLICE_VALUES:
+                yield part
+                part, held = [], 0
+        yield part
+
+    def _decode_part(self, values: Sequence[bytes], rows: Sequence[int], faults: Faults) -> list[pa.Array]:
+        try:
+            return self._arrays(list(map(self._decode, map(values.__getitem__, rows))))
+        except _BROKEN:
+            return self._arrays(self._good_rows(values, rows, faults))
+
     def _arrays(self, rows: Values) -> list[pa.Array]:
         return [column(rows) for column in self._columns]
 
-    def _good_rows(self, values: Sequence[bytes], faults: Faults) -> list[Any]:
-        rows = []
-        for number, value in enumerate(values):
+    def _good_rows(self, values: Sequence[bytes], rows: Sequence[int], faults: Faults) -> list[Any]:
+        good = []
+        for row in rows:
             try:
-                row = self._decode(value)
-                self._arrays([row])
-                rows.append(row)
+                decoded = self._decode(values[row])
+                self._arrays([decoded])
+                good.append(decoded)
             except _BROKEN as error:
-                faults.mark(np.array([number]), _reason(error))
-        return rows
+                faults.mark(np.array([row]), _reason(error))
+        return good
 
     def _note_unknown(self, value: bytes) -> None:
         try:
@@ -158,6 +190,18 @@ def _unknown(node: avro.Node, value: Any, path: str) -> Iterator[str]:
                 yield from _unknown(types[name], item, f"{path}{name}.")
             else:
                 yield f"{path}{name}"[:_NAME_CHARACTERS]
+
+
+def _widest(node: avro.Node, *, is_repeated: bool = False) -> int:
+    """Return the number of fields of the widest record in an array or a map, 0 without such a record."""
+    if isinstance(node, avro.Record):
+        inner = max((_widest(field.type, is_repeated=is_repeated) for field in node.fields), default=0)
+        return max(inner, len(node.fields) if is_repeated else 0)
+    if isinstance(node, avro.Union):
+        return max((_widest(branch, is_repeated=is_repeated) for branch in node.branches), default=0)
+    if isinstance(node, avro.Array | avro.Map):
+        return _widest(node.items if isinstance(node, avro.Array) else node.values, is_repeated=True)
+    return 0
 
 
 def _record(node: avro.Record, path: str) -> tuple[type, list[Callable[[Values], pa.Array]]]:

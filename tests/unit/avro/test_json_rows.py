@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
+from millrace_avro import json_rows
 from millrace_avro.json_rows import JsonDecoder
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Array, Enum, Fixed, Leaf, Map, Node, Record, SchemaError, Union
@@ -212,6 +213,21 @@ def test_fields_that_no_column_takes_are_counted_in_one_message_of_a_hundred_and
     assert decoder.unknown == {"a.c": 3, "x": 3, "y": 1}
     decoder.decode(*in_one_buffer([json.dumps({"a": [], **{f"n{n}": 1 for n in range(50)}}).encode()]))
     assert len(decoder.unknown) == 20
+
+
+def test_many_empty_objects_of_a_wide_record_are_decoded_in_parts_and_refused_above_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_rows, "SLICE_VALUES", 5)
+    monkeypatch.setattr(json_rows, "MAX_VALUES", 10)
+    schema = schema_of({"type": "array", "items": INNER})
+    values = [a([{}] * size) for size in (1, 9, 3, 10, 0, 4)]
+    rows, reasons = decoded(schema, *values, b"{")
+    assert [len(row["a"]) for row in rows] == [1, 9, 3, 0, 4]
+    assert reasons == {
+        3: "more than 10 values in one message; send fewer objects in each",
+        6: "Input data was truncated",
+    }
 
 
 def as_json(node: Node, value: Any) -> Any:
