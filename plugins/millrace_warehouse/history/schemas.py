@@ -126,6 +126,8 @@ def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list
         problems.append(
             f"it follows schema {table_schema.previous_schema_id}, but the schema before it is not that one"
         )
+    if before is not None and table_schema.messages != before.messages:
+        problems.append("it has another format or time field than the schema before it")
     return problems
 
 

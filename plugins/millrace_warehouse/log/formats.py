@@ -8,6 +8,7 @@ bytes, text   any message: the columns `value` and `headers`, without a schema i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,9 @@ def check_format(messages: MessageFormat, table: Record) -> None:
 
 def check_is_avro(client: ClusterClient, topic: str) -> None:
     """Raise MillraceError if all of the topic's newest messages look like another format than Avro."""
-    looks = {name_format(value) for value in newest_values(client, topic, _LOOKED_AT)}
+    looks = set[str]()
+    with suppress(CorruptMessage):  # reported when the records are read
+        looks = {name_format(value) for value in newest_values(client, topic, _LOOKED_AT)}
     if len(looks) == 1 and (other := _OTHER_FORMATS.get(looks.pop())):
         what, format = other
         raise MillraceError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from millrace_avro import json_rows
 from millrace_avro.json_rows import JsonDecoder
@@ -271,6 +272,13 @@ def _is_simple(node: Node) -> bool:
     if isinstance(node, Array | Map):
         return _is_simple(node.items if isinstance(node, Array) else node.values)
     return True
+
+
+@given(st.lists(st.binary(max_size=30) | st.text('{}[]":,a1.eE-+\\u nulltrf', max_size=30).map(str.encode)))
+def test_whatever_the_bytes_are_each_message_is_a_row_or_has_a_reason(values: list[bytes]) -> None:
+    schema = schema_of(["null", {"type": "array", "items": ["null", "string"]}])
+    rows, reasons = decoded(schema, *values)
+    assert len(rows) + len(reasons) == len(values)
 
 
 @given(messages(blocks=True))
