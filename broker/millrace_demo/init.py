@@ -150,11 +150,11 @@ def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
         )
     file = folder / "schemas" / f"{topic}.avsc"
     _create(file, json.dumps(drafted.schema, indent=2, ensure_ascii=False) + "\n")
-    say(f"It is a guess from {drafted.objects:,} JSON objects:")
+    say(f"The schema is a guess from {drafted.objects:,} JSON objects:")
     others = [f"{drafted.others:,} messages are no JSON objects"] if drafted.others else []
     for note in [*drafted.notes, *others]:
         say(f"  {note}")
-    say(f"Correct it. Add the topic to the file of topics, which {VARIABLE} names:")
+    say(f"Correct the file. Add the topic to the file of topics, which {VARIABLE} names:")
     say(f"  [{_key(topic)}]")
     say('  format = "json"')
     say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")

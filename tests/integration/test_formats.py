@@ -92,7 +92,7 @@ def test_a_topic_of_json_is_drafted_loaded_published_and_read(
         *("init", "schema", ORDERS, "--from-topic", "--bootstrap", bootstrap, "--folder", str(tmp_path))
     )
     assert drafted.returncode == 0, drafted.stderr
-    assert "It is a guess from 200 JSON objects" in drafted.stdout
+    assert "The schema is a guess from 200 JSON objects" in drafted.stdout
     assert "placedAt: taken as times of ISO 8601" in drafted.stdout
     applied = run_millrace(
         *("schemas", "apply", str(tmp_path / "schemas"), "--plain", "--registry", site.registry)
