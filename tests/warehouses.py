@@ -24,6 +24,7 @@ from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
 from millrace_warehouse.storage import Storage, open_storage
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process, wait_until
@@ -45,7 +46,13 @@ EMPTY_EVENT: dict[str, Any] = {
 
 
 def load_here(
-    bootstrap: str, registry: str, warehouse: Path, topic: str, *, subject: str = "PageView"
+    bootstrap: str,
+    registry: str,
+    warehouse: Path,
+    topic: str,
+    *,
+    subject: str = "PageView",
+    messages: MessageFormat = AVRO_MESSAGES,
 ) -> LoadResult:
     """Load what is new of a topic as `millrace load` does, its tasks in this process."""
     storage = open_storage(str(warehouse))
@@ -57,7 +64,7 @@ def load_here(
             table_schema = pinned(folder, used)
             if table_schema is None:
                 latest = schemas.latest(subject)
-                table_schema = pin_first(folder, latest.schema_id, latest.schema)
+                table_schema = pin_first(folder, latest.schema_id, latest.schema, messages)
             return Pinned.from_schema(table_schema, connect, schemas.find_schema)
 
         context = LoadContext(

@@ -2,7 +2,8 @@
 
     [PageView]                     a file in TOML, with a table for each topic
     ["shop.orders.v1"]             a name with dots is in quotes
-    subject = "topic-value"
+    format = "json"
+    time = "placedAt"
     proof = "carried"
     [Click]
     owner = "team-web"
@@ -30,6 +31,7 @@ from millrace.topic_names import check_topic_name
 VARIABLE = "MILLRACE_TOPICS_FILE"
 PROOFS = ("complete", "carried")
 FINGERPRINTS = ("fast", "strong")
+FORMATS = ("avro", "json", "bytes", "text")
 MAX_OWNER_CHARACTERS = 200
 
 
@@ -41,6 +43,11 @@ class TopicPolicy:
     """Subject in the registry, or strategy that names it, as in `--subject TOPIC=`; empty for the default."""
     owner: str = ""
     """Team or person that owns the topic, named by Airflow and the auditor; empty for no owner."""
+    format: str = ""
+    """Format of the topic's messages, one of FORMATS; empty for the one of its first load, which is `avro` by
+    default."""
+    time: str = ""
+    """Field with the time of an event without an audit header; empty for the record's time."""
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     fingerprint: str = "fast"
@@ -96,6 +103,8 @@ def _policy(table: object, where: str) -> TopicPolicy:
     if any(isinstance(value, dict) for value in table.values()):
         raise ConfigError(f'{where} holds another table: write a name with dots in quotes, like ["a.b"]')
     policy = from_mapping(TopicPolicy, table, where)
+    if policy.format not in ("", *FORMATS):
+        raise ConfigError(f"{where}: format {policy.format!r} is unknown: write {' or '.join(FORMATS)}")
     if policy.proof not in PROOFS:
         raise ConfigError(f"{where}: proof {policy.proof!r} is unknown: write {' or '.join(PROOFS)}")
     if policy.fingerprint not in FINGERPRINTS:

@@ -15,16 +15,22 @@ from typing import Any
 
 import click
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.samples import newest_values
 from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.installation import shipped
 from millrace.printing import say
+from millrace.topic_names import check_topic_name
 from millrace.topics_file import VARIABLE, read_policies
+from millrace_demo.draft import draft, record_name
 from millrace_registry.directory import AUDIT_HEADER
 
 DEPLOYMENT = "millrace.toml"
 ENVIRONMENT = "airflow.env"
 PARTITIONS = 2
+SAMPLED = 10_000
+"""Most messages from which a schema is drafted."""
 TOPICS = "topics.toml"
 _HEADER = {
     "name": "header",
@@ -82,11 +88,10 @@ def event(name: str, folder: Path) -> None:
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,199}", name):
         raise MillraceError(f"{name!r} is no name of an event: take letters and digits, like OrderPlaced")
-    record = "".join(part[:1].upper() + part[1:] for part in re.split(r"[.-]", name))
     service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.-]+", "_", name).lower()
     schema = {
         "type": "record",
-        "name": record if "." in name or "-" in name else name,
+        "name": record_name(name),
         "namespace": "example",
         "doc": f"What happened when there is a {name}.",
         "fields": [
@@ -117,6 +122,47 @@ def event(name: str, folder: Path) -> None:
         lines = create + send
     for line in lines:
         say(line)
+
+
+@init.command()
+@click.argument("topic")
+@click.option(
+    "--from-topic", is_flag=True, required=True, help="Draft the schema from the topic's newest messages."
+)
+@click.option(
+    "--bootstrap", required=True, metavar="HOST:PORT", help="Brokers of a cluster that has the topic."
+)
+@_folder_option
+def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
+    """Draft the schema of JSON topic TOPIC from up to 10,000 of its newest messages.
+
+    The schema is schemas/TOPIC.avsc; nothing is registered. The guesses and the next commands are printed.
+
+    Example: millrace init schema shop.orders.v1 --from-topic --bootstrap 127.0.0.1:9392
+    """
+    check_topic_name(topic)
+    with ClusterClient(bootstrap) as client:
+        drafted = draft(topic, newest_values(client, topic, SAMPLED))
+    if not drafted.objects:
+        raise MillraceError(
+            f"the newest messages of {topic} hold no JSON object ({drafted.others} other messages): write a"
+            ' schema by hand, or load the topic with format = "bytes"'
+        )
+    file = folder / "schemas" / f"{topic}.avsc"
+    _create(file, json.dumps(drafted.schema, indent=2, ensure_ascii=False) + "\n")
+    say(f"The schema is a guess from {drafted.objects:,} JSON objects:")
+    others = [f"{drafted.others:,} messages are no JSON objects"] if drafted.others else []
+    for note in [*drafted.notes, *others]:
+        say(f"  {note}")
+    say(f"Correct the file. Add the topic to the file of topics, which {VARIABLE} names:")
+    say(f"  [{_key(topic)}]")
+    say('  format = "json"')
+    say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")
+    say("Then register the schema, and load the topic:")
+    say(f"  millrace schemas apply {folder / 'schemas'} --plain --registry http://127.0.0.1:8081")
+    say(
+        f"  millrace load {topic} --warehouse FOLDER --bootstrap {bootstrap} --registry http://127.0.0.1:8081"
+    )
 
 
 @init.command()

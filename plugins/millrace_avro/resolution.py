@@ -96,7 +96,7 @@ def field_pairs(
         elif field.default is avro.MISSING:
             raise SchemaError(f"{path}{field.name}: the writer has no such field and there is no default")
         else:
-            defaults[number] = _default_of(field, path)
+            defaults[number] = default_of(field, path)
     pairs: list[tuple[avro.Field, avro.Node, int | None]] = []
     for field in writer.fields:
         to = numbers.get(field.name)
@@ -247,7 +247,7 @@ def _finite(value: Any) -> Any:
 _NO_DEFAULT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 
 
-def _default_of(field: avro.Field, path: str) -> Any:
+def default_of(field: avro.Field, path: str) -> Any:
     """Return a field's default as pyarrow takes it.
 
     Raise SchemaError when it does not fit the field's type.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 import fastavro.schema
@@ -59,6 +59,10 @@ class Leaf:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    json_form: str = field(default="", compare=False)
+    """`iso` for a timestamp that JSON holds as text, `text` for a string that takes any JSON: the schema's
+    `millrace.json`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Field:
     type: Node
     aliases: tuple[str, ...] = ()
     default: Any = MISSING
+    json_name: str = field(default="", compare=False)
+    """Name of the field in JSON, where that is no Avro name: the schema has it as `millrace.name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +239,7 @@ class _Parser:
             return self.named[schema] if defined else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
-            return Leaf(kind, *_logical(schema, kind))
+            return Leaf(kind, *_logical(schema, kind), json_form=str(schema.get("millrace.json", "")))
         if kind == "array":
             items = self.node(schema["items"], inside, depth + 1)
             if min_bytes(items) == 0:
@@ -267,6 +273,7 @@ class _Parser:
             self.node(field["type"], inside, depth + 1),
             tuple(field.get("aliases", ())),
             field.get("default", MISSING),
+            str(field.get("millrace.name", "")),
         )
 
 

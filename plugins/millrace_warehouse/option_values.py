@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
-from millrace.topics_file import TopicPolicies, read_policies
+from millrace.topics_file import FORMATS, TopicPolicies, read_policies
 from millrace_registry.subjects import Subjects
 
 T = TypeVar("T")
@@ -95,6 +95,13 @@ def checked_pattern(text: str, option: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ConfigError(f"{option} {text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def message_format(text: str, option: str) -> str:
+    """Return the name of a format, or empty for an empty value."""
+    if text and text not in FORMATS:
+        raise ConfigError(f"{option} {text!r} is unknown: give {' or '.join(FORMATS)}")
     return text
 
 

@@ -114,6 +114,18 @@ class Load:
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
+    format: str = option(
+        "--format FORMAT",
+        "Format of the messages: avro, json, bytes or text. The first load of a topic pins it.  [default:"
+        " avro]",
+        option_values.message_format,
+        default="",
+    )
+    time: str = option(
+        "--time FIELD",
+        "Field with the time of an event. The first load of a topic pins it.  [default: the record's time]",
+        default="",
+    )
     auditor: str = option(
         "--auditor URL",
         "Auditor to ask whether the topic's folder has every load that it has counted.",
@@ -172,6 +184,8 @@ class Load:
         return dataclasses.replace(
             self,
             topics=[topic],
+            format=self.format or policy.format,
+            time=self.time or policy.time,
             max_bytes=most if self.max_bytes is None else self.max_bytes,
             max_rejected=self.max_rejected or policy.max_rejected,
             accept_rejected=self.accept_rejected or policy.accept_rejected,

@@ -39,6 +39,7 @@ from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.turns import Seat, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.history.layout import Topic, read_load
+from millrace_warehouse.log.formats import MessageFormat
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
@@ -62,6 +63,7 @@ TOPICS = [
     "shrunk",
     "shown",
     "edited",
+    "orders-json",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 
@@ -459,6 +461,44 @@ def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_u
     numbers = httpx.get(f"{world.url}/metrics").text
     assert 'millrace_audit_windows{topic="mixed",verdict="carried"} 1.0' in numbers
     assert 'millrace_audit_delay_seconds_bucket{le="+Inf",tier="offline",topic="mixed"} 1.0' in numbers
+
+
+def test_an_hour_of_json_objects_is_not_proven_while_one_of_them_is_rejected(world: World) -> None:
+    schema = {
+        "type": "record",
+        "name": "Order",
+        "namespace": "shop",
+        "fields": [{"name": "id", "type": "long"}],
+    }
+    with SchemaRegistryClient(world.registry) as registry:
+        registry.register("orders-json", schema)
+    producer = Producer({"bootstrap.servers": world.clusters["dc2"].bootstrap})
+    for value in (b'{"id":1}', b'{"id":2}', b'{"id":"three"}'):
+        producer.produce("orders-json", value, timestamp=START + 5)
+    assert producer.flush(WAIT_S) == 0
+    counted = {"dc2": 3, "offline": 3}
+
+    def window() -> Any:
+        return world.ask("orders-json", 1).windows[0]
+
+    wait_until("the objects are counted in both clusters", lambda: window().foreign == counted)
+    result = load_here(
+        *(world.clusters["offline"].bootstrap, world.registry, world.warehouse, "orders-json"),
+        subject="orders-json",
+        messages=MessageFormat("json"),
+    )
+    assert (result.rows, result.rejected) == (2, 1)
+    assert result.notes == ["orders-json: rejected: 1 times 'id: Expected int, got string'"]
+    wait_until("the rows are counted", lambda: window().foreign == {**counted, "warehouse": 2})
+    world.await_verdict("orders-json", "incomplete")
+    assert [reason.partition(" (")[0] for reason in window().reasons if "rejected" in reason] == [
+        "load 1 rejected 1 messages"
+    ]
+    (waits,) = published(world, "orders-json")["waiting"]
+    assert (waits["rows"], waits["rejected"], waits["verdict"]["verdict"]) == (2, 1, "incomplete")
+    accept = ("--accept-rejected", "1", "--reason", "a test order", "--auditor", world.url)
+    assert run_millrace("audit", "orders-json", *accept).returncode == 0
+    world.await_verdict("orders-json", "carried")
 
 
 def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_replaced(world: World) -> None:

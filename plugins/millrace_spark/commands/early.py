@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,17 @@ MASTER_TIMEOUT_S = 5.0
 
 
 def topics_to_load(
-    warehouse: str, bootstrap: str, registry: str, named_by: Subjects, named: Sequence[str], matching: str
+    warehouse: str,
+    bootstrap: str,
+    registry: str,
+    named_by: Subjects,
+    format_of: Callable[[str], str],
+    named: Sequence[str],
+    matching: str,
 ) -> tuple[list[str], list[str]]:
     """Return the named and matching topics to load, and the matching topics without a registered schema.
+
+    `format_of` returns the format that the command or a topic's policy names, or empty.
 
     Raise MillraceError when there is nothing to load. A named topic that does not exist is left to the job,
     unless it is the only topic: other topics can still be loaded.
@@ -39,6 +47,7 @@ def topics_to_load(
     from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
     from millrace_registry.retained import ids_in
+    from millrace_warehouse.log.formats import JSON, PLAIN_SCHEMAS, check_is_avro
 
     def ids(topic: str) -> Iterable[int]:
         with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
@@ -52,12 +61,23 @@ def topics_to_load(
             except ConfigError:  # the messages name the subject, and there is none yet
                 return []
 
-        without = [name for name in matched if not versions(name)]
+        def has_columns(topic: str) -> bool:
+            return format_of(topic) in PLAIN_SCHEMAS or bool(versions(topic))
+
+        without = [name for name in matched if not has_columns(name)]
         # Requested even if a topic has a table, and so a schema: the registry's address may be wrong.
-        if not matched and not any(map(versions, named)) and _are_new(warehouse, named):
+        if not matched and not any(map(has_columns, named)) and _are_new(warehouse, named):
+            if not format_of(named[0]):
+                with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+                    check_is_avro(client, named[0])
+            draft = (
+                f"draft it with `millrace init schema {named[0]} --from-topic`, "
+                if format_of(named[0]) == JSON
+                else ""
+            )
             raise MillraceError(
-                f"no schema is registered for {named[0]!r} at {without_secret(registry)}: register it with"
-                f" `millrace schemas apply`, or name its subject with --subject {named[0]}=SUBJECT, then"
+                f"no schema is registered for {named[0]!r} at {without_secret(registry)}: {draft}register it"
+                f" with `millrace schemas apply`, or name its subject with --subject {named[0]}=SUBJECT, then"
                 " load again"
             )
     topics = [*named, *(name for name in matched if name not in without)]

@@ -38,6 +38,7 @@ def load(request: Load, invocation: Invocation) -> None:
         request.bootstrap,
         request.registry,
         Subjects.parse(request.subjects, request.policies),
+        lambda topic: request.for_topic(topic).format,
         request.topics,
         request.topics_matching,
     )

@@ -16,7 +16,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace.security.client import of_process
 from millrace.topics_file import NO_POLICY
-from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.client import RegisteredVersion, SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
 from millrace_spark.jobs.entry import describe, jvm_has_ended
@@ -27,12 +27,13 @@ from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import Topic, read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
-from millrace_warehouse.history.schemas import pin_first, pinned
+from millrace_warehouse.history.schemas import check_same_format, pin_first, pin_plain, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, RejectedLimits
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
 from millrace_warehouse.log.bounds import Bounds
+from millrace_warehouse.log.formats import AVRO, PLAIN_SCHEMAS, MessageFormat, check_is_avro
 from millrace_warehouse.requests import Load, Reload
 from millrace_warehouse.storage import Storage, open_storage
 
@@ -165,11 +166,16 @@ def _load_context(
             run_tasks=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, topic.storage, registry, subjects, connect),
+            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request)),
             progress=to_stderr(f"{command} {topic}"),
             tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
         )
         yield context
+
+
+def _told(request: Load | Reload) -> MessageFormat:
+    """Return the format and time that the command or the topic's policy names, or empty values."""
+    return MessageFormat(request.format, request.time) if isinstance(request, Load) else MessageFormat("")
 
 
 def _pin(
@@ -177,21 +183,35 @@ def _pin(
     registry: SchemaRegistryClient,
     subjects: Subjects,
     connect: partial[ClusterClient],
+    told: MessageFormat,
     name: str,
     used: int,
 ) -> Pinned:
-    """Pin the topic's newest schema. The first load pins the newest registered schema."""
+    """Pin the topic's newest schema. The first load pins the newest registered schema and the format."""
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
     if table_schema is None:
-        with connect() as client:
-            subject = subjects.of_messages(name, lambda: ids_in(client, name, tail_only=True), registry)
-        try:
-            latest = registry.latest(subject)
-        except UnknownSchema:
-            raise MillraceError(
-                f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
-                f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
-            ) from None
-        table_schema = pin_first(topic, latest.schema_id, latest.schema)
+        messages = MessageFormat(told.name or AVRO, told.time)
+        if messages.name in PLAIN_SCHEMAS:
+            table_schema = pin_plain(topic, messages)
+        else:
+            with connect() as client:
+                if not told.name:
+                    check_is_avro(client, name)
+                latest = _newest_registered(client, registry, subjects, name)
+            table_schema = pin_first(topic, latest.schema_id, latest.schema, messages)
+    check_same_format(table_schema, told)
     return Pinned.from_schema(table_schema, connect, registry.find_schema)
+
+
+def _newest_registered(
+    client: ClusterClient, registry: SchemaRegistryClient, subjects: Subjects, topic: str
+) -> RegisteredVersion:
+    subject = subjects.of_messages(topic, lambda: ids_in(client, topic, tail_only=True), registry)
+    try:
+        return registry.latest(subject)
+    except UnknownSchema:
+        raise MillraceError(
+            f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
+            f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
+        ) from None

@@ -10,27 +10,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.errors import ConfigError, CorruptMessage, MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.records import HEADER_BYTES, BatchHeader, Cursor
-from millrace.records.framing import Frames, read_headers
+from millrace.records.framing import Frames
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
 from millrace_spark.source.options import SourceOptions
-from millrace_warehouse.log import messages
+from millrace_warehouse.log import formats, messages
 from millrace_warehouse.log.messages import Decoder, RejectedRecords
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches, fetch_from, read_cut
 
-_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 RAW_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("headers", pa.list_(pa.field("element", _HEADER))),
+        ("headers", formats.HEADERS),
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
@@ -205,14 +203,7 @@ def raw_batch(cut: Cut, frames: Frames) -> pa.RecordBatch:
 
 
 def _headers(cut: Cut, frames: Frames) -> pa.Array:
-    type_ = RAW_SCHEMA.field("headers").type
-    some = np.flatnonzero(frames.header_count > 0).tolist()
-    if not some:
-        return pa.repeat(pa.scalar([], type_), len(frames))
-    values: list[list[dict[str, Any]]] = [[] for _ in range(len(frames))]
-    for row in some:
-        try:
-            values[row] = [{"key": key, "value": value} for key, value in read_headers(frames, row)]
-        except CorruptMessage as error:
-            raise MillraceError(f"{cut.range.name}: {error}") from None
-    return pa.array(values, type_)
+    headers, faults = formats.header_lists(frames)
+    if faults:
+        raise MillraceError(f"{cut.range.name}: {next(iter(faults.reasons.values()))}")
+    return headers

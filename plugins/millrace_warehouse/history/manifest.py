@@ -198,6 +198,10 @@ class LoadManifest:
     tombstone_files: Sequence[TombstoneFile] = ()
     aside_by_hour: Sequence[AsideMessages] = ()
     """Messages that did not become rows, by hour and kind, ascending; empty in older manifests."""
+    unknown_fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Field of JSON objects that no column takes -> messages with it, of the messages that were searched: one
+    in a hundred, and every rejected one.
+    """
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -421,7 +425,7 @@ class Publication:
 _NOT_IN_THE_FIRST_FORM = (
     *("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"),
     *("rejected", "judged_through"),
-    *("tombstone_files", "aside_by_hour", "waiting_aside"),
+    *("tombstone_files", "aside_by_hour", "waiting_aside", "unknown_fields"),
 )
 _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION: Mapping[str, Any] = {
     "end_epoch": None,

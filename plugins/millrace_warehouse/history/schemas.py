@@ -28,9 +28,12 @@ from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
+from millrace_warehouse.log.formats import AVRO, AVRO_MESSAGES, PLAIN_SCHEMAS, MessageFormat, check_format
 from millrace_warehouse.log.messages import Lookup, body_decoder
 from millrace_warehouse.option_values import user_at_machine
 
+NO_SCHEMA = 0
+"""Schema id of a format without a schema in a registry."""
 FIRST_REASON = "the newest registered one when the first load began"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
 
@@ -43,7 +46,7 @@ class TableSchema:
     number: int
     """1 for the schema that the first load pinned, one more for each promotion."""
     schema_id: int
-    """Id of the Avro schema in the registry."""
+    """Id of the Avro schema in the registry; 0 for a format without a schema there."""
     iceberg: Mapping[str, Any]
     """The Iceberg schema as JSON, with field ids."""
     last_column_id: int
@@ -53,6 +56,10 @@ class TableSchema:
     """user@machine."""
     reason: str
     previous_schema_id: int | None
+    message_format: str = AVRO
+    """Format of the topic's messages, which the first load pins."""
+    time_field: str = ""
+    """Field with the time of an event without an audit header; empty for the record's time."""
     format: int = FORMAT
 
     @property
@@ -63,6 +70,10 @@ class TableSchema:
     def arrow_schema(self) -> pa.Schema:
         """The schema of a Parquet file of the table, with field ids."""
         return iceberg_types.arrow_schema(self.schema)
+
+    @property
+    def messages(self) -> MessageFormat:
+        return MessageFormat(self.message_format, self.time_field)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +126,8 @@ def check_follows(table_schema: TableSchema, before: TableSchema | None) -> list
         problems.append(
             f"it follows schema {table_schema.previous_schema_id}, but the schema before it is not that one"
         )
+    if before is not None and table_schema.messages != before.messages:
+        problems.append("it has another format or time field than the schema before it")
     return problems
 
 
@@ -141,18 +154,60 @@ def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
     return read_schema(topic, newest) if newest else None
 
 
-def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> TableSchema:
-    """Pin `schema` as the table's first schema. If another run pins one at the same moment, return that one.
+def pin_first(
+    topic: layout.Topic, schema_id: int, schema: Mapping[str, Any], messages: MessageFormat = AVRO_MESSAGES
+) -> TableSchema:
+    """Pin `schema` and the format as the table's first. If another run pins them at the same moment, return
+    those.
 
-    Raise MillraceError if a table may not have the schema.
+    Raise MillraceError if a table may not have the schema, or messages of the format cannot fill its columns.
     """
-    columns = iceberg_types.iceberg_schema(check_pinned(topic.name, schema_id, schema))
-    table_schema = _create(topic, None, schema_id, columns, FIRST_REASON)
+    table = check_pinned(topic.name, schema_id, schema)
+    _check_format(topic.name, schema_id, messages, table)
+    columns = iceberg_types.iceberg_schema(table)
+    table_schema = _create(topic, None, schema_id, columns, FIRST_REASON, messages)
     return read_schema(topic, 1) if table_schema is None else table_schema
 
 
+def pin_plain(topic: layout.Topic, messages: MessageFormat) -> TableSchema:
+    """Pin a format whose columns come from no registry, as `pin_first` does."""
+    return pin_first(topic, NO_SCHEMA, PLAIN_SCHEMAS[messages.name], messages)
+
+
+def check_same_format(table_schema: TableSchema, messages: MessageFormat) -> None:
+    """Raise MillraceError if a load is told another format or time than the topic's first load.
+
+    Empty values were not told.
+    """
+    for what, told, held in (
+        ("format", messages.name, table_schema.message_format),
+        ("time", messages.time, table_schema.time_field or "the record's time"),
+    ):
+        if told and told != held:
+            raise MillraceError(
+                f"{table_schema.topic} cannot be loaded with {what} = {told!r}: its first load has pinned"
+                f" {held!r}; take {what} out of the topic's policy and of the command, or load into a new"
+                " warehouse"
+            )
+
+
+def _check_format(topic: str, schema_id: int, messages: MessageFormat, table: Record) -> None:
+    try:
+        check_format(messages, table)
+    except SchemaError as error:
+        raise MillraceError(
+            f"{topic} cannot be loaded as {messages.name} with schema {schema_id}: {error}; correct the"
+            " schema or the topic's policy, then load again"
+        ) from None
+
+
 def _create(
-    topic: layout.Topic, before: TableSchema | None, schema_id: int, columns: Schema, reason: str
+    topic: layout.Topic,
+    before: TableSchema | None,
+    schema_id: int,
+    columns: Schema,
+    reason: str,
+    messages: MessageFormat,
 ) -> TableSchema | None:
     """Create the schema that follows `before`. Return None when another run has taken its number."""
     table_schema = TableSchema(
@@ -165,6 +220,8 @@ def _create(
         by=user_at_machine(),
         reason=reason,
         previous_schema_id=None if before is None else before.schema_id,
+        message_format=messages.name,
+        time_field=messages.time,
     )
     path = layout.schema_path(topic.name, table_schema.number)
     return table_schema if topic.storage.create(path, encode(table_schema)) else None
@@ -175,6 +232,8 @@ def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
 
     Another registry may have another schema under the same id, and its rows would not fit the table.
     """
+    if table_schema.message_format in PLAIN_SCHEMAS:
+        return PLAIN_SCHEMAS[table_schema.message_format]
     schema = _look_up_schema(lookup, table_schema.schema_id)
     table = check_pinned(table_schema.topic, table_schema.schema_id, schema)
     columns = iceberg_types.evolved(table_schema.schema, table_schema.last_column_id, table)
@@ -196,6 +255,11 @@ def promote_registered(
 ) -> PromoteResult:
     """Promote the table to `schema_id` or the newest schema, registered under the topic's subject."""
     now = pinned(topic)
+    if now is not None and now.message_format in PLAIN_SCHEMAS:
+        raise MillraceError(
+            f"{topic} cannot be promoted: the columns of format {now.message_format!r} never change; load it"
+            " into a new warehouse"
+        )
     subject = subjects.of_messages(topic.name, lambda: [] if now is None else [now.schema_id], registry)
     try:
         if schema_id is None:
@@ -225,8 +289,9 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
         return PromoteResult(topic=topic.name, schema_id=schema_id, record=None, changes=[])
     old, new = avro_schema(before, lookup), _look_up_schema(lookup, schema_id)
     table = check_promotion(topic.name, (before.schema_id, old), (schema_id, new))
+    _check_format(topic.name, schema_id, before.messages, table)
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    table_schema = _create(topic, before, schema_id, columns, reason)
+    table_schema = _create(topic, before, schema_id, columns, reason, before.messages)
     if table_schema is None:
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"

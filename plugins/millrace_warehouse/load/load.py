@@ -62,6 +62,8 @@ class LoadResult:
     rejected: int = 0
     rejected_by_kind: Mapping[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in Kind})
     """Kind -> its rejected records, for every kind."""
+    unknown_fields: Mapping[str, int] = field(default_factory=dict)
+    """Field of JSON objects that no column takes -> messages with it, of the messages that were searched."""
     hours: Mapping[str, int] = field(default_factory=dict)
     gaps: Sequence[str] = ()
     message: str
@@ -212,7 +214,8 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     add_to_ledger(storage, layout.manifest_path(manifest), manifest)
     layout.remember_newest(storage, manifest)
     progress("recorded")
-    message, notes = f"made load {load}", [*_dropped_fields(pinned, manifest), *_reasons(storage, manifest)]
+    notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *_reasons(storage, manifest)]
+    message = f"made load {load}"
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 
 
@@ -227,6 +230,16 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     return [
         f"{manifest.topic}: its messages have fields that the table lacks: {', '.join(sorted(fields))};"
         f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
+    ]
+
+
+def _unknown_fields(manifest: LoadManifest) -> list[str]:
+    """Return a note on fields of JSON objects that no column takes."""
+    if not manifest.unknown_fields:
+        return []
+    return [
+        f"{manifest.topic}: fields that no column takes: {', '.join(sorted(manifest.unknown_fields))}; to get"
+        f" them, register a schema that has them, then run millrace promote {manifest.topic}"
     ]
 
 
@@ -292,6 +305,7 @@ def _result(
         tombstones=own.tombstones if own is not None else 0,
         rejected=own.rejected if own is not None else 0,
         rejected_by_kind={kind.value: own.rejected_by_kind[kind] if own is not None else 0 for kind in Kind},
+        unknown_fields=own.unknown_fields if own is not None else {},
         hours=own.rows_by_hour() if own is not None else {},
         gaps=_gaps(own) if own is not None else [],
         message=message,

@@ -25,6 +25,7 @@ from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_avro.json_rows import MAX_UNKNOWN_FIELDS
 from millrace_warehouse.context import Progress
 from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.erasures import Erasing, to_apply
@@ -44,7 +45,7 @@ from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequ
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
 from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source
-from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
@@ -65,6 +66,7 @@ _CURE = {
     Kind.UNKNOWN_SCHEMA: "register the schema",
     Kind.BROKEN_BODY: "correct the producer, or promote its schema",
 }
+_CURE_OF_JSON = 'load the JSON objects into a new warehouse, with format = "json" for the topic'
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,15 @@ class Pinned:
         """
         schema = avro_schema(table_schema, lookup)
         return cls(
-            table_schema, Source(connect, lookup, schema, table_schema.arrow_schema, table_schema.iceberg)
+            table_schema,
+            Source(
+                connect,
+                lookup,
+                schema,
+                table_schema.arrow_schema,
+                table_schema.iceberg,
+                table_schema.messages,
+            ),
         )
 
 
@@ -238,13 +248,14 @@ def write_ranges(
     check_stored(topic, folder, stored)
     cuts: dict[int, list[RangeStats]] = {}
     counts, erased, taken = SequenceCounts(), SequenceCounts(), RowsTaken()
-    aside = Counter[tuple[str, str]]()
+    aside, unknown = Counter[tuple[str, str]](), Counter[str]()
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
         counts.merge(result.sequences)
         erased.merge(result.erased_sequences)
         taken.update(result.erased)
         aside.update(result.aside_by_hour)
+        unknown.update(result.stats.unknown_fields)
     partitions = [
         without_erased(_account(context, part, cuts.get(part.before.partition, [])), taken) for part in parts
     ]
@@ -262,6 +273,7 @@ def write_ranges(
             AsideMessages(hour=hour, kind=kind, messages=messages)
             for (hour, kind), messages in sorted(aside.items())
         ],
+        unknown_fields=dict(unknown.most_common(MAX_UNKNOWN_FIELDS)),
         erases=None,
         erasures=[each.id for each in erasing],
         erased=erased_rows(taken),
@@ -407,6 +419,7 @@ def _check_rejected(
     """Raise MillraceError, naming each kind with more rejected records than its limit allows."""
     read = sum(part.read for part in partitions)
     over: dict[Kind, str] = {}
+    cures: list[str] = []
     for kind in Kind:
         rejected = sum(part.rejected_by_kind.get(kind, 0) for part in partitions)
         limit = context.max_rejected.limit_for(kind)
@@ -416,12 +429,14 @@ def _check_rejected(
         for result in results:
             reasons.add(result.reasons[kind].items())
             foreign = foreign or result.foreign
-        begins = f"; one of them begins with {foreign.hex(' ')}" if kind == Kind.FOREIGN_FRAMING else ""
+        is_foreign = kind == Kind.FOREIGN_FRAMING
+        begins = f"; one of them begins with {foreign.hex(' ')}" if is_foreign else ""
         over[kind] = (
             f"{rejected:,} of {read:,} records {_WRONG[kind]}, allowed are {limit}: {reasons}{begins}"
         )
+        cures.append(_CURE_OF_JSON if is_foreign and name_format(foreign) == "JSON" else _CURE[kind])
     if over:
-        cures = ", ".join(_CURE[kind] for kind in over)
         raise MillraceError(
-            f"{topic}: {'; '.join(over.values())}; nothing was published: {cures}, or raise --max-rejected"
+            f"{topic}: {'; '.join(over.values())}; nothing was published: {', '.join(cures)}, or raise"
+            " --max-rejected"
         )

@@ -35,6 +35,7 @@ from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
+from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
 from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind
 from millrace_warehouse.log.messages import TOMBSTONES, DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
@@ -61,6 +62,7 @@ class Source:
     """Columns of the Parquet files, with field ids."""
     iceberg: Mapping[str, Any]
     """The same columns as an Iceberg schema."""
+    messages: MessageFormat = AVRO_MESSAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ RunTasks = Callable[[Sequence[CutTask]], list[CutResult]]
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and store one cut. It may run twice for a cut: every run has its own file names."""
     stats, counts, source = RangeStats.for_cut(task.cut), SequenceCounts(), task.source
-    decoder = Decoder(source.table_schema, source.lookup, task.filing)
+    decoder = Decoder(source.table_schema, source.lookup, task.filing, source.messages)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
         files = HourFiles(folder, f"{task.index:05d}", source.columns)

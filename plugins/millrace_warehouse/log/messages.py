@@ -1,8 +1,8 @@
 """Decodes raw batches into Arrow: framing, schema ids and columns, with every record accounted for.
 
-A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record becomes a row, is a
-tombstone, or is rejected with kind, reason, key and bytes; no record is dropped. Neither fetches nor writes,
-and depends on no Spark.
+A message in Avro is a zero byte, its writer schema's id in four bytes, and a body; `formats` has the other
+formats. A record becomes a row, is a tombstone, or is rejected with kind, reason, key and bytes; no record is
+dropped. Neither fetches nor writes, and depends on no Spark.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from millrace.records.row_cursor import Faults, Longs
 from millrace_audit.reports.counts import FIRST_EVENT_MS
 from millrace_audit.reports.event import counted_header, has_header
 from millrace_avro.columns import FixedWidth, Slices
+from millrace_avro.json_rows import JsonDecoder
 from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
+from millrace_warehouse.log.formats import AVRO_MESSAGES, JSON, PLAIN_SCHEMAS, MessageFormat, plain_columns
 from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
@@ -115,8 +117,16 @@ class Decoder:
     fails the task.
     """
 
-    def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup, filing: Filing | None = None) -> None:
+    def __init__(
+        self,
+        table_schema: Mapping[str, Any],
+        lookup: Lookup,
+        filing: Filing | None = None,
+        messages: MessageFormat = AVRO_MESSAGES,
+    ) -> None:
         self.table = check_table_schema(table_schema)
+        self._messages = messages
+        self._json = JsonDecoder(self.table) if messages.name == JSON else None
         self._fields = arrow_fields(self.table)
         own = LOG_FIELDS if filing is None else [TIME, *LOG_FIELDS, LOAD]
         self.arrow_schema = pa.schema([*self._fields, *own])
@@ -140,6 +150,9 @@ class Decoder:
                 yield DecodedBatch(self._empty(), rejected)
             for part in frames.slices(SLICE_ROWS):
                 yield from self._decode_slice(cut.range.partition, part, stats)
+        if self._json is not None:
+            stats.unknown_fields.update(self._json.unknown)
+            self._json.unknown.clear()
 
     def _empty(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=self.arrow_schema)
@@ -153,8 +166,16 @@ class Decoder:
             frames = frames.select(np.flatnonzero(frames.value_size >= 0))
             if not len(frames):
                 return
+        if self._messages.name in PLAIN_SCHEMAS:
+            decoded = plain_columns(frames, self._messages.name)
+            yield self._decoded(partition, frames, None, decoded, Kind.BROKEN_BODY, stats)
+            return
         tagged = (frames.value_size >= PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap().astype(np.int64)
+        if self._json is not None:
+            ids[~tagged] = -1
+            yield from self._decode_json(self._json, partition, frames, ids, stats)
+            return
         if not tagged.all():
             rejected = [_foreign(partition, frames, row) for row in np.flatnonzero(~tagged).tolist()]
             stats.rejected_by_kind[Kind.FOREIGN_FRAMING] += len(rejected)
@@ -174,6 +195,18 @@ class Decoder:
         stats.tombstones += len(frames)
         return DecodedBatch(self._empty(), [], _tombstones(partition, frames))
 
+    def _decode_json(
+        self, json: JsonDecoder, partition: int, frames: Frames, ids: Longs, stats: RangeStats
+    ) -> Iterator[DecodedBatch]:
+        """Yield one batch of objects without the id of a JSON Schema (-1), then one for each id."""
+        kinds = [int(ids[0])] if (ids == ids[0]).all() else np.unique(ids).tolist()
+        for schema_id in kinds:
+            part = frames if len(kinds) == 1 else frames.select(np.flatnonzero(ids == schema_id))
+            start = part.value if schema_id < 0 else part.value + PREFIX_BYTES
+            decoded = json.decode(part.buffer, start, part.value + part.value_size)
+            shown = None if schema_id < 0 else schema_id
+            yield self._decoded(partition, part, shown, decoded, Kind.BROKEN_BODY, stats)
+
     def _decode_one_schema(
         self, partition: int, frames: Frames, schema_id: int, stats: RangeStats
     ) -> DecodedBatch:
@@ -185,14 +218,28 @@ class Decoder:
         else:
             body = frames.value + PREFIX_BYTES
             columns, faults = decoder.decode(frames.buffer, body, frames.value + frames.value_size)
+        if good := len(frames) - len(faults.reasons):
+            stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + good
+        return self._decoded(partition, frames, schema_id, (columns, faults), kind, stats)
+
+    def _decoded(
+        self,
+        partition: int,
+        frames: Frames,
+        schema_id: int | None,
+        decoded: tuple[Sequence[pa.Array], Faults],
+        kind: Kind,
+        stats: RangeStats,
+    ) -> DecodedBatch:
+        """Return the rows of decoded columns, and the messages with faults as rejected records."""
+        columns, faults = decoded
+        has_header = schema_id in self._with_header
         rejected = [
-            _rejected(partition, frames, row, kind, schema_id, reason, schema_id in self._with_header)
+            _rejected(partition, frames, row, kind, schema_id, reason, has_header)
             for row, reason in sorted(faults.reasons.items())
         ]
         good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
         stats.rejected_by_kind[kind] += len(rejected)
-        if len(good):
-            stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + len(good)
         return DecodedBatch(self._rows(partition, good, schema_id, columns, stats), rejected)
 
     def _rows(
@@ -205,7 +252,7 @@ class Decoder:
     ) -> pa.RecordBatch:
         """Return the rows of some messages. Our own columns follow the columns of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
-        times = _event_times(self._fields, columns, log_columns)
+        times = _event_times(self._fields, columns, log_columns, self._messages)
         _note_times(times, stats)
         if self._filing is not None:
             loads = np.full(len(frames), self._filing.load, np.int64)
@@ -357,12 +404,19 @@ def _note_times(times: pa.Array, stats: RangeStats) -> None:
 
 
 def _event_times(
-    fields: Sequence[pa.Field], columns: Sequence[pa.Array], log_columns: Sequence[pa.Array]
+    fields: Sequence[pa.Field],
+    columns: Sequence[pa.Array],
+    log_columns: Sequence[pa.Array],
+    messages: MessageFormat,
 ) -> pa.Array:
     """Return the event time of each row, in microseconds: `header.time`, null without a header.
 
-    In a table without audit headers it is the record's own timestamp.
+    In a table without audit headers it is the field that the format names, or the record's own timestamp.
     """
+    if messages.time:
+        return columns[pa.schema(fields).get_field_index(messages.time)]
+    if messages.name == JSON:
+        return log_columns[_TIMESTAMP]
     header = pa.schema(fields).get_field_index("header")
     type_ = fields[header].type if header >= 0 else None
     if type_ is None or not pa.types.is_struct(type_) or (time := type_.get_field_index("time")) < 0:

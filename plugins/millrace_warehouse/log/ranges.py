@@ -123,6 +123,8 @@ class RangeStats:
     """Smallest and largest event time in ms."""
     schema_ids: dict[int, int] = field(default_factory=dict)
     """Accepted rows per writer schema id."""
+    unknown_fields: Counter[str] = field(default_factory=Counter)
+    """Field of JSON objects that no column takes -> messages with it, of those that were searched."""
 
     @classmethod
     def for_cut(cls, cut: Cut) -> RangeStats:
@@ -174,6 +176,7 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
     for name in ("data_batches", "control_batches", "bytes", "records", "tombstones"):
         setattr(joined, name, getattr(joined, name) + getattr(part, name))
     joined.rejected_by_kind.update(part.rejected_by_kind)
+    joined.unknown_fields.update(part.unknown_fields)
     if joined.first_base is None:
         joined.first_base = part.first_base
     if part.min_time is not None and part.max_time is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         bootstrap: str,
         registry: str,
         subjects: Sequence[str],
+        format_of: Callable[[str], str],
         named: Sequence[str],
         matching: str,
     ) -> tuple[list[str], list[str]]:
@@ -160,6 +161,10 @@ def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp
     assert time.monotonic() - begun < 60
 
 
+def no_format(topic: str) -> str:
+    return ""
+
+
 @pytest.mark.parametrize(
     ("named", "matching", "expected"),
     [
@@ -182,6 +187,11 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
         def topics(self) -> dict[str, Any]:
             return dict.fromkeys(["PageView", "PageClick", "PageRaw", "Search", "__consumer_offsets"])
 
+        def list_offsets(self, topic: str, when: int) -> dict[int, int]:
+            return {}
+
+        cluster_id = "millrace-b"
+
     class Registry:
         def versions(self, subject: str) -> list[int]:
             return [] if subject == "PageRaw" else [1]
@@ -196,10 +206,14 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
-            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, named, matching)
+            early.topics_to_load(
+                "/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, no_format, named, matching
+            )
     else:
         assert (
-            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, named, matching)
+            early.topics_to_load(
+                "/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, no_format, named, matching
+            )
             == expected
         )
 
@@ -223,7 +237,7 @@ def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topi
     (tmp_path / "PageView").mkdir()
     for warehouse in (str(tmp_path), "hdfs://namenode/warehouse"):
         with pytest.raises(RegistryUnavailable):
-            early.topics_to_load(warehouse, "b:1", "http://r", LIKE_TOPICS, ["PageView"], "")
+            early.topics_to_load(warehouse, "b:1", "http://r", LIKE_TOPICS, no_format, ["PageView"], "")
 
 
 def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:

@@ -219,8 +219,8 @@ def test_the_error_for_a_foreign_framing_says_what_the_messages_look_like(tmp_pa
     assert str(caught.value) == (
         "PageView: 200 of 200 records have a foreign framing, allowed are 0.1 % or 100 records: 200 times"
         " 'the message does not begin with a zero byte and a schema id: it looks like JSON'; one of them"
-        " begins with 7b 22 69 64 22 3a 20 30; nothing was published: let the producer write Avro with the"
-        " registry's serializer, or raise --max-rejected"
+        " begins with 7b 22 69 64 22 3a 20 30; nothing was published: load the JSON objects into a new"
+        ' warehouse, with format = "json" for the topic, or raise --max-rejected'
     )
 
 

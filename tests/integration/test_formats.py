@@ -1,0 +1,129 @@
+"""Topics of JSON objects, text and bytes on a real broker: loaded by Spark, published, read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+
+from millrace.errors import MillraceError
+from millrace_registry.subjects import LIKE_TOPICS
+from millrace_spark.commands import early
+from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.table import find_table
+from millrace_warehouse.requests import Load
+from millrace_warehouse.storage import open_storage
+from tests.jobs import load_topics
+from tests.support import WAIT_S, Process, run_millrace
+from tests.warehouses import TestSite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., Process]
+START_MS = 1_431_856_800_000
+ORDERS = "shop.orders.v1"
+
+
+@pytest.fixture(scope="module")
+def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    folder = tmp_path_factory.mktemp("formats")
+    return TestSite.start(start_for_module, f"formats-{uuid4().hex[:6]}", folder, zookeeper)
+
+
+def produce(site: TestSite, topic: str, *values: bytes) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": site.cluster.bootstrap})
+    for value in values:
+        producer.produce(topic, value, key=b"k", timestamp=START_MS, headers=[("h", b"\1")])
+    assert producer.flush(WAIT_S) == 0
+
+
+def order(number: int, **more: Any) -> bytes:
+    return json.dumps({"id": number, "placedAt": "2015-05-17T11:00:00Z", **more}).encode()
+
+
+def load(
+    spark: SparkSession, site: TestSite, warehouse: Path, topic: str, *, format: str = "", time: str = ""
+) -> LoadResult:
+    request = Load(
+        topics=[topic],
+        bootstrap=site.cluster.bootstrap,
+        registry=site.registry,
+        warehouse=str(warehouse),
+        format=format,
+        time=time,
+        cut_bytes=200_000,
+    )
+    (result,) = load_topics(spark, request)
+    return result
+
+
+def published(warehouse: Path, topic: str, hour: str) -> pa.Table:
+    """Publish an hour; return the rows of the table."""
+    done = run_millrace("publish", topic, "--hour", hour, "--warehouse", str(warehouse), "--unasked")
+    assert done.returncode == 0, done.stderr
+    table = find_table(connect(open_storage(str(warehouse))), topic)
+    assert table is not None
+    return table.scan().to_arrow()
+
+
+def test_a_topic_of_json_is_drafted_loaded_published_and_read(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    with site.cluster.client() as client:
+        client.create_topic(ORDERS, 3)
+    produce(site, ORDERS, *(order(number, customer="é" if number % 2 else None) for number in range(200)))
+    bootstrap, warehouse = site.cluster.bootstrap, tmp_path / "warehouse"
+
+    no_schema = (str(warehouse), bootstrap, site.registry, LIKE_TOPICS)
+    with pytest.raises(MillraceError, match=r'look like JSON objects.* format = "json"'):
+        early.topics_to_load(*no_schema, lambda _: "", [ORDERS], "")
+    with pytest.raises(MillraceError, match=f"draft it with `millrace init schema {ORDERS} --from-topic`"):
+        early.topics_to_load(*no_schema, lambda _: "json", [ORDERS], "")
+
+    drafted = run_millrace(
+        *("init", "schema", ORDERS, "--from-topic", "--bootstrap", bootstrap, "--folder", str(tmp_path))
+    )
+    assert drafted.returncode == 0, drafted.stderr
+    assert "The schema is a guess from 200 JSON objects" in drafted.stdout
+    assert "placedAt: taken as times of ISO 8601" in drafted.stdout
+    applied = run_millrace(
+        *("schemas", "apply", str(tmp_path / "schemas"), "--plain", "--registry", site.registry)
+    )
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+
+    with pytest.raises(MillraceError, match=r'look like JSON objects.* format = "json"'):
+        load(spark, site, warehouse, ORDERS)
+    produce(site, ORDERS, order(200, coupon="x"), b'{"id": "secret"}')
+    result = load(spark, site, warehouse, ORDERS, format="json", time="placedAt")
+    assert (result.rows, result.rejected, dict(result.hours)) == (201, 1, {"2015-05-17T11": 201})
+    assert "1 times 'id: Expected int, got string'" in result.notes[-1]
+
+    rows = published(warehouse, ORDERS, "2015-05-17T11")
+    assert sorted(rows["id"].to_pylist()) == [*range(201)]
+    assert rows["customer"].to_pylist().count("é") == 100
+    verified = run_millrace("verify", str(warehouse), "--rows", "--bootstrap", bootstrap, "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize(("format", "value"), [("text", "a,é"), ("bytes", "a,é".encode())])
+def test_other_messages_are_loaded_without_a_schema(
+    spark: SparkSession, site: TestSite, tmp_path: Path, format: str, value: Any
+) -> None:
+    topic = f"lines-{format}"
+    with site.cluster.client() as client:
+        client.create_topic(topic, 1)
+    produce(site, topic, *["a,é".encode()] * 30)
+    with pytest.raises(MillraceError, match=r'look like plain text.* format = "text"'):
+        load(spark, site, tmp_path, topic)
+    result = load(spark, site, tmp_path, topic, format=format)
+    assert (result.rows, result.rejected, result.notes) == (30, 0, [])
+    row = published(tmp_path, topic, "2015-05-17T10").to_pylist()[0]
+    assert (row["value"], row["headers"]) == (value, [{"key": "h", "value": b"\1"}])
