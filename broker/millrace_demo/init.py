@@ -19,6 +19,7 @@ from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.installation import shipped
 from millrace.printing import say
+from millrace.topic_names import check_topic_name, table_name
 from millrace.topics_file import VARIABLE, read_policies
 from millrace_registry.directory import AUDIT_HEADER
 
@@ -80,13 +81,12 @@ def event(name: str, folder: Path) -> None:
 
     Example: millrace init event OrderPlaced
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,199}", name):
-        raise MillraceError(f"{name!r} is no name of an event: take letters and digits, like OrderPlaced")
-    record = "".join(part[:1].upper() + part[1:] for part in re.split(r"[.-]", name))
+    check_topic_name(name)
     service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.-]+", "_", name).lower()
+    _check_table(folder / "schemas", name)
     schema = {
         "type": "record",
-        "name": record if "." in name or "-" in name else name,
+        "name": _record_name(name),
         "namespace": "example",
         "doc": f"What happened when there is a {name}.",
         "fields": [
@@ -117,6 +117,24 @@ def event(name: str, folder: Path) -> None:
         lines = create + send
     for line in lines:
         say(line)
+
+
+def _record_name(topic: str) -> str:
+    """Return the topic as a name of Avro: unchanged if it is one, else `shop.orders.v1` as ShopOrdersV1."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", topic):
+        return topic
+    camel = "".join(part[:1].upper() + part[1:] for part in re.split(r"[.-]", topic))
+    return camel if re.match(r"[A-Za-z_]", camel) else f"_{camel}"
+
+
+def _check_table(schemas: Path, topic: str) -> None:
+    """Refuse a topic whose table would be that of another schema's topic."""
+    for file in sorted(schemas.glob("*.avsc")):
+        if file.stem != topic and table_name(file.stem) == table_name(topic):
+            raise MillraceError(
+                f"topic {topic} would share the table millrace.{table_name(topic)} with {file}: choose"
+                " another name"
+            )
 
 
 @init.command()
