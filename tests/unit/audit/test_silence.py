@@ -86,6 +86,15 @@ def test_an_instance_of_several_topics_waits_for_the_longest_and_for_ever_if_one
     assert made.reason == "silent for 7d"
 
 
+def test_an_instance_of_another_cluster_with_the_same_number_must_be_silent_too(story: Story) -> None:
+    story.hello(2, "dc2", topic=OTHER)
+    assert at(story, 100, {TOPIC: DAY}) == []
+    story.hello(2, "dc2", topic=OTHER, time=KILLED + 90 * HOUR_MS)
+    assert at(story, 100, {TOPIC: DAY, OTHER: DAY}) == []
+    (made,) = at(story, 115, {TOPIC: DAY, OTHER: DAY})
+    assert made.instance == 2
+
+
 def test_an_accepted_instance_that_reports_again_is_awaited_again(story: Story) -> None:
     decide(story, at(story, 25, {TOPIC: DAY}))
     assert story.verdict() == "complete"

@@ -69,8 +69,8 @@ def accept(
 def accept_silent(session: Session, options: AuditOptions) -> list[Decision]:
     """Return decisions to accept the instances that were silent for the `silent_after` of all their topics.
 
-    An instance that reports later is awaited again. A cluster's silence counts up to its newest
-    checkpoint with all earlier reports applied, so a slow mirror makes no instance silent.
+    An instance that reports later is awaited again. A cluster's silence counts up to its newest checkpoint
+    with all earlier reports applied, so a slow mirror makes no instance silent.
     """
     policies = {topic: policy for topic, policy in options.policies.items() if policy.silent_after}
     if not policies:
@@ -78,18 +78,19 @@ def accept_silent(session: Session, options: AuditOptions) -> list[Decision]:
     now, heard_times, link = options.clock_ms(), Progress(session).heard_times, store.ProducerTopicRow
     waiting = select(ProducerRow, link.topic).join(link, link.producer == ProducerRow.producer)
     waiting = waiting.where(ProducerRow.announced, ~ProducerRow.done, ~is_accepted())
-    topics: dict[ProducerRow, list[str]] = {}
+    instances: dict[int, list[tuple[ProducerRow, str]]] = {}  # several clusters may have one instance
     for row, topic in session.execute(waiting.order_by(ProducerRow.heard_at, ProducerRow.producer)):
-        topics.setdefault(row, []).append(topic)
+        instances.setdefault(row.instance, []).append((row, topic))
     decisions = []
-    for row, names in topics.items():
-        if not policies.keys() >= {*names}:
+    for instance, found in instances.items():
+        if not all(topic in policies for _, topic in found):
             continue
-        policy = max((policies[name] for name in names), key=lambda policy: policy.silent_after_ms or 0)
-        before = min(now, heard_times.get(row.origin, NOTHING)) - (policy.silent_after_ms or 0)
-        if row.heard_at < before:
+        policy = max((policies[topic] for _, topic in found), key=lambda policy: policy.silent_after_ms or 0)
+        known = min(now, *(heard_times.get(row.origin, NOTHING) for row, _ in found))
+        before = known - (policy.silent_after_ms or 0)
+        if all(row.heard_at < before for row, _ in found):
             reason = f"silent for {policy.silent_after}"
-            decisions.append(_decision(now, ACCEPT, reason, AUDITOR, instance=row.instance, before=before))
+            decisions.append(_decision(now, ACCEPT, reason, AUDITOR, instance=instance, before=before))
     return decisions[:_AT_ONCE]
 
 
