@@ -1,4 +1,4 @@
-"""The names that a topic may have."""
+"""The names that a topic may have, and the name of its table."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopic(
             f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
         )
+
+
+def table_name(topic: str) -> str:
+    """Return the name of a topic's table: `.` and `-` become `_`."""
+    return topic.replace(".", "_").replace("-", "_")

@@ -18,6 +18,7 @@ An option of a command overrides the file. This module depends on no command.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ PROOFS = ("complete", "carried")
 FINGERPRINTS = ("fast", "strong")
 FORMATS = ("avro", "json", "bytes", "text")
 MAX_OWNER_CHARACTERS = 200
+_UNITS_MS = {"h": 3_600_000, "d": 24 * 3_600_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class TopicPolicy:
     """Field with the time of an event without an audit header; empty for the record's time."""
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
+    silent_after: str = ""
+    """Time after which the auditor accepts a silent producer instance, such as 24h or 7d; empty for never."""
     fingerprint: str = "fast"
     """Kind of fingerprint of the messages' content, one of FINGERPRINTS; `strong` also finds forgeries."""
     max_bytes: str = ""
@@ -66,6 +70,12 @@ class TopicPolicy:
     conn_id: str = ""
     """Airflow's connection to the topic's brokers, auditor and warehouse; empty for the default
     connection."""
+
+    @property
+    def silent_after_ms(self) -> int | None:
+        """`silent_after` in milliseconds; None for never."""
+        text = self.silent_after
+        return int(text[:-1]) * _UNITS_MS[text[-1]] if text else None
 
 
 TopicPolicies = Mapping[str, TopicPolicy]
@@ -110,6 +120,10 @@ def _policy(table: object, where: str) -> TopicPolicy:
     if policy.fingerprint not in FINGERPRINTS:
         raise ConfigError(
             f"{where}: fingerprint {policy.fingerprint!r} is unknown: write {' or '.join(FINGERPRINTS)}"
+        )
+    if policy.silent_after and not re.fullmatch(r"[1-9][0-9]{0,3}[hd]", policy.silent_after):
+        raise ConfigError(
+            f"{where}: silent_after {policy.silent_after!r} is no time: write hours or days, like 24h or 7d"
         )
     _check_owner(policy.owner, where)
     return policy

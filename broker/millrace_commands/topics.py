@@ -24,6 +24,7 @@ from millrace.help_texts import CommandGroup
 from millrace.printing import json_option, print_records, print_rows, say
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace_commands.topic_policy import policy
 
 TIMEOUT_S = 10.0
 _SOURCES: dict[int, str] = {
@@ -48,6 +49,9 @@ def topics() -> None:
 
     Example: millrace topics list --bootstrap 127.0.0.1:9092
     """
+
+
+topics.add_command(policy)
 
 
 @topics.command()

@@ -21,7 +21,7 @@ from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.installation import shipped
 from millrace.printing import say
-from millrace.topic_names import check_topic_name
+from millrace.topic_names import check_topic_name, table_name
 from millrace.topics_file import VARIABLE, read_policies
 from millrace_demo.draft import draft, record_name
 from millrace_registry.directory import AUDIT_HEADER
@@ -86,9 +86,9 @@ def event(name: str, folder: Path) -> None:
 
     Example: millrace init event OrderPlaced
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,199}", name):
-        raise MillraceError(f"{name!r} is no name of an event: take letters and digits, like OrderPlaced")
+    check_topic_name(name)
     service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.-]+", "_", name).lower()
+    _check_table(folder / "schemas", name)
     schema = {
         "type": "record",
         "name": record_name(name),
@@ -122,6 +122,16 @@ def event(name: str, folder: Path) -> None:
         lines = create + send
     for line in lines:
         say(line)
+
+
+def _check_table(schemas: Path, topic: str) -> None:
+    """Refuse a topic whose table would be that of another schema's topic."""
+    for file in sorted(schemas.glob("*.avsc")):
+        if file.stem != topic and table_name(file.stem) == table_name(topic):
+            raise MillraceError(
+                f"topic {topic} would share the table millrace.{table_name(topic)} with {file}: choose"
+                " another name"
+            )
 
 
 @init.command()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millrace.errors import MillraceError
+from millrace.topic_names import table_name
 from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.client import SchemaRefused, SchemaRegistryClient, quoted
 from millrace_registry.compatibility import Level, incompatibilities, unreadable
@@ -110,8 +111,23 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
     if not paths:
         raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")
     files = _read({path: path.read_bytes for path in paths}, plain=plain)
+    if not plain:
+        files = _each_with_its_table(files)
     levels = _levels(directory, {file.subject for file in files})
     return [_named(file, subjects, levels.get(file.subject)) for file in files]
+
+
+def _each_with_its_table(files: Sequence[SchemaFile]) -> list[SchemaFile]:
+    """Report a problem for each topic that would share its table with another topic."""
+    topics: dict[str, set[str]] = {}
+    for file in files:
+        topics.setdefault(table_name(file.subject), set()).add(file.subject)
+    problems = {
+        table: f"topics {' and '.join(sorted(names))} would share the table millrace.{table}: rename one"
+        for table, names in topics.items()
+        if len(names) > 1
+    }
+    return [replace(file, problem=file.problem or problems.get(table_name(file.subject))) for file in files]
 
 
 def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:

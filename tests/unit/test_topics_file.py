@@ -39,6 +39,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[PageView]\nmax_byte = 1", r"\[PageView\]: unknown key 'max_byte'; did you mean 'max_bytes'"),
         ("[PageView]\nmirror = 'yes'", r"\[PageView\]: mirror has the wrong type"),
         ("[PageView]\nproof = 'some'", "proof 'some' is unknown: write complete or carried"),
+        (
+            "[PageView]\nsilent_after = '90m'",
+            "silent_after '90m' is no time: write hours or days, like 24h or 7d",
+        ),
         ("PageView = true", "PageView.* is no table of a topic: write the name in brackets"),
         ("[PageView]\n['a b']", "topics.toml: 'a b' is no topic name"),
         ("['..']", "topics.toml: '..' is no topic name"),
@@ -66,6 +70,15 @@ def test_an_owner_may_be_any_visible_text(tmp_path: Path) -> None:
     file = tmp_path / "topics.toml"
     file.write_text(f'[Click]\nowner = "{owner}"', encoding="utf-8")
     assert read_policies(file)["Click"].owner == owner
+
+
+@pytest.mark.parametrize(("text", "hours"), [("1h", 1), ("24h", 24), ("7d", 168)])
+def test_a_silence_is_in_hours_or_days(tmp_path: Path, text: str, hours: int) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(f"[Click]\nsilent_after = '{text}'\n[PageView]\n")
+    policies = read_policies(file)
+    assert policies["Click"].silent_after_ms == hours * 3_600_000
+    assert policies["PageView"].silent_after_ms is None
 
 
 def test_without_the_variable_no_topic_has_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.records.deciding import MAY_COME, DecisionWriter, Undecided
 from millrace_audit.auditor.records.decisions import due_decisions
 from millrace_audit.auditor.records.ledger import Entry, Place
+from millrace_audit.auditor.service.acceptance import accept_silent
 from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditPosition, AuditStore, DecisionRow, TierRow
 from millrace_audit.reports.batches import AuditMessage, messages_of
@@ -129,7 +130,7 @@ class _Reading:
     applied_through: int = 0
     """Offset of the origin's log: the mirror has all surviving records before it before `apply_to`."""
     applied: tuple[int, int] | None = None
-    """Values of `apply_to` and `heard_through` when everything was last applied."""
+    """Values of `apply_to` and `applied_through` when everything was last applied."""
     ask_at: float = 0.0
     """Monotonic time at which to ask the mirror for its position again."""
 
@@ -251,17 +252,17 @@ class Auditor:
             for _, written in waiting:
                 written.set_result(None)
 
-    def _write_decisions_again(self) -> None:
-        """Write decisions again before their newest record expires, and decisions that have no record."""
-        now = self._options.clock_ms()
+    def _write_due_decisions(self) -> None:
+        """Write decisions about silent instances, and decisions that have no record or one that expires."""
         with self._store.reading() as session:
-            decisions = due_decisions(session, now)
+            decisions = due_decisions(session, self._options.clock_ms())
+            decisions += accept_silent(session, self._options)
         try:
             if decisions and self._writer is not None:
                 self._writer.write(decisions)
         except Undecided as error:
             logger.warning(
-                "could not write %d decisions to %s again: %s", len(decisions), OFFLINE_AUDIT_TOPIC, error
+                "could not write %d decisions to %s: %s", len(decisions), OFFLINE_AUDIT_TOPIC, error
             )
 
     def run(self, stop: threading.Event) -> None:
@@ -329,7 +330,7 @@ class Auditor:
             with self._store.writing() as session:
                 more = expire(session, self._options)
             self._tidy_due = now if more else now + _TIDY_S
-            self._write_decisions_again()
+            self._write_due_decisions()
         return news
 
     def _apply_topic(self, topic: str, topic_id: str) -> tuple[bool, int]:

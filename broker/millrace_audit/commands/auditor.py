@@ -57,7 +57,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="FILE",
     envvar=VARIABLE,
     default="",
-    help="Settings of each topic, in TOML; the auditor reads `proof` and `owner`.",
+    help="Settings of each topic, in TOML; the auditor reads `proof`, `silent_after` and `owner`.",
 )
 @click.option(
     "--runbooks",

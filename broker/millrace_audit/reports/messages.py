@@ -366,8 +366,8 @@ class Decision:
     service: str | None = None
     server: str | None = None
     before: int = FOR_EVER
-    """`accept` concerns instances of a service whose newest hello or report is earlier, `disown` instances
-    whose first one is."""
+    """`accept` concerns instances whose newest hello or report is earlier. `disown` concerns instances of a
+    service whose first one is earlier."""
     topic: str | None = None
     load: int = 0
     """Load with the rejected messages; first load to replace."""

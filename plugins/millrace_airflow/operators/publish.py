@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, AssetAlias
 
 from millrace.errors import ConfigError
+from millrace.topic_names import table_name
 from millrace_airflow.command_line import hour_options
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.lineage import Dataset, Lineage, rows_of
@@ -43,8 +44,7 @@ def table_asset(topic: str, catalog: str = DEFAULT_CONN_ID) -> Asset:
     `catalog` is the connection's `catalog`, or the connection's own name if it has none: a local warehouse
     has its own catalog.
     """
-    table = topic.replace(".", "_").replace("-", "_")
-    return Asset(uri=f"iceberg://{catalog}/millrace/{table}", group="millrace")
+    return Asset(uri=f"iceberg://{catalog}/millrace/{table_name(topic)}", group="millrace")
 
 
 class PublishOperator(MillraceJobOperator):

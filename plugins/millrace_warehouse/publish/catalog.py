@@ -22,6 +22,7 @@ from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.topic_names import table_name
 from millrace_warehouse.history.layout import CATALOG
 from millrace_warehouse.storage.file_io import PY_IO_IMPL
 from millrace_warehouse.storage.interface import Storage
@@ -45,8 +46,8 @@ class TableFileGone(MillraceError):
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
-    """Return the namespace and name of a topic's table. `.` and `-` of the topic become `_`."""
-    return NAMESPACE, topic.replace(".", "_").replace("-", "_")
+    """Return the namespace and name of a topic's table."""
+    return NAMESPACE, table_name(topic)
 
 
 def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:

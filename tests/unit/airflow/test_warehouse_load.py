@@ -88,6 +88,22 @@ def test_the_tasks_of_a_topic_belong_to_the_owner_that_the_file_of_topics_names(
     assert topic.resolve("Click") == "Click"
 
 
+@pytest.mark.parametrize(
+    ("topic", "group"),
+    [("shop.orders.v1", "shop_orders_v1"), ("orders-json", "orders-json"), ("7_days", "7_days")],
+)
+def test_a_topic_of_any_legal_name_has_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, group: str
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(f'["{topic}"]\nmirror = true\nowner = "team"\n')
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(file))
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    task: Any = bag.dags["warehouse_load"].get_task(f"{group}.publish")
+    assert task.topic == topic
+
+
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
     assert dag.get_task("SearchQuery.load").trigger_rule == "all_done"
     assert dag.get_task("SearchQuery.publish").trigger_rule == "all_success"

@@ -115,7 +115,14 @@ def resumed(story: Story) -> None:
     story.decide(decision(ACCEPT, 3, service="shop", server="web-3", before=LATER))
     story.beats(NOW + 24_000)
     story.decide(decision(DISOWN, 4, service="shop", server="web-4", before=W))
-    story.beats(NOW + 30_000)
+    for instance in (7, 8):
+        story.hello(instance, time=W)
+        story.report(0, (0, 4), instance=instance, closed=W)
+        story.carry(found((0, 9), instance=instance))
+        story.decide(decision(ACCEPT, instance, instance=instance, before=LATER))
+    story.beats(NOW + 36_000)
+    story.report(1, (5, 9), instance=7, closed=W + WINDOW_MS, time=LATER)
+    story.beats(NOW + 42_000)
 
 
 @pytest.fixture(scope="module", params=[decided, resumed])

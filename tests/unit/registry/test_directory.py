@@ -118,6 +118,15 @@ def test_sub_folders_are_looked_at_and_a_name_is_one_subject(tmp_path: Path) -> 
     ] * 2
 
 
+def test_topics_that_would_share_a_table_are_named_unless_their_schemas_are_plain(tmp_path: Path) -> None:
+    for name in ("orders-json", "orders_json", "shop.orders"):
+        schema = {**PAGE_VIEW, "name": name if name == "orders_json" else "Order"}
+        (tmp_path / f"{name}.avsc").write_text(json.dumps(schema))
+    shared = "topics orders-json and orders_json would share the table millrace.orders_json: rename one"
+    assert [file.problem for file in check(tmp_path)] == [shared, shared, None]
+    assert [file.problem for file in check(tmp_path, plain=True)] == [None] * 3
+
+
 def test_a_file_may_use_the_types_of_other_files_and_is_registered_with_them(tmp_path: Path) -> None:
     write(tmp_path, "Z", {"name": "x", "type": "int"})
     write(tmp_path, "sub/M", {"name": "z", "type": "Z"})

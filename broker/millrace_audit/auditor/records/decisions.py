@@ -37,6 +37,10 @@ _AT_ONCE = 1000
 def _concerns() -> ColumnElement[bool]:
     """Return the condition under which a decision concerns a producer."""
     decision, producer = DecisionRow, ProducerRow
+    is_permanent = decision.before == FOR_EVER
+    of_instance = (decision.instance == producer.instance) & (
+        is_permanent | (producer.heard_at < decision.before)
+    )
     of_service = (decision.service == producer.service) & (
         decision.server.is_(None) | (decision.server == producer.server)
     )
@@ -45,7 +49,7 @@ def _concerns() -> ColumnElement[bool]:
     return and_(
         producer.announced,
         decision.kind.in_((ACCEPT, DISOWN)),
-        or_(decision.instance == producer.instance, of_service & or_(silent, foreign)),
+        or_(of_instance, of_service & or_(silent, foreign)),
     )
 
 

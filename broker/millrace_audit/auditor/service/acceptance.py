@@ -1,4 +1,7 @@
-"""Checks of operators' decisions before they are written. They read the database and leave it unchanged."""
+"""Decisions before they are written: operators' are checked, those about silent instances are made here.
+
+All functions read the database and leave it unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,21 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records.decisions import is_accepted, producers_of, row_of
 from millrace_audit.auditor.records.load_counts import first_counted
+from millrace_audit.auditor.records.progress import Progress
 from millrace_audit.auditor.store import ProducerRow
-from millrace_audit.reports.messages import ACCEPT, ACCEPT_REJECTED, DISOWN, FOR_EVER, REPLACE_LOADS, Decision
+from millrace_audit.reports.messages import (
+    ACCEPT,
+    ACCEPT_REJECTED,
+    AUDITOR,
+    DISOWN,
+    FOR_EVER,
+    NOTHING,
+    REPLACE_LOADS,
+    Decision,
+)
+
+_AT_ONCE = 1000
+"""Most silent instances to accept at once."""
 
 
 def accept(
@@ -48,6 +64,34 @@ def accept(
     instances = [row.instance for row in rows]
     trial.rollback()
     return decision, instances
+
+
+def accept_silent(session: Session, options: AuditOptions) -> list[Decision]:
+    """Return decisions to accept the instances that were silent for the `silent_after` of all their topics.
+
+    An instance that reports later is awaited again. A cluster's silence counts up to its newest checkpoint
+    with all earlier reports applied, so a slow mirror makes no instance silent.
+    """
+    policies = {topic: policy for topic, policy in options.policies.items() if policy.silent_after}
+    if not policies:
+        return []
+    now, applied_times, link = options.clock_ms(), Progress(session).applied_times, store.ProducerTopicRow
+    waiting = select(ProducerRow, link.topic).join(link, link.producer == ProducerRow.producer)
+    waiting = waiting.where(ProducerRow.announced, ~ProducerRow.done, ~is_accepted())
+    instances: dict[int, list[tuple[ProducerRow, str]]] = {}  # several clusters may have one instance
+    for row, topic in session.execute(waiting.order_by(ProducerRow.heard_at, ProducerRow.producer)):
+        instances.setdefault(row.instance, []).append((row, topic))
+    decisions = []
+    for instance, found in instances.items():
+        if not all(topic in policies for _, topic in found):
+            continue
+        policy = max((policies[topic] for _, topic in found), key=lambda policy: policy.silent_after_ms or 0)
+        known = min(now, *(applied_times.get(row.origin, NOTHING) for row, _ in found))
+        before = known - (policy.silent_after_ms or 0)
+        if all(row.heard_at < before for row, _ in found):
+            reason = f"silent for {policy.silent_after}"
+            decisions.append(_decision(now, ACCEPT, reason, AUDITOR, instance=instance, before=before))
+    return decisions[:_AT_ONCE]
 
 
 def accept_rejected(

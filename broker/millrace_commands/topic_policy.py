@@ -1,0 +1,77 @@
+"""`millrace topics policy`: the settings of topics that hold, and where each is set."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millrace.errors import ConfigError
+from millrace.printing import json_option, print_rows, say
+from millrace.topic_names import check_topic_name
+from millrace.topics_file import NO_POLICY, VARIABLE, TopicPolicy, read_policies
+from millrace_registry.subjects import ENVIRONMENT, Subjects
+
+DEFAULT = "default"
+
+
+@click.command()
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--topics-file", metavar="FILE", default="", envvar=VARIABLE, help="File of topics, in TOML.")
+@json_option()
+def policy(topics: Sequence[str], topics_file: str, as_json: bool) -> None:
+    """Show the settings of TOPICs from the file of topics, and where each is set.
+
+    Without TOPICs, every topic of the file is shown. An option of a command that runs, such as the auditor's
+    --carried, is not known here.
+
+    Example: millrace topics policy shop.orders.v1 --topics-file topics.toml
+    """
+    if not topics and not topics_file:
+        raise ConfigError(f"there is no file of topics: name topics, set {VARIABLE} or give --topics-file")
+    policies = read_policies(topics_file) if topics_file else {}
+    tables: Mapping[str, Any] = tomllib.loads(Path(topics_file).read_text("utf-8")) if topics_file else {}
+    words = os.environ.get(ENVIRONMENT, "").split()
+    records = []
+    for topic in topics or policies:
+        check_topic_name(topic)
+        settings = _settings(topic, policies.get(topic, NO_POLICY), tables.get(topic, ()), topics_file, words)
+        for name, value, origin in settings:
+            records.append({"topic": topic, "setting": name, "value": value, "set_by": origin})
+    if as_json:
+        say(json.dumps(records))
+        return
+    columns = ("topic", "setting", "value", "set by")
+    print_rows(columns, [[_word(value) for value in record.values()] for record in records])
+
+
+def _settings(
+    topic: str, policy: TopicPolicy, keys: Collection[str], file: str, words: Sequence[str]
+) -> Iterator[tuple[str, object, str]]:
+    """Yield name, value and origin of a topic's settings, given its table's keys and MILLRACE_SUBJECTS."""
+    for field in fields(policy):
+        value, origin = getattr(policy, field.name), file if field.name in keys else DEFAULT
+        if field.name == "subject":
+            value, origin = _subject(topic, policy.subject, file, words)
+        yield field.name, value, origin
+
+
+def _subject(topic: str, in_file: str, file: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return a topic's subject, or the strategy that names it, and where it is set."""
+    subjects = Subjects.parse(words)
+    if topic in subjects.by_topic:
+        return subjects.by_topic[topic], ENVIRONMENT
+    if in_file:
+        return in_file, file
+    return str(subjects.strategy), ENVIRONMENT if words else DEFAULT
+
+
+def _word(value: object) -> object:
+    """Return a value as the file of topics writes it."""
+    return str(value).lower() if isinstance(value, bool) else value
