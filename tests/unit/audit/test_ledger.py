@@ -482,6 +482,17 @@ def test_a_word_in_the_log_of_another_cluster_is_a_strangers(story: Story) -> No
     assert story.strangers() == [("Hello", "it says cluster dc9 and speaks in that of dc2")]
 
 
+def test_a_word_without_a_cluster_is_of_the_cluster_in_whose_log_it_is(story: Story) -> None:
+    story.whole()
+    story.hello(1, "", at="dc2")
+    story.report(0, (0, 3), cluster="", at="dc2")
+    story.carry(found((0, 3)), "dc2")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "complete"
+    assert story.strangers() == []
+    assert story.window()["acknowledged"] == 14
+
+
 def test_the_same_number_in_two_clusters_is_two_instances(story: Story) -> None:
     story.whole()
     story.hello(1, "dc2")

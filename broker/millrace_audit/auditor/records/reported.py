@@ -97,7 +97,7 @@ class Reported:
         assert isinstance(record, Hello | Report)
         kind = type(record).__name__
         row = self._producers.announced(self._place.tier, record.instance)
-        if record.cluster != self._place.tier:
+        if record.cluster not in ("", self._place.tier):  # an empty name is this cluster's
             cause = (
                 f"it says cluster {storable(record.cluster)[:100]} and speaks in that of {self._place.tier}"
             )
