@@ -1,8 +1,8 @@
 """The records on the audit topics as values, and their bytes.
 
 Every record is Avro after a schema id, like any event. A producer may write two bytes in place of the id, and
-then needs no registry. The schemas are in `schemas/`. No conclusions are drawn from the records here. Times are
-ms since the epoch.
+then needs no registry. The schemas are in `schemas/`. No conclusions are drawn from the records here.
+Times are ms since the epoch.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class Report:
     """Seal of the key that the next report will show."""
     closed_through: int
     windows: Sequence[ReportedWindow]
+    fingerprinted: bool = True
+    """False if the producer does not see its messages' bytes: the windows' fingerprints are then 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +397,7 @@ _NEW_FIELDS = {
     "AuditCount": [{"leaderEpoch", "strong"}, {"copiedThrough", "leaderEpoch", "strong"}],
     "AuditHeartbeat": [{"leaderEpoch"}],
     "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
-    "AuditReport": [{"strong", "failedStrong"}],
+    "AuditReport": [{"fingerprinted"}, {"fingerprinted", "strong", "failedStrong"}],
     "AuditTableCount": [{"unkeyed"}],
 }
 """Kind -> for each older format of the record, newest first, the fields that it lacks at any depth."""

@@ -728,6 +728,46 @@ def test_a_payload_changed_before_the_first_log_is_altered_at_home_only(story: S
     assert story.apply().findings() == [("altered", "dc1", [[0, 11]])]
 
 
+def test_of_a_producer_without_fingerprints_content_is_compared_from_the_home_on(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9), fingerprinted=False)
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9), content="changed"))
+    story.load(found((0, 9)))
+    story.beats()
+    assert story.apply().findings() == [("altered", "offline", [[0, 9]])]
+
+
+def test_of_a_producer_without_fingerprints_a_payload_changed_before_the_first_log_is_not_seen(
+    story: Story,
+) -> None:
+    story.hello()
+    story.report(0, (0, 9), failed=((10, 11),), fingerprinted=False)
+    story.carry(found((0, 11), content="changed"))
+    story.beats()
+    assert story.apply().verdict() == "complete"
+
+
+def test_a_producer_without_fingerprints_hides_no_change_of_anothers_content(story: Story) -> None:
+    for instance, fingerprinted in ((1, False), (2, True)):
+        story.hello(instance)
+        story.report(0, (0, 9), instance=instance, fingerprinted=fingerprinted)
+        story.carry(found((0, 9), instance=instance, content="changed"))
+    story.beats()
+    assert story.apply().findings() == [("altered", "dc1", [[0, 9]])]
+    assert story.window()["findings"][0]["instance"] == 2
+
+
+def test_one_report_without_a_fingerprint_leaves_the_windows_sum_unknown(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=NOTHING)
+    story.report(1, (5, 9), closed=NOTHING, fingerprinted=False)
+    story.report(2, failed=((8, 9),))
+    story.carry(found((0, 7)))
+    story.beats()
+    assert story.apply().verdict() == "complete", "no sum has to be subtracted for a withdrawal"
+
+
 def test_what_is_on_its_way_is_pending_and_says_where_and_since_when(story: Story) -> None:
     story.hello()
     story.report(0, (0, 9))

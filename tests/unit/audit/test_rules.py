@@ -228,13 +228,16 @@ piles = st.lists(st.integers(0, 6), max_size=8)
     st.sets(st.integers(0, 6)),
     st.fixed_dictionaries(dict.fromkeys(TIERS, piles)),
     st.sampled_from(["", *TIERS[:2]]),
+    st.booleans(),
 )
 @settings(max_examples=200)
 def test_complete_means_that_each_acknowledged_sequence_is_once_and_unchanged_at_every_tier(
-    acknowledged: set[int], at: dict[str, list[int]], changed: str
+    acknowledged: set[int], at: dict[str, list[int]], changed: str, fingerprinted: bool
 ) -> None:
     there = {tier: held(tier, *numbers, content="x" * (tier == changed)) for tier, numbers in at.items()}
-    judged = judge(facts(sources=[source(*acknowledged, at=there)]))
+    sent = source(*acknowledged, at=there)
+    sent.reported.fingerprinted = fingerprinted  # a change between two tiers shows without, too
+    judged = judge(facts(sources=[sent]))
     is_unchanged = not changed or not acknowledged
     is_there = all(sorted(numbers) == sorted(acknowledged) for numbers in at.values())
     assert (judged.verdict == Verdict.COMPLETE) == (is_there and is_unchanged)
@@ -267,11 +270,12 @@ instances = st.builds(
 
 
 reports = st.builds(
-    lambda good, bad: Reported(
-        as_flat(good), prints(11, pairs_of(good)), as_flat(bad), prints(11, pairs_of(bad))
+    lambda good, bad, fingerprinted: Reported(
+        as_flat(good), prints(11, pairs_of(good)), as_flat(bad), prints(11, pairs_of(bad)), fingerprinted
     ),
     st.sets(st.integers(0, 4)),
     st.sets(st.integers(4, 6)),
+    flags,
 )
 sources = st.builds(
     lambda instance, reported, at: Source(

@@ -160,6 +160,46 @@ def test_a_failure_reported_after_an_acknowledgement_takes_the_acknowledgement_b
     assert (judgement.verdict, judgement.acknowledged, judgement.failed) == (Verdict.COMPLETE, 8, 2)
 
 
+@pytest.mark.parametrize("is_home_blind", [False, True])
+def test_content_without_a_fingerprint_is_compared_with_the_tier_before_if_that_is_known(
+    is_home_blind: bool,
+) -> None:
+    evidence = Evidence()
+    evidence.report(1, SequenceRanges([(0, 9)]), 0, SequenceRanges(), 0, fingerprinted=False)
+    evidence.count("dc1", 1, SequenceTally([(0, 9)], 5))
+    evidence.count("offline", 1, SequenceTally([(0, 9)], 6))
+    evidence.count("warehouse", 2, SequenceTally([(0, 9)]))
+    blind = Gap(kind=GapKind.MESSAGES_NOT_COUNTED, tier="dc1", since=NOTHING, until=FOR_EVER)
+    facts = replace(READ, gaps=[blind] if is_home_blind else [])
+    judgement = judge(Evidence.unpack(evidence.pack()), {1: SHOP, 2: LOAD}, facts)
+    assert told(judgement) == ([] if is_home_blind else [("altered", "offline", [(0, 9)])])
+
+
+@pytest.mark.parametrize("fingerprinted", [False, True])
+def test_a_folded_window_takes_further_reports_with_and_without_fingerprints(fingerprinted: bool) -> None:
+    evidence = Evidence()
+    for ranges, has_sum in (([(0, 4)], not fingerprinted), ([(5, 9)], fingerprinted)):
+        evidence = Evidence.unpack(evidence.pack(fold=True))
+        mark = prints(11, ranges)
+        evidence.report(
+            1, SequenceRanges(ranges), mark if has_sum else 0, SequenceRanges(), 0, fingerprinted=has_sum
+        )
+        for tier in ("dc1", "offline"):
+            evidence.count(tier, 1, SequenceTally(ranges, mark))
+        evidence.count("warehouse", 2, SequenceTally(ranges))
+    assert judge(evidence, {1: SHOP, 2: LOAD}, READ).verdict == Verdict.COMPLETE
+
+
+def test_without_fingerprints_nothing_shows_that_two_producers_share_a_number() -> None:
+    evidence = Evidence()
+    evidence.report(1, SequenceRanges([(0, 9)]), 0, SequenceRanges(), 0, fingerprinted=False)
+    for _ in range(2):
+        evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)])))
+    judgement = judge(evidence, {1: SHOP}, replace(READ, legs=[read("dc1", "dc1")]))
+    assert told(judgement) == [("duplicate", "dc1", [(0, 9)])]
+    assert judgement.reasons == []
+
+
 def test_what_an_open_instance_has_not_reported_yet_is_not_unexpected() -> None:
     tiers = {tier: [(0, 12)] for tier in TIERS}
     judgement = judged(tiers, instance=replace(SHOP, closed_through=WINDOW))

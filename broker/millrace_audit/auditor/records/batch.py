@@ -184,7 +184,8 @@ class Change:
     )
 
     def __init__(self) -> None:
-        self.reports: list[tuple[int, ReportedWindow]] = []
+        self.reports: list[tuple[int, ReportedWindow, bool]] = []
+        """Producers' reports; False if a report has no fingerprints."""
         self.counts: list[tuple[str, int, SequenceTally]] = []
         self.removed: list[tuple[str, int, SequenceTally]] = []
         self.unkeyed: list[tuple[str, str, int, int]] = []
@@ -294,8 +295,11 @@ def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
 
 def _added(packed: bytes, change: Change) -> Evidence:
     evidence = Evidence.unpack(packed)
-    for producer, news in change.reports:
-        evidence.report(producer, news.acknowledged, news.fingerprint, news.failed, news.failed_fingerprint)
+    for producer, news, fingerprinted in change.reports:
+        sums = news.fingerprint, news.failed_fingerprint
+        evidence.report(
+            producer, news.acknowledged, sums[0], news.failed, sums[1], fingerprinted=fingerprinted
+        )
     for tier, producer, tally in change.counts:
         evidence.count(tier, producer, tally)
     for tier, producer, tally in change.removed:

@@ -202,7 +202,7 @@ class Reported:
             elif self._may_join(row, news.topic, entry.at):
                 self._join(row, news.topic)
                 change = self._changes.window(news.topic, news.window)
-                change.reports.append((row.producer, news))
+                change.reports.append((row.producer, news, report.fingerprinted))
                 row.be_in(news.window)
                 change.positions["reported", self._place.tier] = entry.at
                 change.positions["origins", self._place.tier] = 1

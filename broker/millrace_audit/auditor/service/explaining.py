@@ -202,6 +202,7 @@ class _Writer:
                 "fingerprint": str(reported.fingerprint),
                 "failed": self._flat(reported.failed),
                 "failed_fingerprint": str(reported.failed_fingerprint),
+                "fingerprinted": reported.fingerprinted,
             },
             "observed": {
                 tier: {**self._flat(held.ranges), "fingerprint": str(held.fingerprint)}

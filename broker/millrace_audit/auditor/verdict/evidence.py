@@ -38,6 +38,8 @@ class Reported:
     fingerprint: int = 0
     failed: Flat = field(default_factory=list)
     failed_fingerprint: int = 0
+    fingerprinted: bool = True
+    """False if some report had no fingerprints: the sums are then not those of all the messages."""
 
 
 @dataclass(slots=True)
@@ -64,13 +66,21 @@ class Evidence:
     """True if the window had more ranges than may be kept; then none is kept."""
 
     def report(
-        self, producer: int, ranges: SequenceRanges, fingerprint: int, failed: SequenceRanges, failed_sum: int
+        self,
+        producer: int,
+        ranges: SequenceRanges,
+        fingerprint: int,
+        failed: SequenceRanges,
+        failed_sum: int,
+        *,
+        fingerprinted: bool = True,
     ) -> None:
         reported = self.reported.setdefault(producer, Reported())
         reported.acknowledged = _joined(reported.acknowledged, ranges)
         reported.fingerprint = added(reported.fingerprint, fingerprint)
         reported.failed = _joined(reported.failed, failed)
         reported.failed_fingerprint = added(reported.failed_fingerprint, failed_sum)
+        reported.fingerprinted &= fingerprinted
 
     def count(self, tier: str, producer: int, tally: SequenceTally) -> None:
         observed = self.observed.setdefault(tier, {}).setdefault(producer, Observed())
@@ -114,7 +124,10 @@ class Evidence:
     def pack(self, *, fold: bool = False) -> bytes:
         """Return the evidence as bytes; `fold` drops the fingerprints, which agree in a complete window."""
         reported = {
-            str(producer): [s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint]
+            str(producer): [
+                *(s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint),
+                *([] if s.fingerprinted else [False]),
+            ]
             for producer, s in self.reported.items()
         }
         observed = {

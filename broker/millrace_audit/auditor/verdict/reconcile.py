@@ -198,13 +198,16 @@ def _is_in_order(facts: WindowFacts, source: Source, behind: Sequence[str]) -> b
     reported = source.reported
     if not source.instance.announced or reported.failed:
         return False
+    known = reported if reported.fingerprinted else source.observed.get(source.home)
+    if known is None:
+        return False
     for tier in (source.home, *behind):
         held = source.observed.get(tier)
         if held is None:
             if reported.acknowledged and facts.has_read(source.home, tier):
                 return False
         elif held.ranges != reported.acknowledged or (
-            tier not in _WITHOUT_CONTENT and not agree(held.fingerprint, reported.fingerprint)
+            tier not in _WITHOUT_CONTENT and not agree(held.fingerprint, known.fingerprint)
         ):
             return False
     return True
@@ -224,6 +227,8 @@ def _altered(
         return SequenceRanges()
     reported = source.reported
     if tier == source.home or previous is None:
+        if not reported.fingerprinted:
+            return SequenceRanges()
         acknowledged = acknowledged_of(reported)  # the fingerprint excludes later failures
         failed = SequenceRanges(pairs(reported.failed))
         if here.layers == [acknowledged]:
@@ -338,6 +343,8 @@ def is_shared_number(source: Source) -> bool:
     """True if two producers seem to use one instance number: all is there again, with other content."""
     held, reported = source.observed.get(source.home), source.reported
     if not source.instance.announced or held is None or held.ranges == reported.acknowledged:
+        return False
+    if not reported.fingerprinted:
         return False
     layers = _tally(held).layers
     is_repeated = len(layers) > 1 and layers == [SequenceRanges(pairs(reported.acknowledged))] * len(layers)
