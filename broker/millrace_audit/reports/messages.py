@@ -210,6 +210,8 @@ class Count:
     """Offset before which every record lies before the origin's `end`; None if no end is known."""
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: Sequence[ForeignCount] = field(default_factory=list)
+    aborted: SequenceCounts = field(default_factory=SequenceCounts)
+    """Messages of aborted transactions, without fingerprints. Consumers do not see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +396,11 @@ SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision)
 """Kinds that only a reader or, for decisions, the auditor may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {f"Audit{kind.__name__}": kind for kind in (Hello, Report, *SIGNED)}
 _NEW_FIELDS = {
-    "AuditCount": [{"leaderEpoch", "strong"}, {"copiedThrough", "leaderEpoch", "strong"}],
+    "AuditCount": [
+        {"aborted"},
+        {"aborted", "leaderEpoch", "strong"},
+        {"aborted", "copiedThrough", "leaderEpoch", "strong"},
+    ],
     "AuditHeartbeat": [{"leaderEpoch"}],
     "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
     "AuditReport": [{"fingerprinted"}, {"fingerprinted", "strong", "failedStrong"}],
@@ -488,6 +494,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "origin": lambda record: Origin(**_from_avro(record)),
     "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,
+    "aborted": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
 """Functions that check or convert a field, by the field's name in Avro. Other fields stay unchanged."""

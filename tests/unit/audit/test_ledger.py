@@ -758,6 +758,29 @@ def test_a_producer_without_fingerprints_hides_no_change_of_anothers_content(sto
     assert story.window()["findings"][0]["instance"] == 2
 
 
+def test_acknowledged_events_of_aborted_transactions_are_not_missing(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 5)), aborted=found((6, 7)).without_fingerprints())
+    story.count("dc1", SequenceCounts(), aborted=found((8, 9)).without_fingerprints(), partition=1)
+    story.count("offline", found((0, 5)), aborted=found((3, 5)))  # a mirror's own transaction
+    story.count("offline", SequenceCounts(), partition=1)
+    story.load(found((0, 5)))
+    story.beats()
+    assert story.apply().verdict() == "complete"
+    assert story.window()["reasons"] == ["4 events at dc1 lie in aborted transactions, and no tier may hold them"]
+
+
+def test_an_aborted_event_behind_the_home_is_unexpected(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 5)), aborted=found((6, 9)).without_fingerprints())
+    story.count("offline", found((0, 9)))
+    story.load(found((0, 9)))
+    story.beats()
+    assert story.apply().findings() == [("unexpected", "offline", [[6, 9]])]
+
+
 def test_one_report_without_a_fingerprint_leaves_the_windows_sum_unknown(story: Story) -> None:
     story.hello()
     story.report(0, (0, 4), closed=NOTHING)

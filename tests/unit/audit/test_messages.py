@@ -195,6 +195,7 @@ RECORDS: list[AuditRecord] = [
         end=1,
         counts=counts(STRONG),
         foreign=[ForeignCount(600_000, 1, STRONG)],
+        aborted=unmarked(),
     ),
 ]
 

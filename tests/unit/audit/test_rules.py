@@ -169,6 +169,9 @@ EXAMPLES = {
     "unreported-of-silent": facts(
         sources=[source(*range(5), instance=SILENT, at={"dc1": held("dc1", *range(6))})]
     ),
+    "aborted": facts(
+        sources=[replace(source(*range(6), at={tier: held(tier, *range(4)) for tier in TIERS}), aborted=[4, 5])]
+    ),
     "disowned": facts(sources=[source(instance=replace(SHOP, announced=False, accepted="not ours"))]),
     "shared-number": facts(sources=[source(*range(5), at={"dc1": TWICE})]),
     "given-up": lacking(WAREHOUSE, 0, 1, rejected=[Rejected(3, 3, 3, "not Avro", "probes")]),
@@ -278,14 +281,16 @@ reports = st.builds(
     flags,
 )
 sources = st.builds(
-    lambda instance, reported, at: Source(
+    lambda instance, reported, at, aborted: Source(
         instance,
         reported if instance.announced else Reported(),
         {tier: held(tier, *numbers) for tier, numbers in at.items()},
+        as_flat(aborted),
     ),
     instances,
     reports,
     st.dictionaries(tiers, piles, max_size=4),
+    st.sets(st.integers(0, 6)),
 )
 numbers = st.integers(0, 3)
 rejected = st.builds(

@@ -31,6 +31,7 @@ from millrace_audit.reports.messages import (
     Report,
     ReportedWindow,
 )
+from millrace_audit.reports.ranges import SequenceRanges
 
 MOST_STRANGERS = 1000
 """Most rows of rejected records; further records share one row."""
@@ -170,6 +171,7 @@ class Change:
     """Changes of one window by a batch."""
 
     __slots__ = (
+        "aborted",
         "counts",
         "is_table_new",
         "is_touched",
@@ -187,6 +189,7 @@ class Change:
         self.reports: list[tuple[int, ReportedWindow, bool]] = []
         """Producers' reports; False if a report has no fingerprints."""
         self.counts: list[tuple[str, int, SequenceTally]] = []
+        self.aborted: list[tuple[int, SequenceRanges]] = []
         self.removed: list[tuple[str, int, SequenceTally]] = []
         self.unkeyed: list[tuple[str, str, int, int]] = []
         self.table: list[tuple[int, SequenceTally]] = []
@@ -209,7 +212,8 @@ class Change:
     @property
     def is_of_table(self) -> bool:
         """True if only the counts of the published table change."""
-        others = self.reports or self.counts or self.removed or self.unkeyed or self.unkeyed_rows
+        counted = self.counts or self.aborted or self.removed or self.unkeyed or self.unkeyed_rows
+        others = self.reports or counted
         return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
@@ -302,6 +306,8 @@ def _added(packed: bytes, change: Change) -> Evidence:
         )
     for tier, producer, tally in change.counts:
         evidence.count(tier, producer, tally)
+    for producer, ranges in change.aborted:
+        evidence.abort(producer, ranges)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
     for rows in change.unkeyed_rows:

@@ -208,6 +208,7 @@ class _Writer:
                 tier: {**self._flat(held.ranges), "fingerprint": str(held.fingerprint)}
                 for tier, held in source.observed.items()
             },
+            "aborted": self._flat(source.aborted),
         }
 
     def _difference(self, difference: Difference) -> dict[str, Any]:

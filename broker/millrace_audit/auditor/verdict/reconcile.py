@@ -8,6 +8,9 @@ reports, each later tier with the tier before it.
     unexpected   here, and neither reported nor in the tier before
     altered      the right sequences with other content
 
+Events of aborted transactions are acknowledged, and no consumer sees them. No tier must hold them: an
+acknowledged event is at the home or was aborted there, and an aborted event behind the home is unexpected.
+
 Sequences of unknown outcome (failed, or never reported by an instance that an operator accepted) are
 optional: they may be there or not, but what one tier has of them, all tiers must have.
 """
@@ -68,7 +71,8 @@ def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_ta
             continue  # a producer in loads, whose rows know no cluster
         reported = evidence.reported.get(number, Reported()) if instance.announced else Reported()
         observed = {tier: held[number] for tier, held in evidence.observed.items() if number in held}
-        source = sources[number] = Source(instance, reported, observed)
+        aborted = evidence.aborted.get(number, [])
+        source = sources[number] = Source(instance, reported, observed, aborted)
         by_names[_names(instance)].append(source)
     for tier in (WAREHOUSE, TABLE):
         for number, rows in evidence.observed.get(tier, {}).items():
@@ -165,8 +169,9 @@ def _of_source(
     tallies = {tier: _tally(source.observed.get(tier)) for tier in dict.fromkeys((home, *behind))}
     anywhere = union(tally.present for tally in tallies.values())
     optional = anywhere - acknowledged if is_partly_reported else failed
-    explained = acknowledged | optional
-    expected = acknowledged | (optional & anywhere)
+    aborted = aborted_of(source)
+    explained = (acknowledged | optional) - aborted
+    expected = (acknowledged | (optional & anywhere)) - aborted
     previous: SequenceTally | None = None  # content of the tier before; None if unknown
     for tier, here in tallies.items():
         is_comparable = tier not in incomparable
@@ -319,6 +324,12 @@ def acknowledged_of(reported: Reported) -> SequenceRanges:
     """Return the acknowledged sequences that were not reported as failed afterwards."""
     acknowledged = SequenceRanges(pairs(reported.acknowledged))
     return acknowledged - SequenceRanges(pairs(reported.failed)) if reported.failed else acknowledged
+
+
+def aborted_of(source: Source) -> SequenceRanges:
+    """Return the sequences that the home holds only in aborted transactions."""
+    aborted = SequenceRanges(pairs(source.aborted))
+    return aborted - _tally(source.observed.get(source.home)).present if aborted else aborted
 
 
 def present_anywhere(source: Source) -> SequenceRanges:
