@@ -768,7 +768,9 @@ def test_acknowledged_events_of_aborted_transactions_are_not_missing(story: Stor
     story.load(found((0, 5)))
     story.beats()
     assert story.apply().verdict() == "complete"
-    assert story.window()["reasons"] == ["4 events at dc1 lie in aborted transactions, and no tier may hold them"]
+    assert story.window()["reasons"] == [
+        "4 events at dc1 lie in aborted transactions, and no tier may hold them"
+    ]
 
 
 def test_an_aborted_event_behind_the_home_is_unexpected(story: Story) -> None:

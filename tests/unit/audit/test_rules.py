@@ -170,7 +170,9 @@ EXAMPLES = {
         sources=[source(*range(5), instance=SILENT, at={"dc1": held("dc1", *range(6))})]
     ),
     "aborted": facts(
-        sources=[replace(source(*range(6), at={tier: held(tier, *range(4)) for tier in TIERS}), aborted=[4, 5])]
+        sources=[
+            replace(source(*range(6), at={tier: held(tier, *range(4)) for tier in TIERS}), aborted=[4, 5])
+        ]
     ),
     "disowned": facts(sources=[source(instance=replace(SHOP, announced=False, accepted="not ours"))]),
     "shared-number": facts(sources=[source(*range(5), at={"dc1": TWICE})]),
