@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import func, select
 
@@ -59,7 +60,7 @@ def key(instance: int, number: int) -> bytes:
 
 
 def said(instances: int, reports: int, topics: list[str], step_ms: int) -> Iterator[AuditRecord]:
-    who = {"cluster": "dc1", "service": "shop"}
+    who: dict[str, Any] = {"cluster": "dc1", "service": "shop"}
     for i in range(instances):
         for topic in topics:
             seal = seal_of(key(i, 0))

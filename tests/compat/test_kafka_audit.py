@@ -113,9 +113,11 @@ def test_messages_of_aborted_transactions_are_not_there(world: World) -> None:
     transact(world.kafka.address, "audited", [b"not ours"] * 3, commit=True)
     transact(world.kafka.address, "audited", [b"not ours"] * 2, commit=False)
     counts = world.count("audited")
-    total = SequenceCounts()
+    total, aborted = SequenceCounts(), SequenceCounts()
     for count in counts:
         total.merge(count.counts)
+        aborted.merge(count.aborted)
+    assert [(entry["ranges"], entry["duplicates"]) for entry in aborted.to_json()] == [([[0, 4]], [])]
     assert [entry["ranges"] for entry in total.to_json()] == [[[0, 19]]]
     assert [entry["duplicates"] for entry in total.to_json()] == [[]]
     assert sum(some.messages for count in counts for some in count.foreign) == 3

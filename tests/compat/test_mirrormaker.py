@@ -8,11 +8,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from confluent_kafka import Producer
+
 from millrace.client.cluster_client import ClusterClient
-from millrace_audit.answer import Completeness
+from millrace_audit.answer import Completeness, Finding
 from millrace_audit.client import completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
+from tests.compat.audited_transactions import send_transactions
 from tests.peers.kafka import KafkaBroker
 from tests.peers.mirrormaker import MirrorMaker, properties_of
 from tests.support import REPOSITORY, Process, wait_until
@@ -75,6 +78,35 @@ def test_what_mirrormaker_copies_again_after_a_kill_the_audit_calls_duplicate(
             )
             assert {(finding.kind, finding.tier) for finding in found} == {("duplicate", "offline")}
             assert answer().verdict == "incomplete"
+
+
+def test_aborted_events_that_mirrormaker_copies_uncommitted_are_unexpected(
+    needs_maven: None, start: Start, tmp_path: Path
+) -> None:
+    with KafkaBroker(tmp_path / "dc1") as dc1, KafkaBroker(tmp_path / "offline") as offline:
+        file = tmp_path / "up.toml"
+        file.write_text(DEPLOYMENT.format(dc1=dc1.address, offline=offline.address))
+        up = start("up", str(file), "--set", f"data_dir={tmp_path / 'data'}")
+        up.ready()
+        at = dict(line.split() for line in up.lines if len(line.split()) == 2)
+        properties = properties_of({"dc1": dc1.address}, offline.address, "PageView")
+        uncommitted = NEVER_COMMITS | {"dc1.consumer.isolation.level": "read_uncommitted"}
+        with MirrorMaker(tmp_path / "mm2", "offline", properties | uncommitted):
+            began = int((time.time() - 3600) * 1000)
+            send_transactions(dc1.address, at["registry"], "PageView", 3, began)
+            # MirrorMaker's position passes a transaction's marker with the next message.
+            later = Producer({"bootstrap.servers": dc1.address})
+            for partition in (0, 1):
+                later.produce("PageView", b"later", partition=partition)
+            assert later.flush(30) == 0
+
+            def found() -> list[Finding]:
+                now = datetime.now(UTC)
+                answer = completeness(at["auditor"], "PageView", now - timedelta(hours=2), now)
+                return [finding for window in answer.windows for finding in window.findings]
+
+            (finding,) = wait_until("the audit names the aborted events", found, timeout_s=SETTLE_S)
+    assert (finding.kind, finding.tier, finding.sequences) == ("unexpected", "offline", [[20, 29]])
 
 
 def produce(bootstrap: str, registry: str) -> None:

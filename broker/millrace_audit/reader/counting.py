@@ -60,6 +60,9 @@ class Tally:
     foreign: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Window -> messages without a header, and the sum of their fingerprints."""
 
+    def clear(self) -> None:
+        self.counts, self.foreign = SequenceCounts(), {}
+
     def add_foreign(self, window: int, messages: int, fingerprints: int) -> None:
         before = self.foreign.get(window, (0, 0))
         self.foreign[window] = (before[0] + messages, before[1] + fingerprints)

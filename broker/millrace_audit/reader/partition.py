@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 from millrace.client.errors import in_words
@@ -80,6 +81,8 @@ class Partition:
     """A value of `written` that consumers have not reached yet, and the time since when."""
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
+    aborted: Tally = field(default_factory=Tally)
+    """Messages of aborted transactions, which consumers do not see."""
     lost: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets since `published_end` that were deleted before they could be read."""
     origin: Origin | None = None
@@ -193,7 +196,7 @@ class Partition:
         self.start = self.cursor = Cursor(min(end, self.start.next_offset))
         if self.copied_through is not None:
             self.copied_through = min(self.copied_through, self.end)
-        self.tally, self.lost = Tally(), SequenceRanges()
+        self._clear()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
         """Note the mirror's position, which accounts for all records before `through`, if the reader has read
@@ -225,7 +228,7 @@ class Partition:
             return
         if fetched.error:
             raise CannotRead(_cause(fetched.error, self.rules))
-        data: list[tuple[BatchHeader, memoryview]] = []
+        data: list[tuple[BatchHeader, memoryview, bool]] = []
         marks: list[tuple[int, SequenceRanges | MirrorPosition]] = []
         cursor, damage = self.cursor, None
         try:
@@ -238,17 +241,19 @@ class Partition:
                 cursor = self.rules.after(header, cursor)
                 if self.limit is not None and cursor.next_offset > self.limit:
                     cursor = Cursor(self.limit, epoch=header.partition_leader_epoch)
-                if readable:
-                    data.append((header, batch))
+                if not header.is_control:
+                    data.append((header, batch, readable))
                 elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                     marks.append((header.next_offset, position))
         except CorruptMessage as error:
             damage = error
-        for part in counter.count(data, self.cursor.next_offset, self.tally, self.limit):
-            last = next((header for header, _ in reversed(data) if header.base_offset < part.end), None)
-            epoch = -1 if last is None else last.partition_leader_epoch
-            self._reach(Cursor(part.end, epoch=epoch), marks)
-            yield part
+        for readable, run in groupby(data, key=lambda entry: entry[2]):
+            batches = [(header, batch) for header, batch, _ in run]
+            tally = self.tally if readable else self.aborted
+            for part in counter.count(batches, self.cursor.next_offset, tally, self.limit):
+                last = next(header for header, _ in reversed(batches) if header.base_offset < part.end)
+                self._reach(Cursor(part.end, epoch=last.partition_leader_epoch), marks)
+                yield part if readable else Part(part.end, 0, part.times[:0])
         self._reach(cursor, marks)
         if damage is not None:
             raise CannotRead(_cause(ErrorCode.CORRUPT_MESSAGE, self.rules, str(damage)))
@@ -266,7 +271,12 @@ class Partition:
         """Begin the next count, because the last count has been published."""
         self.start = Cursor(self.end, epoch=self.cursor.epoch)
         self.published_origin = (self.origin, self.copied_through)
-        self.tally, self.lost = Tally(), SequenceRanges()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tally.clear()
+        self.aborted.clear()
+        self.lost = SequenceRanges()
 
 
 def _origin(position: MirrorPosition) -> Origin:

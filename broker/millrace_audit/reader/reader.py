@@ -423,7 +423,7 @@ class AuditReader(TierReader):
             counter = self._counters[fingerprint_of(partition.topic, self._config.policies)]
             for part in partition.take(fetched, counter):
                 self._numbers.counted(partition.topic, part)
-                if partition.tally.bytes > COUNT_BYTES:
+                if partition.tally.bytes + partition.aborted.bytes > COUNT_BYTES:
                     self._publish([partition])
             self._free(partition)
         except CannotRead as error:
@@ -487,6 +487,7 @@ class AuditReader(TierReader):
             copied_through=partition.copied_through,
             counts=partition.tally.counts,
             foreign=partition.tally.foreign_counts(),
+            aborted=partition.aborted.counts.without_fingerprints(),
         )
 
     def _beat(self, claim: _Claim) -> None:

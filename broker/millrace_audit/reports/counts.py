@@ -146,6 +146,10 @@ class SequenceCounts:
                 rest.tallies[key] = left
         return rest
 
+    def without_fingerprints(self) -> SequenceCounts:
+        """Return the same sequences with fingerprints of 0."""
+        return SequenceCounts({key: SequenceTally(tally.ranges()) for key, tally in self.tallies.items()})
+
     @property
     def total(self) -> int:
         return sum(tally.total for tally in self.tallies.values())

@@ -1,7 +1,8 @@
 """The records on the audit topics as values, and their bytes.
 
-Every record is Avro after a schema id, like any event. The schemas are in `schemas/`. No conclusions are
-drawn from the records here. Times are ms since the epoch.
+Every record is Avro after a schema id, like any event. A producer may write two bytes in place of the id, and
+then needs no registry. The schemas are in `schemas/`. No conclusions are drawn from the records here.
+Times are ms since the epoch.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ class Report:
     """Seal of the key that the next report will show."""
     closed_through: int
     windows: Sequence[ReportedWindow]
+    fingerprinted: bool = True
+    """False if the producer does not see its messages' bytes: the windows' fingerprints are then 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ class Count:
     """Offset before which every record lies before the origin's `end`; None if no end is known."""
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: Sequence[ForeignCount] = field(default_factory=list)
+    aborted: SequenceCounts = field(default_factory=SequenceCounts)
+    """Messages of aborted transactions, without fingerprints. Consumers do not see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,10 +396,14 @@ SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE, Decision)
 """Kinds that only a reader or, for decisions, the auditor may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {f"Audit{kind.__name__}": kind for kind in (Hello, Report, *SIGNED)}
 _NEW_FIELDS = {
-    "AuditCount": [{"leaderEpoch", "strong"}, {"copiedThrough", "leaderEpoch", "strong"}],
+    "AuditCount": [
+        {"aborted"},
+        {"aborted", "leaderEpoch", "strong"},
+        {"aborted", "copiedThrough", "leaderEpoch", "strong"},
+    ],
     "AuditHeartbeat": [{"leaderEpoch"}],
     "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
-    "AuditReport": [{"strong", "failedStrong"}],
+    "AuditReport": [{"fingerprinted"}, {"fingerprinted", "strong", "failedStrong"}],
     "AuditTableCount": [{"unkeyed"}],
 }
 """Kind -> for each older format of the record, newest first, the fields that it lacks at any depth."""
@@ -485,6 +494,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "origin": lambda record: Origin(**_from_avro(record)),
     "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,
+    "aborted": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
 """Functions that check or convert a field, by the field's name in Avro. Other fields stay unchanged."""
@@ -524,8 +534,12 @@ class AuditCodec:
         if message is None or form is None or issubclass(form.kind, OtherVersion):
             return None
         kind = form.kind
+        is_fixed = message[0] == _FIXED
+        body = BytesIO(message[_FIXED_PREFIX_BYTES if is_fixed else PREFIX_BYTES :])
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), _parsed(form), None)
+            record = fastavro.schemaless_reader(body, _parsed(form), None)
+            if is_fixed and body.read(1):
+                return None
             return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # an error would stop the process again after every restart
             return None
@@ -540,7 +554,11 @@ class AuditCodec:
         return None if form is None else form.kind
 
     def _form(self, message: bytes | None, fetch: object = None) -> _Form | None:
-        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
+        if message is None or len(message) < _FIXED_PREFIX_BYTES:
+            return None
+        if message[0] == _FIXED:
+            return _FIXED_FORMS.get(message[1], _Form(OtherVersion))
+        if len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
         prefix = message[:PREFIX_BYTES]
         if prefix not in self._forms:
@@ -582,6 +600,12 @@ _FORMS = [
     *(_Form(_KINDS[name], name, frozenset(each)) for name, older in _NEW_FIELDS.items() for each in older),
 ]
 """All forms that can be read."""
+
+
+_FIXED, _FIXED_PREFIX_BYTES = 1, 2
+"""First byte of a record without a schema id, and the size of its prefix: this byte and the record's kind."""
+_FIXED_FORMS = {1: _Form(Hello, "AuditHello"), 2: _Form(Report, "AuditReport")}
+"""Kind of a record without a schema id -> its form, which never changes. A new form gets a new number."""
 
 
 def previous_schemas(name: str) -> list[Mapping[str, Any]]:

@@ -172,6 +172,7 @@ public final class AuditedProducer implements AutoCloseable {
             windows.add(one);
         });
         report.put("windows", windows);
+        report.put("fingerprinted", true);
         unheard = encode("AuditReport", report);
         number++;
         key = nextKey;

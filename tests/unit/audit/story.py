@@ -148,16 +148,11 @@ class Story:
         at: str = "",
         topic: str = TOPIC,
         time: int = W,
+        fingerprinted: bool = True,
         **other: Any,
     ) -> None:
-        told = ReportedWindow(
-            topic,
-            window,
-            SequenceRanges(ranges),
-            SequenceRanges(failed),
-            prints(instance, ranges),
-            prints(instance, failed),
-        )
+        sums = [prints(instance, of) if fingerprinted else 0 for of in (ranges, failed)]
+        told = ReportedWindow(topic, window, SequenceRanges(ranges), SequenceRanges(failed), *sums)
         values: dict[str, Any] = {
             "server": f"web-{instance}",
             "service": "shop",
@@ -171,6 +166,7 @@ class Story:
             instance=instance,
             number=number,
             closed_through=closed,
+            fingerprinted=fingerprinted,
             **{"windows": [told] if ranges or failed else [], **values},
         )
         self.say(SAID, at or cluster, record)

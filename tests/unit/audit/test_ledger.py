@@ -484,6 +484,17 @@ def test_a_word_in_the_log_of_another_cluster_is_a_strangers(story: Story) -> No
     assert story.rejected_records() == [("Hello", "it says cluster dc9 and speaks in that of dc2")]
 
 
+def test_a_word_without_a_cluster_is_of_the_cluster_in_whose_log_it_is(story: Story) -> None:
+    story.whole()
+    story.hello(1, "", at="dc2")
+    story.report(0, (0, 3), cluster="", at="dc2")
+    story.carry(found((0, 3)), "dc2")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "complete"
+    assert story.rejected_records() == []
+    assert story.window()["acknowledged"] == 14
+
+
 def test_the_same_number_in_two_clusters_is_two_instances(story: Story) -> None:
     story.whole()
     story.hello(1, "dc2")
@@ -721,6 +732,71 @@ def test_a_payload_changed_before_the_first_log_is_altered_at_home_only(story: S
     story.carry(found((0, 11), content="changed"))
     story.beats()
     assert story.apply().findings() == [("altered", "dc1", [[0, 11]])]
+
+
+def test_of_a_producer_without_fingerprints_content_is_compared_from_the_home_on(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9), fingerprinted=False)
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9), content="changed"))
+    story.load(found((0, 9)))
+    story.beats()
+    assert story.apply().findings() == [("altered", "offline", [[0, 9]])]
+
+
+def test_of_a_producer_without_fingerprints_a_payload_changed_before_the_first_log_is_not_seen(
+    story: Story,
+) -> None:
+    story.hello()
+    story.report(0, (0, 9), failed=((10, 11),), fingerprinted=False)
+    story.carry(found((0, 11), content="changed"))
+    story.beats()
+    assert story.apply().verdict() == "complete"
+
+
+def test_a_producer_without_fingerprints_hides_no_change_of_anothers_content(story: Story) -> None:
+    for instance, fingerprinted in ((1, False), (2, True)):
+        story.hello(instance)
+        story.report(0, (0, 9), instance=instance, fingerprinted=fingerprinted)
+        story.carry(found((0, 9), instance=instance, content="changed"))
+    story.beats()
+    assert story.apply().findings() == [("altered", "dc1", [[0, 9]])]
+    assert story.window()["findings"][0]["instance"] == 2
+
+
+def test_acknowledged_events_of_aborted_transactions_are_not_missing(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 5)), aborted=found((6, 7)).without_fingerprints())
+    story.count("dc1", SequenceCounts(), aborted=found((8, 9)).without_fingerprints(), partition=1)
+    story.count("offline", found((0, 5)), aborted=found((3, 5)))  # a mirror's own transaction
+    story.count("offline", SequenceCounts(), partition=1)
+    story.load(found((0, 5)))
+    story.beats()
+    assert story.apply().verdict() == "complete"
+    assert story.window()["reasons"] == [
+        "4 events at dc1 lie in aborted transactions, and no tier may hold them"
+    ]
+
+
+def test_an_aborted_event_behind_the_home_is_unexpected(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 5)), aborted=found((6, 9)).without_fingerprints())
+    story.count("offline", found((0, 9)))
+    story.load(found((0, 9)))
+    story.beats()
+    assert story.apply().findings() == [("unexpected", "offline", [[6, 9]])]
+
+
+def test_one_report_without_a_fingerprint_leaves_the_windows_sum_unknown(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=NOTHING)
+    story.report(1, (5, 9), closed=NOTHING, fingerprinted=False)
+    story.report(2, failed=((8, 9),))
+    story.carry(found((0, 7)))
+    story.beats()
+    assert story.apply().verdict() == "complete", "no sum has to be subtracted for a withdrawal"
 
 
 def test_what_is_on_its_way_is_pending_and_says_where_and_since_when(story: Story) -> None:

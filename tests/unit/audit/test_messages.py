@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import fastavro
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.fingerprints import added, split, strong_fingerprint
@@ -41,7 +43,7 @@ from millrace_audit.reports.messages import (
     schema_file,
     unpacked,
 )
-from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.ranges import SequenceRanges, merged
 from millrace_registry.client import (
     RegisteredVersion,
     RegistryUnavailable,
@@ -80,7 +82,7 @@ def counts(fingerprint: int = (1 << 63) - 1) -> SequenceCounts:
     return found
 
 
-def recounted() -> SequenceCounts:
+def unmarked() -> SequenceCounts:
     """As a load counts: it takes no fingerprints."""
     return counts(0)
 
@@ -141,13 +143,13 @@ RECORDS: list[AuditRecord] = [
         end=1,
         origin=replace(ORIGIN, end=9),
     ),
-    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=recounted(), hours=[], unkeyed=[]),
+    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked(), hours=[], unkeyed=[]),
     LoadCount(
         time=6,
         topic="PageView",
-        counts=recounted(),
+        counts=unmarked(),
         source=LoadNumber(7, 2),
-        removed=recounted(),
+        removed=unmarked(),
         ends=[LoadEnd("ab", 3, 9)],
         hours=[HourRows(0, 120, 3)],
         unkeyed=[UnkeyedRows(600_000, -4, 1)],
@@ -159,7 +161,7 @@ RECORDS: list[AuditRecord] = [
         number=8,
         snapshot=9,
         replaces=[600_000],
-        counts=recounted(),
+        counts=unmarked(),
         unkeyed=[UnkeyedRows(600_000, 4)],
     ),
     WarehouseState(
@@ -193,6 +195,7 @@ RECORDS: list[AuditRecord] = [
         end=1,
         counts=counts(STRONG),
         foreign=[ForeignCount(600_000, 1, STRONG)],
+        aborted=unmarked(),
     ),
 ]
 
@@ -290,22 +293,28 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
 
 
 @pytest.mark.parametrize("record", [RECORDS[1], RECORDS[-2]])
-def test_a_report_of_the_version_before_has_fast_fingerprints(record: AuditRecord) -> None:
-    ids, form = Ids(), fastavro.parse_schema(dict(previous_schemas("AuditReport")[0]))
+@pytest.mark.parametrize("schema", previous_schemas("AuditReport"))
+def test_a_report_of_the_version_before_has_the_fingerprints_that_its_schema_has(
+    record: AuditRecord, schema: Mapping[str, Any]
+) -> None:
+    ids, old = Ids(), BytesIO()
     new = BytesIO(AuditCodec(ids).encode(record)[5:])
-    old, fields_of = (
-        BytesIO(),
-        fastavro.schemaless_reader(new, fastavro.parse_schema(dict(schema_file("AuditReport"))), None),
-    )
-    fastavro.schemaless_writer(old, form, fields_of)
-    schema_id = ids.register("AuditReport", dict(previous_schemas("AuditReport")[0]))
+    current = fastavro.parse_schema(dict(schema_file("AuditReport")))
+    written = fastavro.schemaless_reader(new, current, None)
+    fastavro.schemaless_writer(old, fastavro.parse_schema(dict(schema)), written)
+    schema_id = ids.register("AuditReport", dict(schema))
     found = AuditCodec(ids).decode(b"\0" + schema_id.to_bytes(4, "big") + old.getvalue())
     assert isinstance(found, Report)
     assert isinstance(record, Report)
+    assert found.fingerprinted
     (there,), (window,) = found.windows, record.windows
+    has_strong = "failedStrong" in str(schema)
     assert there.acknowledged == window.acknowledged
-    assert there.fingerprint == split(window.fingerprint)[0]
-    assert there.failed_fingerprint == split(window.failed_fingerprint)[0]
+    for read, sent in (
+        (there.fingerprint, window.fingerprint),
+        (there.failed_fingerprint, window.failed_fingerprint),
+    ):
+        assert read == (sent if has_strong else split(sent)[0])
 
 
 def test_a_heartbeat_of_the_version_before_has_positions_without_an_epoch() -> None:
@@ -389,3 +398,73 @@ def test_a_schema_with_a_field_too_many_is_no_audit_record() -> None:
 def test_a_record_of_a_topic_that_cannot_be_there_is_passed_over(record: AuditRecord) -> None:
     codec = AuditCodec(Ids())
     assert codec.decode(codec.encode(record)) is None
+
+
+class NoRegistry(SchemaRegistryClient):
+    """A registry that must not be needed."""
+
+    def __init__(self) -> None:
+        super().__init__("http://nobody")
+
+    def schema(self, schema_id: int) -> Any:
+        raise AssertionError("a record without a schema id needs no registry")
+
+
+LONGS = st.integers(-(1 << 63), (1 << 63) - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+RANGES = st.lists(st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 40)), max_size=4).map(
+    lambda ranges: merged((first, first + more) for first, more in ranges)
+)
+SUMS = LONGS | st.binary(max_size=40).map(strong_fingerprint)
+WHO_EVER = {"time": LONGS, "cluster": NAMES, "server": NAMES, "service": NAMES, "instance": LONGS}
+SEALS = st.binary(min_size=32, max_size=32)
+HELLOS = st.builds(Hello, **WHO_EVER, topic=st.just("PageView"), closed_through=LONGS, seal=SEALS)
+REPORTS = st.builds(
+    Report,
+    **WHO_EVER,
+    number=LONGS,
+    key=st.binary(min_size=16, max_size=16),
+    seal=SEALS,
+    closed_through=LONGS,
+    fingerprinted=st.booleans(),
+    windows=st.lists(
+        st.builds(ReportedWindow, st.just("PageView"), LONGS, RANGES, RANGES, SUMS, SUMS), max_size=3
+    ),
+)
+
+
+def without_a_schema_id(record: Hello | Report) -> bytes:
+    body = AuditCodec(Ids()).encode(record)[5:]
+    return (b"\1\1" if isinstance(record, Hello) else b"\1\2") + body
+
+
+@given(HELLOS | REPORTS)
+def test_producers_records_are_read_without_a_schema_id_and_no_cut_of_their_bytes_is_one(
+    record: Hello | Report,
+) -> None:
+    codec, message = AuditCodec(NoRegistry()), without_a_schema_id(record)
+    assert codec.kind(message) is type(record)
+    assert codec.decode(message) == record
+    assert [cut for cut in range(len(message)) if codec.decode(message[:cut]) is not None] == []
+    assert codec.decode(message + b"\0") is None, "the body is the rest of the message"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_without_a_schema_id_are_decoded_or_refused(body: bytes) -> None:
+    codec = AuditCodec(NoRegistry())
+    for start, kind in ((b"\1\1", Hello), (b"\1\2", Report)):
+        assert codec.kind(start + body) is kind
+        codec.decode(start + body)
+
+
+@pytest.mark.parametrize("message", [b"\1\0", b"\1\3", b"\1\xff" + b"x" * 100])
+def test_a_record_of_a_later_kind_is_told_from_what_is_no_audit_record(message: bytes) -> None:
+    codec = AuditCodec(NoRegistry())
+    assert codec.kind(message) is OtherVersion
+    assert codec.decode(message) is None
+
+
+@pytest.mark.parametrize("message", [b"\1", b"\2", b"\2\1abc"])
+def test_another_first_byte_is_no_audit_record(message: bytes) -> None:
+    codec = AuditCodec(NoRegistry())
+    assert (codec.kind(message), codec.decode(message)) == (None, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from millrace.client.runs import OffsetRules
 from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch
+from millrace.records.header import CONTROL_BIT, TRANSACTIONAL_BIT
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.mirror_position import Origin as MirrorOrigin
 from millrace.wire.fetch import FetchedPartition
-from millrace_audit.reader.counting import BatchCounter
+from millrace_audit.reader import counting
+from millrace_audit.reader.counting import BatchCounter, Tally
 from millrace_audit.reader.partition import TRUNCATED_S, CannotRead, Partition, PartitionKey
 from millrace_audit.reports.messages import Origin
 
@@ -23,6 +27,29 @@ ORIGIN = MirrorOrigin("dc1", "t", TOPIC_ID, 3)
 
 def answer(*batches: bytes, error: int = 0, log_start: int = 0) -> FetchedPartition:
     return FetchedPartition(error, -1, -1, log_start, memoryview(b"".join(batches)))
+
+
+HEADER = bytes.fromhex("000000012cb082ac95ac530a7765622d310873686f7082")
+"""Schema id, time, names and the first byte of an instance's number: 65 and further numbers follow."""
+
+
+def transaction(base: int, producer: int, *sequences: int) -> bytes:
+    """A batch of a transaction: an instance's events with those numbers."""
+    values = [Message(0, None, HEADER + b"\1" + bytes((2 * number,))) for number in sequences]
+    attributes = TRANSACTIONAL_BIT
+    return build_batch(values, base_offset=base, producer_id=producer, attributes=attributes)
+
+
+def end_of(producer: int, base: int, *, commit: bool) -> bytes:
+    """The marker that ends a transaction."""
+    marker = struct.pack(">hh", 0, commit)
+    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
+    message = Message(0, marker, b"\0" * 6)
+    return build_batch([message], base_offset=base, producer_id=producer, attributes=attributes)
+
+
+def sequences(tally: Tally) -> list[list[int]]:
+    return [pair for counted in tally.counts.tallies.values() for pair in counted.pairs()]
 
 
 def data(base: int, records: int = 1) -> bytes:
@@ -82,6 +109,46 @@ def test_what_holds_no_messages_for_consumers_is_behind_a_reader_like_any_messag
     state.published()
     take(state, answer(control_batch(4, b"another", timestamp=0)))
     assert (state.end, state.has_news, state.lost.pairs()) == (5, True, [])
+
+
+@pytest.mark.parametrize("limit", [None, *range(1, 12)])
+def test_events_of_aborted_transactions_are_counted_apart(
+    limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "ROWS", 2)
+    log = [
+        transaction(0, 7, 0, 1, 2),
+        transaction(3, 8, 3, 4),
+        transaction(5, 7, 5, 6),
+        end_of(7, 7, commit=False),
+        end_of(8, 8, commit=True),
+        transaction(9, 7, 7, 8),
+        end_of(7, 11, commit=True),
+    ]
+    fetched = replace(answer(*log), aborted_transactions=((7, 0),))
+    state, counter = partition(byte_positions=False), BatchCounter(lambda _: True)
+    visible, aborted, seen = [], [], 0
+    for state.limit in (limit, None):
+        for part in state.take(fetched, counter):
+            seen += part.messages
+            visible += sequences(state.tally)
+            aborted += sequences(state.aborted)
+            state.published()
+    visible += sequences(state.tally)
+    assert sorted(n for first, last in visible for n in range(first, last + 1)) == [3, 4, 7, 8]
+    assert sorted(n for first, last in aborted for n in range(first, last + 1)) == [0, 1, 2, 5, 6]
+    assert (state.end, seen) == (12, 4)
+
+
+def test_a_count_that_is_published_in_the_middle_of_an_answer_loses_nothing_of_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counting, "ROWS", 10)
+    state, counted = partition(byte_positions=False), 0
+    for _ in state.take(answer(data(0, 35)), BatchCounter(lambda _: False)):
+        counted += messages(state)
+        state.published()
+    assert counted + messages(state) == 35
 
 
 def test_what_expired_is_lost_and_counting_goes_on_behind_it() -> None:

@@ -95,10 +95,11 @@ class Ids:
     url = "http://registry"
 
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
-        return next(int(v["schemaId"]) for v in of_kind("record") if v["schema"] == subject)
+        records = (v for v in of_kind("record") if v["schema"] == subject and "schemaId" in v)
+        return int(next(records)["schemaId"])
 
     def schema(self, schema_id: int) -> Any:
-        name = next((v["schema"] for v in of_kind("record") if v["schemaId"] == schema_id), None)
+        name = next((v["schema"] for v in of_kind("record") if v.get("schemaId") == schema_id), None)
         if name is None:
             raise MillraceError(f"no schema {schema_id}")
         return json.loads((REPOSITORY / "schemas" / f"{name}.avsc").read_text())
@@ -111,14 +112,18 @@ def test_an_audit_record(vector: Vector) -> None:
         name: bytes.fromhex(vector["record"][name]) for name in {"key", "seal"} & vector["record"].keys()
     }
     out = BytesIO()
-    out.write(b"\0" + vector["schemaId"].to_bytes(4, "big"))
+    if "schemaId" in vector:
+        out.write(b"\0" + vector["schemaId"].to_bytes(4, "big"))
+    else:
+        out.write(bytes((1, vector["kind"])))
     fastavro.schemaless_writer(out, schema, {**vector["record"], **in_bytes})
     assert out.getvalue().hex() == vector["value"]
     codec = AuditCodec(Ids())  # type: ignore[arg-type]
     record = codec.decode(bytes.fromhex(vector["value"]))
     assert isinstance(record, Hello | Report)
     assert record.seal == in_bytes["seal"]
-    assert codec.encode(record).hex() == vector["value"], "and what Millrace writes is the same"
+    if "schemaId" in vector:
+        assert codec.encode(record).hex() == vector["value"], "and what Millrace writes is the same"
 
 
 @pytest.mark.parametrize("vector", of_kind("signature"))

@@ -169,6 +169,11 @@ EXAMPLES = {
     "unreported-of-silent": facts(
         sources=[source(*range(5), instance=SILENT, at={"dc1": held("dc1", *range(6))})]
     ),
+    "aborted": facts(
+        sources=[
+            replace(source(*range(6), at={tier: held(tier, *range(4)) for tier in TIERS}), aborted=[4, 5])
+        ]
+    ),
     "disowned": facts(sources=[source(instance=replace(SHOP, announced=False, accepted="not ours"))]),
     "shared-number": facts(sources=[source(*range(5), at={"dc1": TWICE})]),
     "given-up": lacking(WAREHOUSE, 0, 1, rejected=[Rejected(3, 3, 3, "not Avro", "probes")]),
@@ -228,13 +233,16 @@ piles = st.lists(st.integers(0, 6), max_size=8)
     st.sets(st.integers(0, 6)),
     st.fixed_dictionaries(dict.fromkeys(TIERS, piles)),
     st.sampled_from(["", *TIERS[:2]]),
+    st.booleans(),
 )
 @settings(max_examples=200)
 def test_complete_means_that_each_acknowledged_sequence_is_once_and_unchanged_at_every_tier(
-    acknowledged: set[int], at: dict[str, list[int]], changed: str
+    acknowledged: set[int], at: dict[str, list[int]], changed: str, fingerprinted: bool
 ) -> None:
     there = {tier: held(tier, *numbers, content="x" * (tier == changed)) for tier, numbers in at.items()}
-    judged = judge(facts(sources=[source(*acknowledged, at=there)]))
+    sent = source(*acknowledged, at=there)
+    sent.reported.fingerprinted = fingerprinted  # a change between two tiers shows without, too
+    judged = judge(facts(sources=[sent]))
     is_unchanged = not changed or not acknowledged
     is_there = all(sorted(numbers) == sorted(acknowledged) for numbers in at.values())
     assert (judged.verdict == Verdict.COMPLETE) == (is_there and is_unchanged)
@@ -267,21 +275,24 @@ instances = st.builds(
 
 
 reports = st.builds(
-    lambda good, bad: Reported(
-        as_flat(good), prints(11, pairs_of(good)), as_flat(bad), prints(11, pairs_of(bad))
+    lambda good, bad, fingerprinted: Reported(
+        as_flat(good), prints(11, pairs_of(good)), as_flat(bad), prints(11, pairs_of(bad)), fingerprinted
     ),
     st.sets(st.integers(0, 4)),
     st.sets(st.integers(4, 6)),
+    flags,
 )
 sources = st.builds(
-    lambda instance, reported, at: Source(
+    lambda instance, reported, at, aborted: Source(
         instance,
         reported if instance.announced else Reported(),
         {tier: held(tier, *numbers) for tier, numbers in at.items()},
+        as_flat(aborted),
     ),
     instances,
     reports,
     st.dictionaries(tiers, piles, max_size=4),
+    st.sets(st.integers(0, 6)),
 )
 numbers = st.integers(0, 3)
 rejected = st.builds(

@@ -160,6 +160,111 @@ def test_a_failure_reported_after_an_acknowledgement_takes_the_acknowledgement_b
     assert (judgement.verdict, judgement.acknowledged, judgement.failed) == (Verdict.COMPLETE, 8, 2)
 
 
+def with_aborted(
+    tiers: Mapping[str, Ranges], aborted: Ranges, *, instance: Instance = SHOP, failed: Ranges = ()
+) -> Window:
+    """The verdict on 0-9, of which some were aborted."""
+    evidence = Evidence()
+    acknowledged = SequenceRanges([(0, 9)])
+    evidence.report(1, acknowledged, prints(11, [(0, 9)]), SequenceRanges(failed), prints(11, failed))
+    evidence.abort(1, SequenceRanges(aborted))
+    for tier, ranges in tiers.items():
+        mark = 0 if tier == "warehouse" else prints(11, ranges)
+        evidence.count(tier, 2 if tier == "warehouse" else 1, SequenceTally(ranges, mark))
+    return judge(Evidence.unpack(evidence.pack(fold=True)), {1: instance, 2: LOAD}, READ)
+
+
+def everywhere(*ranges: Range) -> dict[str, Ranges]:
+    return dict.fromkeys(TIERS, ranges)
+
+
+def test_acknowledged_events_of_aborted_transactions_are_at_no_tier() -> None:
+    judgement = with_aborted(everywhere((0, 5)), [(6, 9)])
+    assert (judgement.verdict, told(judgement)) == (Verdict.COMPLETE, [])
+    assert judgement.reasons == ["4 events at dc1 lie in aborted transactions, and no tier may hold them"]
+    assert with_aborted({}, [(0, 9)]).verdict == Verdict.COMPLETE
+
+
+@pytest.mark.parametrize(
+    ("tiers", "aborted", "finding"),
+    [
+        (everywhere((0, 5)), [(7, 9)], ("missing", "dc1", [(6, 6)])),
+        ({**everywhere((0, 5)), "offline": [(0, 4)], "warehouse": [(0, 4)]}, [(6, 9)],
+         ("missing", "offline", [(5, 5)])),
+        ({**everywhere((0, 9)), "dc1": [(0, 5)]}, [(6, 9)], ("unexpected", "offline", [(6, 9)])),
+        ({**everywhere((0, 5)), "warehouse": [(0, 6)]}, [(6, 9)], ("unexpected", "warehouse", [(6, 6)])),
+    ],
+)  # fmt: skip
+def test_what_is_neither_there_nor_aborted_is_missing_and_what_is_aborted_is_unexpected_behind_the_home(
+    tiers: Mapping[str, Ranges], aborted: Ranges, finding: tuple[str, str, list[Range]]
+) -> None:
+    assert told(with_aborted(tiers, aborted)) == [finding]
+
+
+@pytest.mark.parametrize("instance", [SHOP, replace(SHOP, closed_through=NOTHING, accepted="burnt down")])
+def test_a_failed_or_unreported_event_that_was_aborted_is_unexpected_behind_the_home(
+    instance: Instance,
+) -> None:
+    failed = [(10, 11)] if instance is SHOP else []
+    tiers = {**everywhere((0, 9)), "offline": [(0, 11)], "warehouse": [(0, 11)]}
+    judgement = with_aborted(tiers, [(10, 11)], instance=instance, failed=failed)
+    assert told(judgement) == [("unexpected", "offline", [(10, 11)])]
+
+
+def test_an_event_that_the_home_holds_beside_an_aborted_one_of_its_number_must_be_everywhere() -> None:
+    assert with_aborted(everywhere((0, 9)), [(5, 6)]).verdict == Verdict.COMPLETE
+    assert told(with_aborted({**everywhere((0, 9)), "warehouse": [(0, 8)]}, [(9, 9)])) == [
+        ("missing", "warehouse", [(9, 9)])
+    ]
+
+
+def test_what_a_producer_without_a_hello_aborted_is_not_called_complete() -> None:
+    evidence = Evidence()
+    evidence.abort(1, SequenceRanges([(0, 9)]))
+    facts = replace(READ, is_announced=False)
+    assert judge(evidence, {1: replace(SHOP, announced=False)}, facts).verdict == Verdict.CARRIED
+
+
+@pytest.mark.parametrize("is_home_blind", [False, True])
+def test_content_without_a_fingerprint_is_compared_with_the_tier_before_if_that_is_known(
+    is_home_blind: bool,
+) -> None:
+    evidence = Evidence()
+    evidence.report(1, SequenceRanges([(0, 9)]), 0, SequenceRanges(), 0, fingerprinted=False)
+    evidence.count("dc1", 1, SequenceTally([(0, 9)], 5))
+    evidence.count("offline", 1, SequenceTally([(0, 9)], 6))
+    evidence.count("warehouse", 2, SequenceTally([(0, 9)]))
+    blind = Gap(kind=GapKind.MESSAGES_NOT_COUNTED, tier="dc1", since=NOTHING, until=FOR_EVER)
+    facts = replace(READ, gaps=[blind] if is_home_blind else [])
+    judgement = judge(Evidence.unpack(evidence.pack()), {1: SHOP, 2: LOAD}, facts)
+    assert told(judgement) == ([] if is_home_blind else [("altered", "offline", [(0, 9)])])
+
+
+@pytest.mark.parametrize("fingerprinted", [False, True])
+def test_a_folded_window_takes_further_reports_with_and_without_fingerprints(fingerprinted: bool) -> None:
+    evidence = Evidence()
+    for ranges, has_sum in (([(0, 4)], not fingerprinted), ([(5, 9)], fingerprinted)):
+        evidence = Evidence.unpack(evidence.pack(fold=True))
+        mark = prints(11, ranges)
+        evidence.report(
+            1, SequenceRanges(ranges), mark if has_sum else 0, SequenceRanges(), 0, fingerprinted=has_sum
+        )
+        for tier in ("dc1", "offline"):
+            evidence.count(tier, 1, SequenceTally(ranges, mark))
+        evidence.count("warehouse", 2, SequenceTally(ranges))
+    assert judge(evidence, {1: SHOP, 2: LOAD}, READ).verdict == Verdict.COMPLETE
+
+
+def test_without_fingerprints_nothing_shows_that_two_producers_share_a_number() -> None:
+    evidence = Evidence()
+    evidence.report(1, SequenceRanges([(0, 9)]), 0, SequenceRanges(), 0, fingerprinted=False)
+    for _ in range(2):
+        evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)])))
+    judgement = judge(evidence, {1: SHOP}, replace(READ, legs=[read("dc1", "dc1")]))
+    assert told(judgement) == [("duplicate", "dc1", [(0, 9)])]
+    assert judgement.reasons == []
+
+
 def test_what_an_open_instance_has_not_reported_yet_is_not_unexpected() -> None:
     tiers = {tier: [(0, 12)] for tier in TIERS}
     judgement = judged(tiers, instance=replace(SHOP, closed_through=WINDOW))

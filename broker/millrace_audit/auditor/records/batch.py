@@ -31,6 +31,7 @@ from millrace_audit.reports.messages import (
     Report,
     ReportedWindow,
 )
+from millrace_audit.reports.ranges import SequenceRanges
 
 MOST_REJECTED_RECORDS = 1000
 """Most rows of rejected records; further records share one row."""
@@ -170,6 +171,7 @@ class Change:
     """Changes of one window by a batch."""
 
     __slots__ = (
+        "aborted",
         "counts",
         "is_table_new",
         "is_touched",
@@ -184,8 +186,10 @@ class Change:
     )
 
     def __init__(self) -> None:
-        self.reports: list[tuple[int, ReportedWindow]] = []
+        self.reports: list[tuple[int, ReportedWindow, bool]] = []
+        """Producers' reports; False if a report has no fingerprints."""
         self.counts: list[tuple[str, int, SequenceTally]] = []
+        self.aborted: list[tuple[int, SequenceRanges]] = []
         self.removed: list[tuple[str, int, SequenceTally]] = []
         self.unkeyed: list[tuple[str, str, int, int]] = []
         self.table: list[tuple[int, SequenceTally]] = []
@@ -208,7 +212,8 @@ class Change:
     @property
     def is_of_table(self) -> bool:
         """True if only the counts of the published table change."""
-        others = self.reports or self.counts or self.removed or self.unkeyed or self.unkeyed_rows
+        counted = self.counts or self.aborted or self.removed or self.unkeyed or self.unkeyed_rows
+        others = self.reports or counted
         return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
@@ -294,10 +299,15 @@ def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
 
 def _added(packed: bytes, change: Change) -> Evidence:
     evidence = Evidence.unpack(packed)
-    for producer, news in change.reports:
-        evidence.report(producer, news.acknowledged, news.fingerprint, news.failed, news.failed_fingerprint)
+    for producer, news, fingerprinted in change.reports:
+        sums = news.fingerprint, news.failed_fingerprint
+        evidence.report(
+            producer, news.acknowledged, sums[0], news.failed, sums[1], fingerprinted=fingerprinted
+        )
     for tier, producer, tally in change.counts:
         evidence.count(tier, producer, tally)
+    for producer, ranges in change.aborted:
+        evidence.abort(producer, ranges)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
     for rows in change.unkeyed_rows:

@@ -142,6 +142,8 @@ class Counted:
             if self._place.tier != OFFLINE:
                 return  # a mirror at an origin: its events are counted at their home
         outside = self._add(count.topic, origin, count.counts, serial)
+        if origin == self._place.tier:
+            outside += self._add(count.topic, origin, count.aborted, serial, are_aborted=True)
         for foreign in count.foreign:
             if is_of_this_world(foreign.window):
                 change = self._changes.window(count.topic, foreign.window)
@@ -155,13 +157,19 @@ class Counted:
                 entry, "Count", f"events of topic {count.topic} have a time no producer sends"
             )
 
-    def _add(self, topic: str, origin: str, counts: SequenceCounts, serial: int) -> int:
+    def _add(
+        self, topic: str, origin: str, counts: SequenceCounts, serial: int, *, are_aborted: bool = False
+    ) -> int:
         """Add counts of a tier to the windows; return the number of keys with an impossible time."""
         tier = self._place.tier
         keys = [key for key in counts.tallies if is_of_this_world(key.window)]
         for key, producer in self._producers.get_all(origin, keys).items():
             change = self._changes.window(topic, key.window)
-            change.counts.append((tier, producer.producer, counts.tallies[key]))
+            tally = counts.tallies[key]
+            if are_aborted:
+                change.aborted.append((producer.producer, tally.present))
+            else:
+                change.counts.append((tier, producer.producer, tally))
             producer.extend_to(key.window)
             change.positions["counted", tier] = serial
             change.positions["origins", origin] = 1

@@ -104,7 +104,7 @@ class Reported:
         assert isinstance(record, Hello | Report)
         kind = type(record).__name__
         row = self._producers.announced(self._place.tier, record.instance)
-        if record.cluster != self._place.tier:
+        if record.cluster not in ("", self._place.tier):  # an empty name is this cluster's
             cause = (
                 f"it says cluster {storable(record.cluster)[:100]} and speaks in that of {self._place.tier}"
             )
@@ -209,7 +209,7 @@ class Reported:
             elif self._may_join(row, news.topic, entry.at):
                 self._join(row, news.topic)
                 change = self._changes.window(news.topic, news.window)
-                change.reports.append((row.producer, news))
+                change.reports.append((row.producer, news, report.fingerprinted))
                 row.extend_to(news.window)
                 change.positions["reported", self._place.tier] = entry.at
                 change.positions["origins", self._place.tier] = 1

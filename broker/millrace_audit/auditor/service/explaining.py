@@ -202,11 +202,13 @@ class _Writer:
                 "fingerprint": str(reported.fingerprint),
                 "failed": self._flat(reported.failed),
                 "failed_fingerprint": str(reported.failed_fingerprint),
+                "fingerprinted": reported.fingerprinted,
             },
             "observed": {
                 tier: {**self._flat(held.ranges), "fingerprint": str(held.fingerprint)}
                 for tier, held in source.observed.items()
             },
+            "aborted": self._flat(source.aborted),
         }
 
     def _difference(self, difference: Difference) -> dict[str, Any]:

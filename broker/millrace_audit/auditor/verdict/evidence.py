@@ -38,6 +38,8 @@ class Reported:
     fingerprint: int = 0
     failed: Flat = field(default_factory=list)
     failed_fingerprint: int = 0
+    fingerprinted: bool = True
+    """False if some report had no fingerprints: the sums are then not those of all the messages."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Evidence:
     reported: dict[int, Reported] = field(default_factory=dict)
     observed: dict[str, dict[int, Observed]] = field(default_factory=dict)
     """Tier -> producer -> observed events."""
+    aborted: dict[int, Flat] = field(default_factory=dict)
+    """Producer -> sequences of its events in aborted transactions at its home."""
     unkeyed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     """Origin -> tier -> [messages, fingerprint] of the messages without an audit header."""
     unkeyed_rows: dict[str, list[int]] = field(default_factory=dict)
@@ -64,13 +68,21 @@ class Evidence:
     """True if the window had more ranges than may be kept; then none is kept."""
 
     def report(
-        self, producer: int, ranges: SequenceRanges, fingerprint: int, failed: SequenceRanges, failed_sum: int
+        self,
+        producer: int,
+        ranges: SequenceRanges,
+        fingerprint: int,
+        failed: SequenceRanges,
+        failed_sum: int,
+        *,
+        fingerprinted: bool = True,
     ) -> None:
         reported = self.reported.setdefault(producer, Reported())
         reported.acknowledged = _joined(reported.acknowledged, ranges)
         reported.fingerprint = added(reported.fingerprint, fingerprint)
         reported.failed = _joined(reported.failed, failed)
         reported.failed_fingerprint = added(reported.failed_fingerprint, failed_sum)
+        reported.fingerprinted &= fingerprinted
 
     def count(self, tier: str, producer: int, tally: SequenceTally) -> None:
         observed = self.observed.setdefault(tier, {}).setdefault(producer, Observed())
@@ -82,6 +94,9 @@ class Evidence:
             whole = SequenceTally((*pairs(ranges), *new))
             observed.ranges = [*chain.from_iterable(whole.ranges())]
         observed.fingerprint = added(observed.fingerprint, tally.fingerprint)
+
+    def abort(self, producer: int, ranges: SequenceRanges) -> None:
+        self.aborted[producer] = _joined(self.aborted.get(producer, []), ranges)
 
     def remove(self, tier: str, producer: int, tally: SequenceTally) -> None:
         observed = self.observed.get(tier, {}).get(producer)
@@ -100,7 +115,7 @@ class Evidence:
 
     def bound(self) -> Evidence:
         observed = [each for producers in self.observed.values() for each in producers.values()]
-        flats = [each.ranges for each in observed]
+        flats = [*(each.ranges for each in observed), *self.aborted.values()]
         sums = [each.fingerprint for each in observed]
         for applied_at in self.reported.values():
             flats += applied_at.acknowledged, applied_at.failed
@@ -109,12 +124,15 @@ class Evidence:
         return Evidence(is_too_much=True) if self.is_too_much or ranges > MOST_RANGES_KEPT else self
 
     def producers(self) -> set[int]:
-        return set(chain(self.reported, *self.observed.values()))
+        return set(chain(self.reported, self.aborted, *self.observed.values()))
 
     def pack(self, *, fold: bool = False) -> bytes:
         """Return the evidence as bytes; `fold` drops the fingerprints, which agree in a complete window."""
         reported = {
-            str(producer): [s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint]
+            str(producer): [
+                *(s.acknowledged, s.fingerprint, s.failed, s.failed_fingerprint),
+                *([] if s.fingerprinted else [False]),
+            ]
             for producer, s in self.reported.items()
         }
         observed = {
@@ -129,8 +147,10 @@ class Evidence:
                 if isinstance(entry, list):
                     entry[1::2] = [0] * len(entry[1::2])
         value: list[Any] = [reported, observed, self.unkeyed, self.is_too_much]
-        if self.unkeyed_rows:
+        if self.unkeyed_rows or self.aborted:
             value.append(self.unkeyed_rows)
+        if self.aborted:
+            value.append(self.aborted)
         return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), _SMALL if fold else _FAST)
 
     def _as_reported(self, producer: int, observed: Observed) -> bool:
@@ -143,7 +163,8 @@ class Evidence:
     def unpack(cls, packed: bytes) -> Evidence:
         if not packed:
             return cls()
-        reports, counts, unkeyed, is_too_much, *unkeyed_rows = json.loads(zlib.decompress(packed))
+        value = json.loads(zlib.decompress(packed))
+        reports, counts, unkeyed, is_too_much, unkeyed_rows, aborted = [*value, {}, {}][:6]
         reported = {int(producer): Reported(*entry) for producer, entry in reports.items()}
 
         def there(producer: int, entry: Any) -> Observed:
@@ -154,13 +175,14 @@ class Evidence:
 
         return cls(
             reported,
-            {
+            observed={
                 tier: {int(producer): there(int(producer), entry) for producer, entry in producers.items()}
                 for tier, producers in counts.items()
             },
-            unkeyed,
-            unkeyed_rows[0] if unkeyed_rows else {},
-            is_too_much,
+            aborted={int(producer): flat for producer, flat in aborted.items()},
+            unkeyed=unkeyed,
+            unkeyed_rows=unkeyed_rows,
+            is_too_much=is_too_much,
         )
 
 

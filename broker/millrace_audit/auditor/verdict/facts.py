@@ -145,6 +145,8 @@ class Source:
     instance: Instance
     reported: Reported = field(default_factory=Reported)
     observed: dict[str, Observed] = field(default_factory=dict)
+    aborted: Sequence[int] = ()
+    """Flat ranges of its events in aborted transactions at the home."""
 
     @property
     def home(self) -> str:
@@ -301,6 +303,11 @@ class WindowFacts:
     @property
     def end(self) -> int:
         return self.start + WINDOW_MS
+
+    @property
+    def holds_events(self) -> bool:
+        """True if some tier holds an event of the window that a consumer sees."""
+        return any(source.observed for source in self.sources) or bool(self.unkeyed or self.unkeyed_rows)
 
     @property
     def hour(self) -> int:

@@ -8,6 +8,9 @@ reports, each later tier with the tier before it.
     unexpected   here, and neither reported nor in the tier before
     altered      the right sequences with other content
 
+Events of aborted transactions are acknowledged, and no consumer sees them. No tier must hold them: an
+acknowledged event is at the home or was aborted there, and an aborted event behind the home is unexpected.
+
 Sequences of unknown outcome (failed, or never reported by an instance that an operator accepted) are
 optional: they may be there or not, but what one tier has of them, all tiers must have.
 """
@@ -68,7 +71,8 @@ def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_ta
             continue  # a producer in loads, whose rows know no cluster
         reported = evidence.reported.get(number, Reported()) if instance.announced else Reported()
         observed = {tier: held[number] for tier, held in evidence.observed.items() if number in held}
-        source = sources[number] = Source(instance, reported, observed)
+        aborted = evidence.aborted.get(number, [])
+        source = sources[number] = Source(instance, reported, observed, aborted)
         by_names[_names(instance)].append(source)
     for tier in (WAREHOUSE, TABLE):
         for number, rows in evidence.observed.get(tier, {}).items():
@@ -165,8 +169,9 @@ def _of_source(
     tallies = {tier: _tally(source.observed.get(tier)) for tier in dict.fromkeys((home, *behind))}
     anywhere = union(tally.present for tally in tallies.values())
     optional = anywhere - acknowledged if is_partly_reported else failed
-    explained = acknowledged | optional
-    expected = acknowledged | (optional & anywhere)
+    aborted = aborted_of(source)
+    explained = (acknowledged | optional) - aborted
+    expected = (acknowledged | (optional & anywhere)) - aborted
     previous: SequenceTally | None = None  # content of the tier before; None if unknown
     for tier, here in tallies.items():
         is_comparable = tier not in incomparable
@@ -198,13 +203,16 @@ def _is_in_order(facts: WindowFacts, source: Source, behind: Sequence[str]) -> b
     reported = source.reported
     if not source.instance.announced or reported.failed:
         return False
+    known = reported if reported.fingerprinted else source.observed.get(source.home)
+    if known is None:
+        return False
     for tier in (source.home, *behind):
         held = source.observed.get(tier)
         if held is None:
             if reported.acknowledged and facts.has_read(source.home, tier):
                 return False
         elif held.ranges != reported.acknowledged or (
-            tier not in _WITHOUT_CONTENT and not agree(held.fingerprint, reported.fingerprint)
+            tier not in _WITHOUT_CONTENT and not agree(held.fingerprint, known.fingerprint)
         ):
             return False
     return True
@@ -224,6 +232,8 @@ def _altered(
         return SequenceRanges()
     reported = source.reported
     if tier == source.home or previous is None:
+        if not reported.fingerprinted:
+            return SequenceRanges()
         acknowledged = acknowledged_of(reported)  # the fingerprint excludes later failures
         failed = SequenceRanges(pairs(reported.failed))
         if here.layers == [acknowledged]:
@@ -316,6 +326,12 @@ def acknowledged_of(reported: Reported) -> SequenceRanges:
     return acknowledged - SequenceRanges(pairs(reported.failed)) if reported.failed else acknowledged
 
 
+def aborted_of(source: Source) -> SequenceRanges:
+    """Return the sequences that the home holds only in aborted transactions."""
+    aborted = SequenceRanges(pairs(source.aborted))
+    return aborted - _tally(source.observed.get(source.home)).present if aborted else aborted
+
+
 def present_anywhere(source: Source) -> SequenceRanges:
     """Sequences that some tier holds."""
     return union(_tally(held).present for held in source.observed.values())
@@ -338,6 +354,8 @@ def is_shared_number(source: Source) -> bool:
     """True if two producers seem to use one instance number: all is there again, with other content."""
     held, reported = source.observed.get(source.home), source.reported
     if not source.instance.announced or held is None or held.ranges == reported.acknowledged:
+        return False
+    if not reported.fingerprinted:
         return False
     layers = _tally(held).layers
     is_repeated = len(layers) > 1 and layers == [SequenceRanges(pairs(reported.acknowledged))] * len(layers)

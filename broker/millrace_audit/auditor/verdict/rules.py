@@ -13,6 +13,7 @@ A rule about an hour has a hit in each window of the hour. The hour may not be o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -254,6 +255,14 @@ def _given_up(case: Case) -> Iterator[Hit]:
         yield {"count": count}
 
 
+def _aborted(case: Case) -> Iterator[Hit]:
+    counts = Counter[str]()
+    for source in case.facts.sources:
+        counts[source.home] += len(reconcile.aborted_of(source))
+    for home, count in sorted((+counts).items()):
+        yield {"home": home, "count": count}
+
+
 def _reports_lost_late(case: Case) -> Iterator[Hit]:
     """Unreported events at an origin whose reports of that time are lost."""
     partly_reported = (s for s in case.facts.sources if s.observed and s.instance.first_report > 0)
@@ -485,7 +494,7 @@ RULES = (
          "the reader of {tier} has not counted far enough, and goes on"),
     # carried: equal at every tier, and not all of it reported
     Rule("not-announced", CARRIED, "No audited producer announced the topic, and no events are known.",
-         _if(lambda facts: not facts.is_announced and not facts.has_events),
+         _if(lambda facts: not facts.is_announced and not (facts.has_events and facts.holds_events)),
          "no audited producer has announced topic {topic}: nobody says how many events there should be"),
     Rule("unreported", CARRIED, "Events that no producer reported are the same at every tier.",
          _if(unreported_messages),
@@ -503,6 +512,9 @@ RULES = (
     Rule("unreported-of-silent", NOTE, "A producer in debt has events that it never reported.",
          _unreported_of_silent,
          "{name} reported {last} here, and {count} events are counted that it never reported{judged}"),
+    Rule("aborted", NOTE, "A transactional producer aborted transactions at the home.",
+         _aborted,
+         "{count} events at {home} lie in aborted transactions, and no tier may hold them"),
     Rule("disowned", NOTE, "An operator disowned a producer.",
          _sources(lambda source: source.instance.disowned),
          "reports of {name} do not count: {accepted}"),
