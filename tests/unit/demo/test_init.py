@@ -116,7 +116,7 @@ def test_a_dag_loads_the_topics_of_the_schemas_and_those_that_come_later(tmp_pat
     [
         ("orders-json", "OrdersJson"),
         ("shop.orders.v1", "ShopOrdersV1"),
-        ("7.days", "_7Days"),
+        ("7.days", "T7Days"),
         ("_raw", "_raw"),
         (".a", "A"),
     ],
