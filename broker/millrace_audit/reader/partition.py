@@ -244,7 +244,7 @@ class Partition:
                     marks.append((header.next_offset, position))
         except CorruptMessage as error:
             damage = error
-        for part in counter.count(data, self.cursor.next_offset, self.tally, self.limit):
+        for part in counter.count(self.topic, data, self.cursor.next_offset, self.tally, self.limit):
             last = next((header for header, _ in reversed(data) if header.base_offset < part.end), None)
             epoch = -1 if last is None else last.partition_leader_epoch
             self._reach(Cursor(part.end, epoch=epoch), marks)
