@@ -5,8 +5,8 @@ bytes and the topic's name alone, so every tier that holds the same batches coun
 
 - A message has a header when its record has an audit header for this topic. Such a message is counted without
   the names of server and service, which are not in its bytes.
-- Any other message has a header when its schema begins with a header, its names have at most 255 bytes and its
-  numbers 64 bits.
+- Any other message has a header when its schema begins with a header, its names have at most 255 bytes and
+  its numbers 64 bits.
 - A batch with unreadable records (its CRC is right, so it was sent like that) counts as the number of foreign
   messages that it states, at its largest timestamp, with the fingerprint of its bytes after the 61-byte
   header.
@@ -103,7 +103,8 @@ class BatchCounter:
     ) -> Iterator[Part]:
         """Count the messages of data batches from offset `start` on, before `end` if given, part by part.
 
-        `topic` is the name of the topic to which producers sent the messages. Errors of `is_audited` are passed on, and nothing of that part is counted.
+        `topic` is the name of the topic to which producers sent the messages. Errors of `is_audited` are
+        passed on, and nothing of that part is counted.
         """
         reader = HeaderReader(topic)
         for frames, broken in frame_batches(batches):

@@ -1,9 +1,9 @@
 """The audit headers in the record headers of many messages, read at once.
 
-In the log a record header is the length of its name, the name, the length of its value and the value; lengths are
-zigzag varints. All bytes before the instance are the same in every message of a topic. So three comparisons of eight
-bytes find the audit header where it is a message's first header, as it usually is. In other messages the headers
-are read one after another.
+In the log a record header is the length of its name, the name, the length of its value and the value; lengths
+are zigzag varints. All bytes before the instance are the same in every message of a topic. So three
+comparisons of eight bytes find the audit header where it is a message's first header, as it usually is. In
+other messages the headers are read one after another.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class HeaderReader:
             count = count - 1
             left = np.flatnonzero(~is_named & (count > 0) & (rows.pos < rows.end))
             rows, count = rows.subset(left), count[left]
-        numbers = [] if rows.at is None else rows.at.tolist()
-        for row, pos, end, n in zip(numbers, rows.pos.tolist(), rows.end.tolist(), count.tolist(), strict=True):
+        assert rows.at is not None
+        columns = (rows.at, rows.pos, rows.end, count)
+        for row, pos, end, n in zip(*(column.tolist() for column in columns), strict=True):
             where[row] = self._walk_one(rows.buffer, pos, end, n)
 
     def _walk_one(self, buffer: PaddedBuffer, start: int, end: int, count: int) -> int:

@@ -3,9 +3,9 @@
     name     millrace.audit
     value    version 1 (1 byte), tag (4), instance (8), sequence (8), time (8), all big-endian
 
-The tag is the CRC-32 of the topic's name. Programs such as Kafka Streams forward the headers of the messages that
-they read: the tag of another topic shows that the header belongs to another message. The names of server and
-service are not in the header: the instance's hello has them.
+The tag is the CRC-32 of the topic's name. Programs such as Kafka Streams forward the headers of the messages
+that they read: the tag of another topic shows that the header belongs to another message. The names of server
+and service are not in the header: the instance's hello has them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def decode_header(value: bytes | None, tag: int) -> RecordHeader | None:
     if value is None or len(value) != VALUE_BYTES:
         return None
     version, its_tag, instance, sequence, time = _VALUE.unpack(value)
-    is_sound = instance >= 0 and sequence >= 0 and time >= EARLIEST_MS
-    return RecordHeader(time, instance, sequence) if (version, its_tag) == (VERSION, tag) and is_sound else None
+    if version != VERSION or its_tag != tag or instance < 0 or sequence < 0 or time < EARLIEST_MS:
+        return None
+    return RecordHeader(time, instance, sequence)
 
 
 def audit_header(headers: Iterable[tuple[str, bytes | None]], tag: int) -> RecordHeader | None:

@@ -114,7 +114,9 @@ def test_an_earliest_event_has_the_earliest_window() -> None:
     assert read(frames_of([(HEADER_NAME, value)])) == {0: RecordHeader(EARLIEST_MS, 5, 7)}
 
 
-names = st.sampled_from([HEADER_NAME, "millrace.audi", "millrace.audit2", "millrace.audiT", "", "traceparent"])
+names = st.sampled_from(
+    [HEADER_NAME, "millrace.audi", "millrace.audit2", "millrace.audiT", "", "traceparent"]
+)
 values = st.one_of(
     st.builds(encode_header, st.sampled_from([TAG, TAG, TAG, 0]), LONG, LONG, LONG),
     st.builds(encode_header, st.just(TAG), COUNT, COUNT, TIME),
@@ -206,7 +208,9 @@ def sent(kind: str, instance: int, time: int, sequence: int) -> Message:
 
 
 kinds = st.sampled_from(["record", "tombstone", "value", "both", "forwarded", "none"])
-events = st.tuples(kinds, st.sampled_from([0, 5, (1 << 63) - 2]), st.integers(0, 2 * WINDOW_MS), st.integers(0, 50))
+events = st.tuples(
+    kinds, st.sampled_from([0, 5, (1 << 63) - 2]), st.integers(0, 2 * WINDOW_MS), st.integers(0, 50)
+)
 
 
 @given(st.lists(events, min_size=1, max_size=60), st.sampled_from(list(Codec)))
