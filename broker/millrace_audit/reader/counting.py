@@ -151,12 +151,13 @@ class BatchCounter:
         """Return a mask of those messages of `is_left` whose schema begins with a header."""
         if not is_left.any():
             return is_left
-        tagged = is_left & (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
+        tagged: Mask = is_left & (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
         if tagged.all() and (ids == ids[0]).all():  # the usual case
             return tagged if self._is_audited(int(ids[0])) else ~tagged
         known = [schema_id for schema_id in np.unique(ids[tagged]).tolist() if self._is_audited(schema_id)]
-        return tagged & np.isin(ids, np.array(known, np.uint32))
+        tagged &= np.isin(ids, np.array(known, np.uint32))
+        return tagged
 
     def _hashes(self, frames: Frames) -> Hashes:
         """Return the fingerprint of each value; a null counts as no bytes."""

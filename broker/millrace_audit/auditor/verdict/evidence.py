@@ -89,6 +89,12 @@ class Evidence:
             rest = SequenceTally(pairs(observed.ranges)).without(tally)
             observed.ranges = [*chain.from_iterable(rest.ranges())]
 
+    def move(self, producer: int, to: int) -> None:
+        """Count the observed events of one producer for another."""
+        for tier, held in self.observed.items():
+            if (observed := held.pop(producer, None)) is not None:
+                self.count(tier, to, SequenceTally(pairs(observed.ranges), observed.fingerprint))
+
     def count_unkeyed(self, origin: str, tier: str, messages: int, fingerprint: int) -> None:
         here = self.unkeyed.setdefault(origin, {}).setdefault(tier, [0, 0])
         here[0] += messages
