@@ -62,6 +62,7 @@ TOPICS = [
     "shrunk",
     "shown",
     "edited",
+    *("json", "json-removed", "json-changed"),
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 
@@ -282,6 +283,49 @@ def test_a_message_that_is_there_twice_is_named_at_the_first_tier(world: World) 
     assert [(f.kind, f.tier, f.instance, f.server, f.count) for f in found.windows[0].findings] == [
         ("duplicate", "dc1", producer.instance, "dc1-web", 1)
     ], "it was sent twice: the tiers behind only carry that on"
+
+
+class Trickster:
+    """A client library that sends something else for one value, without an error."""
+
+    def __init__(self, producer: Any, value: bytes, instead: bytes | None) -> None:
+        self._producer, self._value, self._instead = producer, value, instead
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(self, topic: str, value: bytes, *others: Any) -> None:
+        sent = self._instead if value == self._value else value
+        if sent is not None:
+            self._producer.produce(topic, sent, *others)
+
+
+def test_json_with_record_headers_is_proven_in_both_clusters_and_what_is_wrong_is_named(world: World) -> None:
+    values = [json.dumps({"order": n}).encode() for n in range(50)]
+    for topic, instead in (("json", values[7]), ("json-removed", None), ("json-changed", b"{}")):
+        with world.producer("dc1") as producer:
+            producer._producer = Trickster(producer._producer, values[7], instead)  # type: ignore[assignment]
+            for n, value in enumerate(values):
+                producer.send_value(topic, value, time_ms=START + n, headers=[("trace", b"%d" % n)])
+        world.await_tier(topic, "offline", 50 if instead is not None else 49)
+        names = (producer.instance, "dc1-web", "shop")
+        if topic == "json":
+            reasons = lambda: world.ask("json").windows[0].reasons  # noqa: E731
+            wait_until("both clusters are proven", lambda: all("not loaded yet" in r for r in reasons()))
+            window = world.ask(topic).windows[0]
+            assert (window.acknowledged, window.tiers, window.findings) == (
+                50,
+                {"dc1": 50, "offline": 50},
+                [],
+            )
+        else:
+            (found,) = world.await_verdict(topic, "incomplete").windows[0].findings
+            assert (found.tier, found.instance, found.server, found.service) == ("dc1", *names)
+            kind, sequences = ("missing", [[7, 7]]) if instead is None else ("altered", [[0, 49]])
+            assert (found.kind, found.sequences) == (kind, sequences)
 
 
 def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> None:

@@ -12,7 +12,7 @@ from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.ranges import Range
 from tests.support import ROUNDS
-from tests.unit.audit.story import NOW, W, Story, found
+from tests.unit.audit.story import NOW, Story, W, found
 from tests.unit.audit.test_ledger import everything
 
 
