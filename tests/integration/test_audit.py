@@ -303,29 +303,42 @@ class Trickster:
             self._producer.produce(topic, sent, *others)
 
 
-def test_json_with_record_headers_is_proven_in_both_clusters_and_what_is_wrong_is_named(world: World) -> None:
+def send_orders(world: World, topic: str, *, instead: bytes | None) -> AuditedProducer:
+    """Send fifty orders as JSON, number 7 with another value or, with None, not at all."""
     values = [json.dumps({"order": n}).encode() for n in range(50)]
-    for topic, instead in (("json", values[7]), ("json-removed", None), ("json-changed", b"{}")):
-        with world.producer("dc1") as producer:
-            producer._producer = Trickster(producer._producer, values[7], instead)  # type: ignore[assignment]
-            for n, value in enumerate(values):
-                producer.send_value(topic, value, time_ms=START + n, headers=[("trace", b"%d" % n)])
-        world.await_tier(topic, "offline", 50 if instead is not None else 49)
-        names = (producer.instance, "dc1-web", "shop")
-        if topic == "json":
-            reasons = lambda: world.ask("json").windows[0].reasons  # noqa: E731
-            wait_until("both clusters are proven", lambda: all("not loaded yet" in r for r in reasons()))
-            window = world.ask(topic).windows[0]
-            assert (window.acknowledged, window.tiers, window.findings) == (
-                50,
-                {"dc1": 50, "offline": 50},
-                [],
-            )
-        else:
-            (found,) = world.await_verdict(topic, "incomplete").windows[0].findings
-            assert (found.tier, found.instance, found.server, found.service) == ("dc1", *names)
-            kind, sequences = ("missing", [[7, 7]]) if instead is None else ("altered", [[0, 49]])
-            assert (found.kind, found.sequences) == (kind, sequences)
+    with world.producer("dc1") as producer:
+        producer._producer = Trickster(producer._producer, values[7], instead)  # type: ignore[assignment]
+        for n, value in enumerate(values):
+            producer.send_value(topic, value, time_ms=START + n, headers=[("trace", b"%d" % n)])
+    return producer
+
+
+def test_json_with_record_headers_is_proven_in_both_clusters(world: World) -> None:
+    send_orders(world, "json", instead=b'{"order": 7}')
+    world.await_tier("json", "offline", 50)
+
+    def is_only_not_loaded() -> bool:
+        reasons = world.ask("json").windows[0].reasons
+        return bool(reasons) and all("not loaded yet" in reason for reason in reasons)
+
+    wait_until("both clusters are proven", is_only_not_loaded)
+    window = world.ask("json").windows[0]
+    assert (window.acknowledged, window.findings) == (50, [])
+    assert window.tiers == {"dc1": 50, "offline": 50, "warehouse": 0}
+    assert not window.foreign
+
+
+@pytest.mark.parametrize(
+    ("topic", "instead", "kind", "sequences"),
+    [("json-removed", None, "missing", [[7, 7]]), ("json-changed", b"{}", "altered", [[0, 49]])],
+)
+def test_json_with_record_headers_that_is_removed_or_changed_is_named(
+    world: World, topic: str, instead: bytes | None, kind: str, sequences: list[list[int]]
+) -> None:
+    producer = send_orders(world, topic, instead=instead)
+    (found,) = world.await_verdict(topic, "incomplete").windows[0].findings
+    assert (found.kind, found.tier, found.sequences) == (kind, "dc1", sequences)
+    assert (found.instance, found.server, found.service) == (producer.instance, "dc1-web", "shop")
 
 
 def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> None:
