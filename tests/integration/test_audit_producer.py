@@ -593,7 +593,12 @@ def test_a_value_goes_out_as_it_is_and_its_audit_header_is_a_record_header(world
     topic = world.topic(1)
     values = [b'{"order": 1}', None, b"", b"\0\0\0\0\1no event of ours"]
     read_before = (HEADER_NAME, encode_header(topic_tag("elsewhere"), 1, 2, 3))
-    headers = [("trace", "a"), read_before, ("empty", None), (HEADER_NAME, b"x")]
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("trace", "a"),
+        read_before,
+        ("empty", None),
+        (HEADER_NAME, b"x"),
+    ]
     with world.producer() as producer:
         for n, value in enumerate(values):
             sequence = producer.send_value(topic, value, time_ms=START + n, key=b"k", headers=headers)
