@@ -395,22 +395,21 @@ class AuditedProducer:
                     self._check_room(state.topic, time_ms)
                     self._outcomes.begin_run(state, time_ms, most_ms)
                 sequence = state.next_sequence
-                # By position: names would cost more than a fast fingerprint.
+                failed, marked = None, None
                 if isinstance(encoder, EventSchema):
                     header = self._header
                     header["time"], header["sequence"] = time_ms, sequence
-                    message = encoder.encode(header, event)
-                    self._producer.produce(state.topic, message, key, partition, None, None, time_ms)
-                    digest = announced.fingerprint(message)
+                    value = encoder.encode(header, event)
+                    digest = announced.fingerprint(value)
                 else:
                     value = event if encoder is None else encoder.encode(event)
                     digest = announced.fingerprint(value or b"")
                     own = encode_header(announced.tag, self.instance, sequence, time_ms)
-                    others = [header for header in headers if header[0] != HEADER_NAME]
+                    marked = [(HEADER_NAME, own), *(one for one in headers if one[0] != HEADER_NAME)]
                     # librdkafka does not return the headers of a message that failed.
                     failed = partial(self._on_failure_of, _Failed(state.topic, time_ms, sequence, digest))
-                    marked: list[tuple[str, str | bytes | None]] = [(HEADER_NAME, own), *others]
-                    self._producer.produce(state.topic, value, key, partition, failed, None, time_ms, marked)
+                # By position: names would cost more than a fast fingerprint.
+                self._producer.produce(state.topic, value, key, partition, failed, None, time_ms, marked)
                 state.run_fingerprint += digest
                 state.next_sequence = sequence + 1
                 return sequence
