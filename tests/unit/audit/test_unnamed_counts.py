@@ -42,7 +42,7 @@ def test_events_without_names_are_those_of_the_instance_that_said_hello(quick: S
     quick.carry(unnamed((0, 9)))
     quick.beats()
     assert quick.apply().verdict() == "complete"
-    assert not quick.strangers()
+    assert not quick.rejected_records()
 
 
 def test_a_hello_may_be_applied_after_the_counts(quick: Story) -> None:
@@ -105,14 +105,14 @@ def test_an_instance_that_nobody_announced_is_called_that(quick: Story) -> None:
     assert (finding["instance"], finding["server"], finding["service"]) == (5, "", "")
 
 
-def test_a_second_hello_with_other_names_stays_a_strangers(quick: Story) -> None:
+def test_a_second_hello_with_other_names_is_rejected(quick: Story) -> None:
     quick.hello()
     quick.hello(server="elsewhere")
     quick.report(0, (0, 9))
     quick.carry(unnamed((0, 9)))
     quick.beats()
     assert quick.apply().verdict() == "complete"
-    assert quick.strangers() == [("Hello", "it contradicts the first hello of its instance")]
+    assert quick.rejected_records() == [("Hello", "it contradicts the first hello of its instance")]
 
 
 def test_events_that_were_copied_from_home_to_home_are_known_by_their_number(quick: Story) -> None:
