@@ -25,10 +25,10 @@ from millrace.topic_names import check_topic_name
 from millrace_agent.spool import Event
 from millrace_audit.answer import iso
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
-from millrace_audit.reports.event import HEADER_FIELD, PREFIX_BYTES, EventHeader, EventSchema
+from millrace_audit.reports.event import HEADER_FIELD, PREFIX_BYTES, EventHeader, EventSchema, has_header
 from millrace_audit.reports.messages import now_ms
 from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
-from millrace_registry.directory import problem_of
+from millrace_registry.directory import NO_HEADER, problem_of
 from millrace_registry.subjects import Subjects
 
 MAX_EVENT_BYTES = 1_000_000
@@ -231,6 +231,8 @@ class Intake:
     def _note(self, name: str, schema_id: int, schema: Any) -> _Schema:
         record = str(schema.get("name", "")).rpartition(".")[2] if isinstance(schema, Mapping) else ""
         problem = problem_of(schema, record) if record else "is not a record"
+        if problem is None and not has_header(schema):
+            problem = NO_HEADER
         if problem is not None:
             raise Refused(f"schema {record or schema_id} cannot be audited: {problem}")
         made = _made(schema_id, schema)

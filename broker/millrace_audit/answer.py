@@ -284,6 +284,11 @@ def _hour_from_json(value: Mapping[str, Any]) -> JudgedHour:
     return JudgedHour(datetime.fromisoformat(value["hour"]), loads)
 
 
+def sender(server: str, service: str) -> str:
+    """Return a producer's names in words. Only its hello has them if its events have record headers."""
+    return f"{service} on {server}" if server or service else "no hello"
+
+
 def window_from_json(value: Mapping[str, Any]) -> Window:
     times = {key: datetime.fromisoformat(value[key]) for key in ("start", "end")}
     findings = [Finding(**finding) for finding in value["findings"]]
@@ -319,7 +324,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        return f"instance {self.instance} ({self.service} on {self.server} in {self.cluster})"
+        return f"instance {self.instance} ({sender(self.server, self.service)} in {self.cluster})"
 
 
 @dataclass(frozen=True, slots=True)

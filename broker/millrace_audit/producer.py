@@ -1,5 +1,7 @@
 """AuditedProducer: sends events and reports the outcome of every single event.
 
+An event's audit header is in its value if the schema begins with one, and else in the record's headers.
+
 It uses confluent-kafka with acks=all and idempotence, so an acknowledged event is in the log once. Before a
 topic's first event it publishes a hello and waits for the acknowledgement. Then it publishes, every few
 seconds and at flush and close, a numbered report of what was acknowledged and what failed. A success costs
@@ -18,7 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -30,7 +33,7 @@ from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
-from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
+from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, ValueSchema, has_header, read_header
 from millrace_audit.reports.fingerprints import Fingerprint, fingerprint_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
@@ -45,6 +48,7 @@ from millrace_audit.reports.messages import (
 from millrace_audit.reports.outcome import Unreported, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_audit.reports.seals import new_key, seal_of
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.directory import problem_of
@@ -87,9 +91,11 @@ class _Encoders:
 
     def __init__(self, registry: SchemaRegistryClient, subjects: Subjects) -> None:
         self._registry, self._subjects = registry, subjects
-        self._cached: dict[int | str, EventSchema] = {}  # by schema id, and by subject
+        self._cached: dict[int | str, EventSchema | ValueSchema] = {}  # by schema id, and by subject
 
-    def encoder(self, topic: str, schema: str | Mapping[str, Any] | None, timeout_s: float) -> EventSchema:
+    def encoder(
+        self, topic: str, schema: str | Mapping[str, Any] | None, timeout_s: float
+    ) -> EventSchema | ValueSchema:
         """Return the encoder for a parsed schema, or for the latest version of a subject.
 
         None stands for the topic's subject.
@@ -108,10 +114,11 @@ class _Encoders:
             self._cached[subject] = self._of(latest.schema, latest.schema_id)
         return self._cached[subject]
 
-    def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema:
+    def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema | ValueSchema:
         if schema_id not in self._cached:
             self._check(schema)
-            self._cached[schema_id] = EventSchema(schema, schema_id)
+            kind = EventSchema if has_header(schema) else ValueSchema
+            self._cached[schema_id] = kind(schema, schema_id)
         return self._cached[schema_id]
 
     @staticmethod
@@ -175,15 +182,36 @@ class _Reports:
             self._unsent.popleft()
 
 
+class _AsItIs:
+    """Stands for the schema of values that are sent as they are."""
+
+
+_AS_IT_IS = _AsItIs()
+_SchemaOf = str | Mapping[str, Any] | None | _AsItIs
+_Event = Mapping[str, Any] | bytes | None
+Headers = Sequence[tuple[str, str | bytes | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Topic:
     """An announced topic with one schema. Two threads may send to a topic with different schemas."""
 
     outcomes: TopicOutcomes
-    schema: str | Mapping[str, Any] | None
+    schema: _SchemaOf
     """The schema as it was given to `send`."""
-    encoder: EventSchema
+    encoder: EventSchema | ValueSchema | None
+    """None for values that are sent as they are."""
     fingerprint: Fingerprint
+    tag: int
+
+
+class _Failed(NamedTuple):
+    """A message that was handed over and not acknowledged."""
+
+    topic: str
+    time: int
+    sequence: int
+    fingerprint: int
 
 
 class AuditedProducer:
@@ -227,7 +255,7 @@ class AuditedProducer:
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
         self._home = HomeProcess("AuditedProducer")
         self._fatal = ""  # librdkafka's error after which it never sends anything again
-        self._failures: deque[Message] = deque()
+        self._failures: deque[_Failed] = deque()
         # Called from poll, in any thread: appending takes no lock, so there is no deadlock.
         self._producer = connected(Producer, {**settings, "on_delivery": self._on_failure})
         secured = {key: value for key, value in settings.items() if key.startswith(SECURITY_SETTINGS)}
@@ -275,12 +303,44 @@ class AuditedProducer:
         In a forked child of the process that created the producer, `send` always raises: the threads that
         send and report are the parent's.
         """
+        return self._send(topic, schema, event, time_ms, key, partition, (), timeout_s)
+
+    def send_value(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        time_ms: int,
+        key: bytes | str | None = None,
+        headers: Headers = (),
+        partition: int = ANY_PARTITION,
+        timeout_s: float = math.inf,
+    ) -> int:
+        """Send one value as it is, from any serializer, with an audit header among its headers.
+
+        Return its sequence. None is a tombstone. `headers` are the record's other headers; an audit header
+        among them, such as that of a message that was read before, is removed. Everything else is as for
+        `send`. The audit proves the value, and neither key nor headers.
+        """
+        return self._send(topic, _AS_IT_IS, value, time_ms, key, partition, headers, timeout_s)
+
+    def _send(
+        self,
+        topic: str,
+        schema: _SchemaOf,
+        event: _Event,
+        time_ms: int,
+        key: bytes | str | None,
+        partition: int,
+        headers: Headers,
+        timeout_s: float,
+    ) -> int:
         if not self._home.is_here:  # first: a lock may have been copied while another thread held it
             self._home.check()
         announced = self._topics.get(topic)
         if announced is not None and (announced.schema is schema or announced.schema == schema):
             try:  # not suppress(): it costs a microsecond for every event
-                return self._hand_over(announced, event, time_ms, key, partition)
+                return self._hand_over(announced, event, time_ms, key, partition, headers)
             except BufferError:
                 pass
         else:
@@ -292,7 +352,7 @@ class AuditedProducer:
             full_since = time.monotonic()
             while True:
                 try:
-                    return self._hand_over(announced, event, time_ms, key, partition)
+                    return self._hand_over(announced, event, time_ms, key, partition, headers)
                 except BufferError:
                     self._wait_for_room(topic, full_since, give_up_at)
 
@@ -310,16 +370,17 @@ class AuditedProducer:
     def _hand_over(
         self,
         announced: _Topic,
-        event: Mapping[str, Any],
+        event: Any,
         time_ms: int,
         key: bytes | str | None,
         partition: int,
+        headers: Headers,
     ) -> int:
         """Give the event to librdkafka; return the event's sequence.
 
         Raise BufferError when the queue is full.
         """
-        state, header = announced.outcomes, self._header
+        state, encoder = announced.outcomes, announced.encoder
         try:
             with self._lock:
                 if self._closed:
@@ -334,11 +395,22 @@ class AuditedProducer:
                     self._check_room(state.topic, time_ms)
                     self._outcomes.begin_run(state, time_ms, most_ms)
                 sequence = state.next_sequence
-                header["time"], header["sequence"] = time_ms, sequence
-                message = announced.encoder.encode(header, event)
+                failed, marked = None, None
+                if isinstance(encoder, EventSchema):
+                    header = self._header
+                    header["time"], header["sequence"] = time_ms, sequence
+                    value = encoder.encode(header, event)
+                    digest = announced.fingerprint(value)
+                else:
+                    value = event if encoder is None else encoder.encode(event)
+                    digest = announced.fingerprint(value or b"")
+                    own = encode_header(announced.tag, self.instance, sequence, time_ms)
+                    marked = [(HEADER_NAME, own), *(one for one in headers if one[0] != HEADER_NAME)]
+                    # librdkafka does not return the headers of a message that failed.
+                    failed = partial(self._on_failure_of, _Failed(state.topic, time_ms, sequence, digest))
                 # By position: names would cost more than a fast fingerprint.
-                self._producer.produce(state.topic, message, key, partition, None, None, time_ms)
-                state.run_fingerprint += announced.fingerprint(message)
+                self._producer.produce(state.topic, value, key, partition, failed, None, time_ms, marked)
+                state.run_fingerprint += digest
                 state.next_sequence = sequence + 1
                 return sequence
         except KafkaException as error:
@@ -435,10 +507,12 @@ class AuditedProducer:
 
     # Before a topic's first event.
 
-    def _use(self, topic: str, schema: str | Mapping[str, Any] | None, give_up_at: float) -> _Topic:
+    def _use(self, topic: str, schema: _SchemaOf, give_up_at: float) -> _Topic:
         """Return the topic with the schema. At first use the topic is checked and announced."""
         try:
-            encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
+            encoder = None
+            if not isinstance(schema, _AsItIs):
+                encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
                 if topic not in self._topics:
                     if not self._topics:
@@ -446,9 +520,8 @@ class AuditedProducer:
                     self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
                     self._announce(topic, give_up_at)
                 with self._lock:
-                    announced = _Topic(
-                        self._outcomes.topic(topic), schema, encoder, fingerprint_of(topic, self._policies)
-                    )
+                    digest = fingerprint_of(topic, self._policies)
+                    announced = _Topic(self._outcomes.topic(topic), schema, encoder, digest, topic_tag(topic))
                     self._topics[topic] = announced
                 return announced
         except WrongCluster:
@@ -489,8 +562,16 @@ class AuditedProducer:
             return 1
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
+        """Note a failed message with the header in its value."""
         if error is not None:
-            self._failures.append(message)
+            topic, value = message.topic() or "", message.value() or b""
+            header = read_header(value)
+            digest = fingerprint_of(topic, self._policies)(value)
+            self._failures.append(_Failed(topic, header.time, header.sequence, digest))
+
+    def _on_failure_of(self, failed: _Failed, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._failures.append(failed)
 
     def _run(self) -> None:
         """Serve failures, notice when nothing is outstanding, report at every interval. Runs in a thread."""
@@ -529,14 +610,7 @@ class AuditedProducer:
         self._outcomes.cut(now)
         nothing_outstanding = len(self._producer) == 0
         while self._failures:
-            message = self._failures.popleft()
-            try:
-                header = read_header(message.value() or b"")
-            except NotAudited:
-                continue
-            topic = message.topic() or ""
-            digest = fingerprint_of(topic, self._policies)(message.value() or b"")
-            self._outcomes.fail(topic, header.time, header.sequence, digest)
+            self._outcomes.fail(*self._failures.popleft())
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
     def _settle(self) -> None:

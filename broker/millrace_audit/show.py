@@ -146,7 +146,9 @@ def _findings(windows: Sequence[Window]) -> Iterable[str]:
     for window in windows:
         for finding in window.findings:
             who = f"server {finding.server}, service {finding.service}, instance {finding.instance}"
-            what = f"{who}, sequences {in_words(finding.sequences)}" if finding.server else finding.service
+            if not finding.server and not finding.service:
+                who = f"instance {finding.instance} (no hello)"
+            what = f"{who}, sequences {in_words(finding.sequences)}" if finding.sequences else finding.service
             where = f"{finding.count} {finding.kind} at tier {finding.tier}"
             command = f"; `{finding.command}`" if finding.command else ""
             yield f"{_minute(window.start)}: {where}: {what}{command}"

@@ -122,30 +122,52 @@ def schemas() -> None:
 @_PLAIN
 @click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
 @click.option(
+    "--header",
+    type=click.Choice(["value", "any"]),
+    default="any",
+    show_default=True,
+    help="Where events have their audit header: `value` accepts no schema without it.",
+)
+@click.option(
     "--registry", "url", metavar="URL", help="Also ask this registry whether it would accept the schemas."
 )
 @_SUBJECTS
 @_JSON
 def check(
-    directory: Path, plain: bool, revision: str | None, url: str | None, words: Sequence[str], as_json: bool
+    directory: Path,
+    plain: bool,
+    revision: str | None,
+    header: str,
+    url: str | None,
+    words: Sequence[str],
+    as_json: bool,
 ) -> None:
     """Check every schema in DIR: its syntax, its name, its audit header, and a registry's answer.
 
     With --against, each schema must also be able to read data of its predecessor; removed files are listed.
     """
+    if plain and header == "value":
+        raise MillraceError("--plain and --header value contradict each other: give one")
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
         with SchemaRegistryClient(url) as client:
             changes += folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
-    problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory, plain=plain)}
+    files = folder.check(directory, plain=plain)
+    problems = {str(f.path): [f.problem] if f.problem else [] for f in files}
     notes: dict[str, list[str]] = {}
+    if not plain:
+        for name in [str(file.path) for file in files if file.lacks_header]:
+            if header == "value":
+                problems[name].append(folder.NO_HEADER)
+            else:
+                notes[name] = [folder.RECORD_HEADER_NOTE]
     for change in changes:
         reasons = problems.setdefault(change.file, [])
         reasons += [reason for reason in change.reasons if reason not in reasons]
         if change.state == "removed":
             notes[change.file] = ["removed; its subject stays in the registry until it is deleted there"]
         elif change.fields:
-            notes[change.file] = list(change.fields)
+            notes[change.file] = [*notes.get(change.file, []), *change.fields]
     if as_json:
         rows = [{"file": f, "problems": found, "notes": notes.get(f, [])} for f, found in problems.items()]
         say(json.dumps(rows))

@@ -52,7 +52,9 @@ AUDIT_HEADER: Mapping[str, Any] = {
     "fields": [{"name": name, "type": kind} for name, kind in _HEADER_FIELDS],
 }
 """Type of the field `header`, the first field of every audited event."""
+RECORD_HEADER_NOTE = "the first field is not `header`: audited by the record header, or not at all"
 _WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': AUDIT_HEADER})}"
+NO_HEADER = f"the first field is not `header` of type {HEADER_NAME}. {_WRITE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,14 @@ class SchemaFile:
     """The topic's name, which is the stem of the file's name."""
     level: Level | None = None
     """The subject's level in the folder; None to keep the registry's."""
+
+    @property
+    def lacks_header(self) -> bool:
+        """True for an event's schema whose values have no audit header."""
+        if self.problem is not None or self.schema is None or not isinstance(self.schema.tree, dict):
+            return False
+        is_record = (full_name(self.schema.tree) or "").startswith(f"{AUDIT_NAMESPACE}.")
+        return not is_record and not _has_header(self.schema.tree.get("fields", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,15 +431,17 @@ def _problem(tree: Any, subject: str) -> str | None:
     return None if namespace == AUDIT_NAMESPACE else _header_problem(tree["fields"])
 
 
+def _has_header(fields: Sequence[Any]) -> bool:
+    return bool(fields) and fields[0]["name"] == "header"
+
+
 def _header_problem(fields: Sequence[Any]) -> str | None:
-    """Return the problem if the audit cannot read an event's header.
+    """Return the problem if the first field is named `header` and the audit cannot read it.
 
     The audit reads only the header's bytes.
     """
-    if not fields or fields[0]["name"] != "header":
-        return (
-            f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it. {_WRITE}"
-        )
+    if not _has_header(fields):
+        return None
     header = fields[0]["type"]
     if not isinstance(header, dict) or header.get("name") != HEADER_NAME or "fields" not in header:
         return f"the type of `header` is not the record {HEADER_NAME}. {_WRITE}"

@@ -11,6 +11,7 @@ round. The reader is the real process on a real broker; its start is not counted
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -85,7 +86,7 @@ def site(folder: Path) -> Iterator[Site]:
         processes.append(broker)
         found = Site(broker.ready(), f"http://{registry.ready()}", zookeeper.ready(), broker.pid)
         with ClusterClient(found.bootstrap) as client:
-            for topic, partitions in (("audit", 1), ("fast", 2), ("strong", 2), ("plain", 2)):
+            for topic, partitions in (("audit", 1), ("fast", 2), ("strong", 2), ("plain", 2), ("json", 2)):
                 client.create_topic(topic, partitions)
         yield found
     finally:
@@ -130,6 +131,24 @@ def audited_producer(at: Site, topic: str) -> Iterator[Send]:
         at.bootstrap, at.registry, cluster="bench", server="web-1", service="shop", lateness_ms=1000
     ) as producer:
         yield lambda number: producer.send(topic, PAGE_VIEW, EVENT, time_ms=START_MS + number)
+
+
+@contextmanager
+def value_producer(at: Site) -> Iterator[Send]:
+    """The same event as JSON, with a record header."""
+    value = json.dumps(EVENT).encode()
+    with AuditedProducer(
+        at.bootstrap, at.registry, cluster="bench", server="web-1", service="shop", lateness_ms=1000
+    ) as producer:
+        yield lambda number: producer.send_value("json", value, time_ms=START_MS + number)
+
+
+def value_figures(at: Site, events: int, rounds: int) -> list[str]:
+    """Measure producer and reader of events with record headers."""
+    least = min(cost(value_producer, at, events) for _ in range(rounds))
+    size = len(json.dumps(EVENT))
+    line = f"| `AuditedProducer.send_value`, JSON of {size} bytes, record header | {least:.2f} us |"
+    return [line, *reader_figures(at, "json", "record headers", rounds)]
 
 
 def cost(producer: Callable[[Site], Any], at: Site, events: int) -> float:
@@ -200,7 +219,7 @@ def database_figures(instances: int = 200) -> list[str]:
     return lines
 
 
-def reader_figures(at: Site, topic: str, rounds: int) -> list[str]:
+def reader_figures(at: Site, topic: str, kind: str, rounds: int) -> list[str]:
     """Measure the reader's cost for the messages that the audited producers have sent to the topic."""
     costs: list[float] = []
     for _ in range(rounds):
@@ -229,7 +248,7 @@ def reader_figures(at: Site, topic: str, rounds: int) -> list[str]:
         costs.append((cpu_seconds(reader.pid) - begun) / seen[0] * 1e6)
         reader.kill()
         print(f"reader, {topic}, {costs[-1]:.3f} us for each of {seen[0]:,} messages", flush=True)
-    return [f"| auditing reader, a message, {topic} fingerprints; best of {rounds} | {min(costs):.2f} us |"]
+    return [f"| auditing reader, a message, {kind}; best of {rounds} | {min(costs):.2f} us |"]
 
 
 def main() -> None:
@@ -247,7 +266,8 @@ def main() -> None:
         with site(Path(folder)) as at:
             rows = producer_figures(at, options.events, options.rounds)
             for topic in FINGERPRINTS:
-                rows += reader_figures(at, topic, options.rounds)
+                rows += reader_figures(at, topic, f"{topic} fingerprints", options.rounds)
+            rows += value_figures(at, options.events, options.rounds)
         rows += fingerprint_figures() + database_figures()
     text = "\n".join(
         [

@@ -64,6 +64,7 @@ TOPICS = [
     "shown",
     "edited",
     "orders-json",
+    *("json", "json-removed", "json-changed"),
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 
@@ -284,6 +285,62 @@ def test_a_message_that_is_there_twice_is_named_at_the_first_tier(world: World) 
     assert [(f.kind, f.tier, f.instance, f.server, f.count) for f in found.windows[0].findings] == [
         ("duplicate", "dc1", producer.instance, "dc1-web", 1)
     ], "it was sent twice: the tiers behind only carry that on"
+
+
+class Trickster:
+    """A client library that sends something else for one value, without an error."""
+
+    def __init__(self, producer: Any, value: bytes, instead: bytes | None) -> None:
+        self._producer, self._value, self._instead = producer, value, instead
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def produce(self, topic: str, value: bytes, *others: Any) -> None:
+        sent = self._instead if value == self._value else value
+        if sent is not None:
+            self._producer.produce(topic, sent, *others)
+
+
+def send_orders(world: World, topic: str, *, instead: bytes | None) -> AuditedProducer:
+    """Send fifty orders as JSON, number 7 with another value or, with None, not at all."""
+    values = [json.dumps({"order": n}).encode() for n in range(50)]
+    with world.producer("dc1") as producer:
+        producer._producer = Trickster(producer._producer, values[7], instead)  # type: ignore[assignment]
+        for n, value in enumerate(values):
+            producer.send_value(topic, value, time_ms=START + n, headers=[("trace", b"%d" % n)])
+    return producer
+
+
+def test_json_with_record_headers_is_proven_in_both_clusters(world: World) -> None:
+    send_orders(world, "json", instead=b'{"order": 7}')
+    world.await_tier("json", "offline", 50)
+
+    def is_only_not_loaded() -> bool:
+        reasons = world.ask("json").windows[0].reasons
+        return bool(reasons) and all("not loaded yet" in reason for reason in reasons)
+
+    wait_until("both clusters are proven", is_only_not_loaded)
+    window = world.ask("json").windows[0]
+    assert (window.acknowledged, window.findings) == (50, [])
+    assert window.tiers == {"dc1": 50, "offline": 50, "warehouse": 0}
+    assert not window.foreign
+
+
+@pytest.mark.parametrize(
+    ("topic", "instead", "kind", "sequences"),
+    [("json-removed", None, "missing", [[7, 7]]), ("json-changed", b"{}", "altered", [[0, 49]])],
+)
+def test_json_with_record_headers_that_is_removed_or_changed_is_named(
+    world: World, topic: str, instead: bytes | None, kind: str, sequences: list[list[int]]
+) -> None:
+    producer = send_orders(world, topic, instead=instead)
+    (found,) = world.await_verdict(topic, "incomplete").windows[0].findings
+    assert (found.kind, found.tier, found.sequences) == (kind, "dc1", sequences)
+    assert (found.instance, found.server, found.service) == (producer.instance, "dc1-web", "shop")
 
 
 def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> None:

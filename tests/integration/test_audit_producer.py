@@ -31,6 +31,13 @@ from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, AuditRecord, Hello, Report
 from millrace_audit.reports.publish import AuditPublisher
 from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.record_header import (
+    HEADER_NAME,
+    RecordHeader,
+    audit_header,
+    encode_header,
+    topic_tag,
+)
 from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
@@ -572,6 +579,80 @@ def test_a_cluster_that_was_founded_without_its_name_in_its_id_takes_any_name(
     assert sequences(older.events(topic), producer.instance) == [0]
 
 
+# The audit header among the record's headers
+
+
+def record_headers(world: World, topic: str) -> list[tuple[RecordHeader | None, bytes | None]]:
+    """The audit header in the record headers of every message of the topic, and the message's value."""
+    with world.cluster.client() as client:
+        records = [r for contents in read_topic(client, topic).values() for r in contents.records]
+    return [(audit_header(record.headers, topic_tag(topic)), record.value) for record in records]
+
+
+def test_a_value_goes_out_as_it_is_and_its_audit_header_is_a_record_header(world: World) -> None:
+    topic = world.topic(1)
+    values = [b'{"order": 1}', None, b"", b"\0\0\0\0\1no event of ours"]
+    read_before = (HEADER_NAME, encode_header(topic_tag("elsewhere"), 1, 2, 3))
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("trace", "a"),
+        read_before,
+        ("empty", None),
+        (HEADER_NAME, b"x"),
+    ]
+    with world.producer() as producer:
+        for n, value in enumerate(values):
+            sequence = producer.send_value(topic, value, time_ms=START + n, key=b"k", headers=headers)
+            assert sequence == n
+    with world.cluster.client() as client:
+        records = read_topic(client, topic)[0].records
+    assert [record.value for record in records] == values
+    assert [record.timestamp for record in records] == [START + n for n in range(4)]
+    assert {record.key for record in records} == {b"k"}
+    for n, record in enumerate(records):
+        own = (HEADER_NAME, encode_header(topic_tag(topic), producer.instance, n, START + n))
+        assert list(record.headers) == [own, ("trace", b"a"), ("empty", None)]
+    (report,) = world.reports(producer.instance)
+    (window,) = report.windows
+    assert window.acknowledged.pairs() == [[0, 3]]
+    assert window.fingerprint == wrapped(sum(fingerprint(value or b"") for value in values))
+
+
+def test_the_schema_decides_where_the_header_is_and_a_topic_may_have_both(world: World) -> None:
+    topic = world.topic()
+    plain = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:]}
+    with world.producer() as producer:
+        for n in range(0, 30, 3):
+            assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START) == n
+            assert producer.send(topic, plain, {**EVENT, "url": f"/{n}"}, time_ms=START + n) == n + 1
+            assert producer.send_value(topic, b"{}", time_ms=START) == n + 2
+        with pytest.raises(MillraceError, match=r"does not fit schema PageView: .*status"):
+            producer.send(topic, plain, {**EVENT, "status": 1 << 40}, time_ms=START)
+    found = record_headers(world, topic)
+    in_value = [read_header(value or b"") for header, value in found if header is None]
+    in_record = [(header, value) for header, value in found if header is not None]
+    assert sequences(in_value, producer.instance) == [*range(0, 30, 3)]
+    assert sorted(header.sequence for header, _ in in_record) == [n for n in range(30) if n % 3]
+    schema = fastavro.parse_schema(dict(plain))
+    for header, value in in_record:
+        if header.sequence % 3 == 1:
+            body: Any = fastavro.schemaless_reader(BytesIO((value or b"")[5:]), schema, None)
+            assert body["url"] == f"/{header.sequence - 1}"
+            assert header.time == START + header.sequence - 1
+    assert told(world.reports(producer.instance), topic)[0].pairs() == [[0, 29]]
+
+
+def test_a_value_that_is_refused_leaves_no_hole(world: World) -> None:
+    topic = world.topic()
+    with world.producer() as producer:
+        with pytest.raises(MillraceError, match="time_ms"):
+            producer.send_value(topic, b"{}", time_ms=0)
+        assert producer.send_value(topic, b"{}", time_ms=START) == 0
+        with pytest.raises(MillraceError, match="not sent"):
+            producer.send_value(topic, b"x" * 2_000_000, time_ms=START)
+        assert producer.send_value(topic, b"{}", time_ms=START) == 1
+    assert sorted(header.sequence for header, _ in record_headers(world, topic) if header) == [0, 1]
+
+
 @pytest.fixture
 def breakable(world: World, zookeeper: str, start: Start, tmp_path: Path) -> World:
     """A cluster of its own, whose broker may be killed."""
@@ -622,6 +703,33 @@ def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apar
         numbers.add(report.number, report.number)
     assert numbers.pairs() == [[0, reports[-1].number]], "no report is lost, some may have come twice"
     assert reports[-1].closed_through == FOR_EVER
+
+
+def test_failed_values_are_reported_by_the_number_and_fingerprint_that_they_were_sent_with(
+    breakable: World,
+) -> None:
+    topic = breakable.topic()
+    values = [f'{{"order": {n}}}'.encode() for n in range(3)]
+    producer = breakable.producer(config={"delivery.timeout.ms": 2_000})
+    producer.send_value(topic, values[0], time_ms=START)
+    producer.flush()
+    breakable.cluster.brokers[1].kill()
+    producer.send_value(topic, values[1], time_ms=START)
+    producer.send_value(topic, None, time_ms=START + WINDOW_MS)
+    with pytest.raises(MillraceError):
+        producer.flush()
+    breakable.cluster.restart(1)
+    producer.send_value(topic, values[2], time_ms=START)
+    with pytest.raises(DeliveryFailed, match=f"sequences {topic} 1-2"):
+        producer.close()
+    windows = [window for report in breakable.reports(producer.instance) for window in report.windows]
+    failed = {w.window: (w.failed.pairs(), w.failed_fingerprint) for w in windows if w.failed}
+    assert failed == {
+        START: ([[1, 1]], wrapped(fingerprint(values[1]))),
+        START + WINDOW_MS: ([[2, 2]], wrapped(fingerprint(b""))),
+    }
+    acknowledged = sum(window.fingerprint for window in windows)
+    assert wrapped(acknowledged) == wrapped(fingerprint(values[0]) + fingerprint(values[2]))
 
 
 # Forks, and an error after which librdkafka sends nothing any more

@@ -130,7 +130,7 @@ def _few_set(mask: Mask) -> Longs:
 def _first_tag(data: Buffer) -> bytes | None:
     """Return the first 5 bytes of the first record's value.
 
-    Return None unless they are a zero byte and a schema id below 65,536.
+    Return None unless they are a zero byte and a schema id below 65,536, and the record has no headers.
     """
     try:
         position = read_varint(data, PADDING)[1] + 1
@@ -138,10 +138,12 @@ def _first_tag(data: Buffer) -> bytes | None:
             position = read_varint(data, position)[1]
         key_size, position = read_varint(data, position)
         value_size, position = read_varint(data, position + max(key_size, 0))
+        if value_size < _TAG_BYTES or data[position + value_size] != 0:
+            return None
     except (IndexError, CorruptMessage):
         return None
     tag = bytes(data[position : position + _TAG_BYTES])
-    return tag if value_size >= _TAG_BYTES and len(tag) == _TAG_BYTES and tag[:3] == b"\0\0\0" else None
+    return tag if len(tag) == _TAG_BYTES and tag[:3] == b"\0\0\0" else None
 
 
 def _two_bytes_before(data: Bytes, at: Longs) -> Longs | None:

@@ -1,10 +1,12 @@
 """Counting the messages of record batches, many at once: their producers, sequences and fingerprints.
 
 Only a message's header is read, or the record's time if the message has no header. The counts depend on the
-bytes alone, so every tier that holds the same batches counts the same:
+bytes and the topic's name alone, so every tier that holds the same batches counts the same:
 
-- A message has a header when its schema begins with a header, its names have at most 255 bytes and its
-  numbers 64 bits.
+- A message has a header when its record has an audit header for this topic. Such a message is counted without
+  the names of server and service, which are not in its bytes.
+- Any other message has a header when its schema begins with a header, its names have at most 255 bytes and
+  its numbers 64 bits.
 - A batch with unreadable records (its CRC is right, so it was sent like that) counts as the number of foreign
   messages that it states, at its largest timestamp, with the fingerprint of its bytes after the 61-byte
   header.
@@ -23,9 +25,10 @@ from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, read_varint
 from millrace.records.framing import Batch, BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
+from millrace_audit.reports.counts import EARLIEST_MS, WINDOW_MS, SequenceCounts, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, PREFIX_BYTES
 from millrace_audit.reports.fingerprints import STRONG_BYTES, Fingerprint, fingerprint, is_strong, wrapped
+from millrace_audit.reports.header_columns import HeaderColumns, HeaderReader
 from millrace_audit.reports.messages import ForeignCount
 
 ROWS = 10_000
@@ -33,9 +36,6 @@ ROWS = 10_000
 many messages has less than 6 MB, which an audit topic takes."""
 STRONG_ROWS = ROWS // 2
 """Messages counted at a time with strong fingerprints, which nearly double the size of a count."""
-_EARLIEST = WINDOW_MS - (1 << 63)
-"""Earliest event time: the window of an earlier event could begin at a number that no audit
-record can hold."""
 _BOUND = 1 << 63
 _MOST_BYTES = 2 * (MAX_NAME_BYTES + 2) + 10
 """Largest size of names and instance in a header."""
@@ -102,12 +102,14 @@ class BatchCounter:
         self._rows = ROWS if digest is fingerprint else STRONG_ROWS
 
     def count(
-        self, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
+        self, topic: str, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
     ) -> Iterator[Part]:
         """Count the messages of data batches from offset `start` on, before `end` if given, part by part.
 
-        Errors of `is_audited` are passed on, and nothing of that part is counted.
+        `topic` is the name of the topic to which producers sent the messages. Errors of `is_audited` are
+        passed on, and nothing of that part is counted.
         """
+        reader = HeaderReader(topic)
         for frames, broken in frame_batches(batches):
             if len(frames) and frames.offset[0] < start:
                 frames = frames.select(np.flatnonzero(frames.offset >= start))
@@ -116,38 +118,49 @@ class BatchCounter:
             for some in sorted(broken, key=lambda some: some.batch[0].base_offset):
                 header = some.batch[0]
                 before = int(np.searchsorted(frames.offset, header.base_offset))
-                yield from self._parts(frames.select(slice(before)), tally)
+                yield from self._parts(reader, frames.select(slice(before)), tally)
                 frames = frames.select(slice(before, None))
                 if header.base_offset >= start:
                     self._count_broken(some, tally)
                     yield Part(header.next_offset, max(header.records_count, 1), np.zeros(0, np.int64))
-            yield from self._parts(frames, tally)
+            yield from self._parts(reader, frames, tally)
 
-    def _parts(self, frames: Frames, tally: Tally) -> Iterator[Part]:
+    def _parts(self, reader: HeaderReader, frames: Frames, tally: Tally) -> Iterator[Part]:
         for part in frames.slices(self._rows):
-            yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
+            yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(reader, part, tally))
 
-    def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
+    def _count_frames(self, reader: HeaderReader, frames: Frames, tally: Tally) -> Longs:
         """Count all these messages; return the times of the messages with a header."""
-        tagged = (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
-        ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
-        if tagged.all() and (ids == ids[0]).all():  # the usual case
-            audited = tagged if self._is_audited(int(ids[0])) else ~tagged
-        else:
-            known = [
-                schema_id for schema_id in np.unique(ids[tagged]).tolist() if self._is_audited(schema_id)
-            ]
-            audited = tagged & np.isin(ids, np.array(known, np.uint32))
+        columns = reader.read(frames)
+        is_left = np.ones(len(frames), np.bool_)
+        is_left[columns.rows] = False
+        audited = self._audited(frames, is_left)
         hashes = self._hashes(frames)
-        headers = None
+        found: list[_Headers] = []
+        if len(columns.rows):
+            found.append(_Headers.of_columns(columns, hashes))
         if audited.any():
             headers = _Headers.read(frames, hashes, np.flatnonzero(audited))
             audited[headers.without] = False
+            found.append(headers)
+        for headers in found:
             headers.count(tally)
-        foreign = np.flatnonzero(~audited)
+        foreign = np.flatnonzero(is_left & ~audited)
         if len(foreign):
             _count_foreign(frames.timestamp[foreign], hashes[foreign], tally)
-        return headers.time if headers is not None else np.zeros(0, np.int64)
+        return np.concatenate([np.zeros(0, np.int64), *(headers.time for headers in found)])
+
+    def _audited(self, frames: Frames, is_left: Mask) -> Mask:
+        """Return a mask of those messages of `is_left` whose schema begins with a header."""
+        if not is_left.any():
+            return is_left
+        tagged: Mask = is_left & (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
+        ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
+        if tagged.all() and (ids == ids[0]).all():  # the usual case
+            return tagged if self._is_audited(int(ids[0])) else ~tagged
+        known = [schema_id for schema_id in np.unique(ids[tagged]).tolist() if self._is_audited(schema_id)]
+        tagged &= np.isin(ids, np.array(known, np.uint32))
+        return tagged
 
     def _hashes(self, frames: Frames) -> Hashes:
         """Return the fingerprint of each value; a null counts as no bytes."""
@@ -160,7 +173,7 @@ class BatchCounter:
 
     def _count_broken(self, broken: BrokenBatch, tally: Tally) -> None:
         header, batch = broken.batch
-        at = window_start(max(header.max_timestamp, _EARLIEST))
+        at = window_start(max(header.max_timestamp, EARLIEST_MS))
         tally.add_foreign(at, max(header.records_count, 1), self._digest(batch[HEADER_BYTES:]))
 
 
@@ -184,10 +197,21 @@ class _Headers:
         time = rows.varint("time")
         names, group = _read_names(rows)
         sequence = rows.varint("sequence")
-        good = ~faults.bad & (group >= 0) & (sequence >= 0) & (time >= _EARLIEST)
+        good = ~faults.bad & (group >= 0) & (sequence >= 0) & (time >= EARLIEST_MS)
         if good.all():
             return cls(names, group, time, sequence, hashes[at], at[:0])
         return cls(names, group[good], time[good], sequence[good], hashes[at[good]], at[~good])
+
+    @classmethod
+    def of_columns(cls, columns: HeaderColumns, hashes: Hashes) -> _Headers:
+        instance, is_all = columns.instance, len(columns.rows) == len(hashes)
+        if (instance == instance[0]).all():  # the usual case
+            numbers, group = instance[:1], np.zeros(len(instance), np.int64)
+        else:
+            numbers, group = np.unique(instance, return_inverse=True)
+        names = [("", "", number) for number in numbers.tolist()]
+        own = hashes if is_all else hashes[columns.rows]
+        return cls(names, group, columns.time, columns.sequence, own, columns.rows[:0])
 
     def count(self, tally: Tally) -> None:
         """Add consecutive sequences of one instance and window to the counts, a range at a time."""
@@ -314,7 +338,7 @@ def _same_bytes(
 
 
 def _count_foreign(timestamp: Longs, hashes: Hashes, tally: Tally) -> None:
-    timestamp = np.maximum(timestamp, _EARLIEST)
+    timestamp = np.maximum(timestamp, EARLIEST_MS)
     window = timestamp - timestamp % WINDOW_MS
     order = np.argsort(window, kind="stable")
     windows, first, messages = np.unique(window[order], return_index=True, return_counts=True)

@@ -250,9 +250,12 @@ class Partition:
         for readable, run in groupby(data, key=lambda entry: entry[2]):
             batches = [(header, batch) for header, batch, _ in run]
             tally = self.tally if readable else self.aborted
-            for part in counter.count(batches, self.cursor.next_offset, tally, self.limit):
-                last = next(header for header, _ in reversed(batches) if header.base_offset < part.end)
-                self._reach(Cursor(part.end, epoch=last.partition_leader_epoch), marks)
+            for part in counter.count(self.topic, batches, self.cursor.next_offset, tally, self.limit):
+                last = next(
+                    (header for header, _ in reversed(batches) if header.base_offset < part.end), None
+                )
+                epoch = -1 if last is None else last.partition_leader_epoch
+                self._reach(Cursor(part.end, epoch=epoch), marks)
                 yield part if readable else Part(part.end, 0, part.times[:0])
         self._reach(cursor, marks)
         if damage is not None:

@@ -16,6 +16,9 @@ from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, la
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
+EARLIEST_MS = WINDOW_MS - (1 << 63)
+"""Earliest event time: the window of an earlier event could begin at a number that no audit
+record can hold."""
 HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""

@@ -1,15 +1,16 @@
-"""An audited message: the bytes of one event, its header in front.
+"""An event's value: the bytes of one event, for most schemas with its audit header in front.
 
     0x00, schema id (4 bytes, big endian), Avro body
     body := AuditHeader {time: long, server: string, service: string, instance: long, sequence: long}, fields
 
-The header is the first field of every event schema, so a reader finds it without the rest of the schema. This
-module reads one message at a time, and uses neither topics nor brokers.
+The header is the first field of such a schema, so a reader finds it without the rest of the schema. An event
+of any other schema has its audit header among the record's headers (`record_header.py`). This module reads
+one message at a time, and uses neither topics nor brokers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -112,25 +113,73 @@ def instance_bytes(server: str, service: str, instance: int) -> bytes:
     return bytes(out)
 
 
-class EventSchema:
-    """Encodes events of one schema under its registry id."""
+class _Schema:
+    """A schema under its registry id, and the checks that fastavro's writer does not make."""
 
-    def __init__(self, schema: Mapping[str, Any], schema_id: int) -> None:
+    def __init__(
+        self, schema: Mapping[str, Any], schema_id: int, fields: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """`fields` are those that an event has."""
         self.name = str(schema.get("name", "?"))
-        if not has_header(schema):
-            raise MillraceError(
-                f"schema {self.name} cannot be audited: its first field must be `header`, an AuditHeader"
-                f" {{{', '.join(_HEADER_FIELDS)}}} as in schemas/PageView.avsc"
-            )
         self._schema: Any = fastavro.parse_schema(dict(schema))
         self._prefix = b"\0" + schema_id.to_bytes(4, "big")
-        fields = schema["fields"][1:]
         self._numbers = [
             (f["name"], _INT_BOUNDS[f["type"]])
             for f in fields
             if isinstance(f["type"], str) and f["type"] in _INT_BOUNDS
         ]
         self._is_flat = all(_is_plain(f["type"]) for f in fields)
+
+    def _fits(self, event: Mapping[str, Any]) -> bool:
+        """Return True if only fastavro's writer has to check the event.
+
+        The writer truncates a float to an integer and writes an int of any size.
+        """
+        if not self._is_flat:
+            return False
+        for name, bound in self._numbers:
+            value = event.get(name)
+            if value is not None and not (type(value) is int and -bound <= value < bound):
+                return False
+        return True
+
+    def _does_not_fit(self, error: Exception) -> MillraceError:
+        return MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}")
+
+
+class ValueSchema(_Schema):
+    """Encodes events of a schema without a header: their audit header is a record header."""
+
+    def __init__(self, schema: Mapping[str, Any], schema_id: int) -> None:
+        super().__init__(schema, schema_id, schema["fields"])
+
+    def encode(self, event: Mapping[str, Any]) -> bytes:
+        """Return the value of an event.
+
+        Raise MillraceError, with the field's name, when the event does not fit the schema.
+        """
+        out = BytesIO()
+        try:
+            if not self._fits(event):
+                fastavro.validate(event, self._schema, raise_errors=True)
+            out.write(self._prefix)
+            fastavro.schemaless_writer(out, self._schema, event, strict_allow_default=True)
+        except (*_DOES_NOT_FIT, ValidationError) as error:
+            raise self._does_not_fit(error) from error
+        return out.getvalue()
+
+
+class EventSchema(_Schema):
+    """Encodes events of one schema, whose first field is the header, under its registry id."""
+
+    def __init__(self, schema: Mapping[str, Any], schema_id: int) -> None:
+        if not has_header(schema):
+            raise MillraceError(
+                f"schema {schema.get('name', '?')} cannot be audited: its first field must be `header`, an"
+                f" AuditHeader {{{', '.join(_HEADER_FIELDS)}}} as in schemas/PageView.avsc"
+            )
+        fields = schema["fields"][1:]
+        super().__init__(schema, schema_id, fields)
         # An instance's headers differ in two numbers only. Building them from the other bytes halves the
         # cost of an event. It requires a header of just these fields, whose type no other field uses.
         self._body: Any = None
@@ -146,8 +195,7 @@ class EventSchema:
         """
         out = BytesIO()
         try:
-            # fastavro truncates a float to an integer and writes an int of any size: check before it does.
-            fits = self._is_flat and self._numbers_fit(event)
+            fits = self._fits(event)
             if fits and self._body is not None:
                 out.write(self._prefix_and_header(header))
                 fastavro.schemaless_writer(out, self._body, event, strict_allow_default=True)
@@ -158,7 +206,7 @@ class EventSchema:
                 out.write(self._prefix)
                 fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
         except (*_DOES_NOT_FIT, ValidationError) as error:
-            raise MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}") from error
+            raise self._does_not_fit(error) from error
         return out.getvalue()
 
     def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
@@ -170,13 +218,6 @@ class EventSchema:
         out += self._instance_bytes
         write_varint(out, header["sequence"])
         return out
-
-    def _numbers_fit(self, event: Mapping[str, Any]) -> bool:
-        for name, bound in self._numbers:
-            value = event.get(name)
-            if value is not None and not (type(value) is int and -bound <= value < bound):
-                return False
-        return True
 
 
 def _is_plain(kind: Any) -> bool:

@@ -80,12 +80,19 @@ def prints(instance: int, ranges: Sequence[Range], content: str = "") -> int:
 
 
 def found(
-    *ranges: Range, instance: int = 1, window: int = W, content: str = "", server: str | None = None
+    *ranges: Range,
+    instance: int = 1,
+    window: int = W,
+    content: str = "",
+    server: str | None = None,
+    has_names: bool = True,
 ) -> SequenceCounts:
+    """Counts of one instance; without names of events whose header is a record header."""
+    names = (server or f"web-{instance}", "shop") if has_names else ("", "")
     counts = SequenceCounts()
     for pair in ranges:
         mark = prints(instance, [pair], content)
-        counts.add(server or f"web-{instance}", "shop", instance, window, *pair, fingerprint=mark)
+        counts.add(*names, instance, window, *pair, fingerprint=mark)
     return counts
 
 

@@ -50,7 +50,7 @@ def batch_of(
 
 def counted(*batches: Batch, start: int = 0, digest: Fingerprint = fingerprint) -> Tally:
     tally = Tally()
-    for _ in BatchCounter(lambda schema_id: schema_id == 7, digest).count(batches, start, tally):
+    for _ in BatchCounter(lambda schema_id: schema_id == 7, digest).count("PageView", batches, start, tally):
         pass
     return tally
 
@@ -227,7 +227,7 @@ def test_a_large_batch_is_counted_in_parts_each_with_its_end() -> None:
     values: list[bytes | None] = [message("web-1", 5, 0, n) for n in range(2 * ROWS + 5)]
     tally, whole = Tally(), counted(batch_of(values, Codec.ZSTD))
     parts = []
-    for part in BatchCounter(lambda _: True).count([batch_of(values, Codec.ZSTD)], 0, tally):
+    for part in BatchCounter(lambda _: True).count("PageView", [batch_of(values, Codec.ZSTD)], 0, tally):
         assert part.messages == len(part.times)
         parts.append((part.end, part.messages, tally.counts.total))
     assert parts == [(ROWS, ROWS, ROWS), (2 * ROWS, ROWS, 2 * ROWS), (2 * ROWS + 5, 5, 2 * ROWS + 5)]
@@ -240,7 +240,7 @@ def test_a_count_may_end_on_either_side_of_a_broken_batch_and_every_part_is_smal
     batches, tally = [batch_of(values), bad, behind], Tally()
     parts = [
         (part.end, part.messages)
-        for part in BatchCounter(lambda schema_id: schema_id == 7).count(batches, 0, tally)
+        for part in BatchCounter(lambda schema_id: schema_id == 7).count("PageView", batches, 0, tally)
     ]
     assert parts == [(ROWS, ROWS), (ROWS + 5, 5), (30_002, 2), (40_001, 1)]
     assert_same(tally, counted(*batches))
@@ -273,7 +273,7 @@ def test_a_part_of_the_longest_names_makes_a_count_that_an_audit_topic_takes(dig
         names = {"server": f"{n:0255}", "service": f"{n:0255}", "instance": (1 << 63) - 1}
         values.append(PAGE_VIEW.encode({"time": 1 << 60, **names, "sequence": (1 << 62) + n}, EVENT))
     tally = Tally()
-    (_,) = BatchCounter(lambda _: True, digest).count([batch_of(values)], 0, tally)
+    (_,) = BatchCounter(lambda _: True, digest).count("PageView", [batch_of(values)], 0, tally)
     size = len(AuditCodec(Ids()).encode(count_of(tally)))
     assert 5_000_000 < size < MAX_MESSAGE_BYTES - COUNT_BYTES
     assert tally.bytes > size, "the estimate is rather too much"
@@ -285,7 +285,7 @@ def test_a_registry_that_does_not_answer_leaves_nothing_half_counted() -> None:
 
     tally = Tally()
     with pytest.raises(MillraceError, match="registry"):
-        list(BatchCounter(ask).count([batch_of([b"plain", message("web-1", 5, 0, 0)])], 0, tally))
+        list(BatchCounter(ask).count("PageView", [batch_of([b"plain", message("web-1", 5, 0, 0)])], 0, tally))
     assert tally == Tally()
 
 

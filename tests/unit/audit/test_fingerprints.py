@@ -154,7 +154,7 @@ def forgery_of(lost: bytes) -> bytes:
 def counts(values: list[bytes], digest: Fingerprint) -> Any:
     written = build_batch([Message(W, None, value) for value in values], base_offset=0)
     batch, tally = (BatchHeader.of(written), memoryview(written)), Tally()
-    for _ in BatchCounter(lambda _: True, digest).count([batch], 0, tally):
+    for _ in BatchCounter(lambda _: True, digest).count("PageView", [batch], 0, tally):
         pass
     assert not tally.foreign
     return tally.counts

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
@@ -20,6 +21,7 @@ from millrace_audit.reports.event import EventSchema, read_header
 from millrace_audit.reports.fingerprints import fingerprint, split, strong_fingerprint, wrapped
 from millrace_audit.reports.messages import AuditCodec, Hello, Report, schema_file
 from millrace_audit.reports.ranges import from_deltas, to_deltas
+from millrace_audit.reports.record_header import RecordHeader, decode_header, encode_header, topic_tag
 from millrace_audit.reports.seals import is_signed, seal_of, sign, signed_turn
 from tests.support import REPOSITORY
 
@@ -35,7 +37,17 @@ def of_kind(kind: str) -> list[Vector]:
 
 
 def test_the_page_has_vectors_of_every_kind() -> None:
-    kinds = {"event", "fingerprint", "strong", "window", "ranges", "seal", "record", "signature"}
+    kinds = {
+        "event",
+        "recordHeader",
+        "fingerprint",
+        "strong",
+        "window",
+        "ranges",
+        "seal",
+        "record",
+        "signature",
+    }
     assert {vector["vector"] for vector in VECTORS} == kinds
 
 
@@ -49,6 +61,17 @@ def test_an_event(vector: Vector) -> None:
     assert read_header(value)._asdict() == vector["header"]
     assert window_start(vector["header"]["time"]) == vector["window"]
     assert wrapped(fingerprint(value)) == vector["fingerprint"]
+
+
+@pytest.mark.parametrize("vector", of_kind("recordHeader"))
+def test_a_record_header(vector: Vector) -> None:
+    tag, value = topic_tag(vector["topic"]), bytes.fromhex(vector["value"])
+    numbers = (vector["instance"], vector["sequence"], vector["time"])
+    assert encode_header(tag, *numbers) == value
+    assert value == b"\1" + zlib.crc32(vector["topic"].encode()).to_bytes(4, "big") + b"".join(
+        number.to_bytes(8, "big") for number in numbers
+    )
+    assert decode_header(value, tag) == RecordHeader(vector["time"], vector["instance"], vector["sequence"])
 
 
 @pytest.mark.parametrize("vector", of_kind("fingerprint"))

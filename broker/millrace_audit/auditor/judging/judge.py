@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.judging import incidents
 from millrace_audit.auditor.judging.topic_facts import TopicFacts, listed, to_instance, topic_facts
 from millrace_audit.auditor.options import AuditOptions
+from millrace_audit.auditor.records.batch import NO_NAMES
 from millrace_audit.auditor.records.decisions import is_disowned, reason_of
 from millrace_audit.auditor.records.gaps import note_reports_lost
 from millrace_audit.auditor.records.progress import Progress
@@ -31,7 +32,7 @@ from millrace_audit.auditor.verdict import reconcile
 from millrace_audit.auditor.verdict.evidence import Evidence, pairs
 from millrace_audit.auditor.verdict.facts import WindowFacts
 from millrace_audit.auditor.verdict.rules import Judged, judge, unreported_messages
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, TABLE
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE
 from millrace_audit.reports.ranges import SequenceRanges
 
 MOST_REASONS = 20
@@ -146,6 +147,8 @@ class _TopicJudge:
         self._session, self._options, self._heartbeats = session, options, heartbeats
         self._facts, self._note_final = facts, note_final
         self._instances: dict[int, Instance] = {}
+        self._announced: dict[int, int] = {}
+        """Producers of events without names -> the announced producer with the same instance."""
 
     def portion(self, below: int) -> tuple[int, int | None]:
         """Judge the newest open windows before `below`; return the number judged, and where to go on."""
@@ -194,7 +197,9 @@ class _TopicJudge:
         """Return a window's facts with its evidence and the rows to compare it with."""
         here = (WindowRow.topic == facts.topic, WindowRow.window == facts.start)
         evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
-        self._read_instances(evidence)
+        self._read_instances(evidence.producers())
+        for producer in evidence.producers() & self._announced.keys():
+            evidence.move(producer, self._announced[producer])
         loads, is_unkeyed = self._facts.loads, bool(evidence.unkeyed or evidence.unkeyed_rows)
         return replace(
             facts,
@@ -206,11 +211,12 @@ class _TopicJudge:
             erased=loads.erased_in(self._session, facts.start) if is_unkeyed else 0,
         )
 
-    def _read_instances(self, evidence: Evidence) -> None:
+    def _read_instances(self, producers: Set[int]) -> None:
         link = store.ProducerTopicRow
         named = (link.producer == ProducerRow.producer) & (link.topic == self._facts.topic)
         rows = select(ProducerRow, link.topic, reason_of(), is_disowned()).outerjoin(link, named)
-        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
+        unnamed: list[ProducerRow] = []
+        for some in store.slices(sorted(producers - self._instances.keys())):
             here = rows.where(ProducerRow.producer.in_(some))
             for row, topic, accepted, disowned in self._session.execute(here):
                 heartbeat = self._heartbeats.get(row.origin, NOTHING)
@@ -218,6 +224,31 @@ class _TopicJudge:
                 self._instances[row.producer] = to_instance(
                     row, heartbeat, self._options, accepted, is_own=is_own
                 )
+                if row.names == NO_NAMES and row.origin and not row.announced:
+                    unnamed.append(row)
+        if unnamed:
+            self._name(unnamed)
+
+    def _name(self, unnamed: Sequence[ProducerRow]) -> None:
+        """Give events that were counted without names the names of their instance's hello.
+
+        Events that something has copied to another cluster have the names of the hello at their own cluster.
+        """
+        origins = {*self._options.origins, OFFLINE, *(row.origin for row in unnamed)}
+        announced: defaultdict[int, dict[str, ProducerRow]] = defaultdict(dict)
+        for some in store.slices(sorted({row.instance for row in unnamed})):
+            here = (ProducerRow.origin.in_(origins), ProducerRow.instance.in_(some), ProducerRow.announced)
+            for row in self._session.scalars(select(ProducerRow).where(*here)):
+                announced[row.instance][row.origin] = row
+        for row in unnamed:
+            known = announced[row.instance]
+            if row.origin in known:
+                self._announced[row.producer] = known[row.origin].producer
+            elif known:
+                named = known[min(known)]
+                instance = self._instances[row.producer]
+                self._instances[row.producer] = replace(instance, server=named.server, service=named.service)
+        self._read_instances({*self._announced.values()})
 
 
 def read_facts(

@@ -83,6 +83,10 @@ def names_hash(server: str, service: str) -> str:
     return hashlib.blake2b(f"{server}\0{service}".encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
+NO_NAMES = names_hash("", "")
+"""Hash of the names of events whose audit header is a record header: it has no names."""
+
+
 class Producers:
     """Rows of the producers that a batch names; missing rows are created."""
 
@@ -108,12 +112,23 @@ class Producers:
         rows = self._rows[origin, instance].values()
         return next((row for row in rows if row.announced), None)
 
+    def unnamed(self, origin: str, instance: int) -> ProducerRow | None:
+        """Return the row of the instance's events that were counted without names before its hello."""
+        self.prepare(origin, [instance])
+        return self._rows[origin, instance].get(NO_NAMES)
+
     def get_all(self, origin: str, keys: Iterable[CountKey]) -> dict[CountKey, ProducerRow]:
+        """Return the row of each key. A key without names is that of the instance's own names, once its
+        hello has fixed them.
+        """
         keys = list(keys)
         self.prepare(origin, (key.instance for key in keys))
         found, new = {}, False
         for key in keys:
             rows, names = self._rows[origin, key.instance], names_hash(key.server, key.service)
+            if names == NO_NAMES and (announced := self.announced(origin, key.instance)) is not None:
+                found[key] = announced
+                continue
             if names not in rows:
                 rows[names] = ProducerRow(
                     origin=origin,

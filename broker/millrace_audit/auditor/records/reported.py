@@ -141,6 +141,11 @@ class Reported:
         key = CountKey(word.server, word.service, word.instance, 0)
         row = self._producers.get_all(self._place.tier, [key])[key]
         row.announced, row.hello_at, row.seal, row.first_at = True, at, word.seal, word.time
+        unnamed = self._producers.unnamed(self._place.tier, word.instance)
+        if unnamed is not None:  # events of the instance were counted before its hello
+            row.counted |= unnamed.counted
+            row.first_window = min(row.first_window, unnamed.first_window)
+            row.last_window = max(row.last_window, unnamed.last_window)
         return row
 
     def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:

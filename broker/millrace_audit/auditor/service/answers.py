@@ -27,6 +27,7 @@ from millrace_audit.answer import (
     Window,
     iso,
     overall,
+    sender,
     utc,
     window_from_json,
 )
@@ -270,7 +271,9 @@ def _first_cause(judged: Mapping[str, Any] | None) -> str:
     if judged is None:
         return "it is being judged"
     for finding in judged["findings"]:
-        who = f"{finding['service']} on {finding['server']}" if finding["server"] else finding["service"]
+        who = finding["service"]
+        if finding["server"] or not who:
+            who = sender(finding["server"], who)
         return f"{finding['count']} {finding['kind']} at {finding['tier']} ({who})"
     reasons: Sequence[str] = judged["reasons"]
     return reasons[0] if reasons else "it is not final yet"

@@ -104,6 +104,14 @@ class Evidence:
             rest = SequenceTally(pairs(observed.ranges)).without(tally)
             observed.ranges = [*chain.from_iterable(rest.ranges())]
 
+    def move(self, producer: int, to: int) -> None:
+        """Count the observed and aborted events of one producer for another."""
+        for tier, held in self.observed.items():
+            if (observed := held.pop(producer, None)) is not None:
+                self.count(tier, to, SequenceTally(pairs(observed.ranges), observed.fingerprint))
+        if (aborted := self.aborted.pop(producer, None)) is not None:
+            self.abort(to, SequenceRanges(pairs(aborted)))
+
     def count_unkeyed(self, origin: str, tier: str, messages: int, fingerprint: int) -> None:
         here = self.unkeyed.setdefault(origin, {}).setdefault(tier, [0, 0])
         here[0] += messages
@@ -117,9 +125,9 @@ class Evidence:
         observed = [each for producers in self.observed.values() for each in producers.values()]
         flats = [*(each.ranges for each in observed), *self.aborted.values()]
         sums = [each.fingerprint for each in observed]
-        for applied_at in self.reported.values():
-            flats += applied_at.acknowledged, applied_at.failed
-            sums += applied_at.fingerprint, applied_at.failed_fingerprint
+        for reported in self.reported.values():
+            flats += reported.acknowledged, reported.failed
+            sums += reported.fingerprint, reported.failed_fingerprint
         ranges = sum(map(len, flats)) // 2 + _RANGES_OF_STRONG * sum(map(is_strong, sums))
         return Evidence(is_too_much=True) if self.is_too_much or ranges > MOST_RANGES_KEPT else self
 

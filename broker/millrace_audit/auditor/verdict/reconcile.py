@@ -65,6 +65,7 @@ def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_ta
         evidence.observed.pop(TABLE, None)  # the table is older than the loads, which is no loss
     sources: dict[int, Source] = {}
     by_names: defaultdict[tuple[int, str, str], list[Source]] = defaultdict(list)
+    by_instance: defaultdict[int, list[Source]] = defaultdict(list)
     for number in sorted(evidence.producers(), key=lambda n: _order(producers[n])):
         instance = producers[number]
         if not instance.cluster:
@@ -74,15 +75,17 @@ def sources_of(evidence: Evidence, producers: Mapping[int, Instance], *, with_ta
         aborted = evidence.aborted.get(number, [])
         source = sources[number] = Source(instance, reported, observed, aborted)
         by_names[_names(instance)].append(source)
+        by_instance[instance.instance].append(source)
     for tier in (WAREHOUSE, TABLE):
-        for number, rows in evidence.observed.get(tier, {}).items():
-            same = by_names.get(_names(producers[number]))
+        loaded = evidence.observed.get(tier, {})
+        for number in sorted(loaded, key=lambda n: _order(producers[n])):
+            one, rows = producers[number], loaded[number]
+            has_names = bool(one.server or one.service)
+            same = by_names.get(_names(one)) if has_names else by_instance.get(one.instance)
             if same is None:  # loaded, and never counted at a cluster
-                sources.setdefault(number, Source(producers[number])).observed[tier] = rows
+                sources.setdefault(number, Source(one)).observed[tier] = rows
             else:
-                same[0].observed[tier] = rows
-        for same in by_names.values():
-            _assign_rows(same, tier)
+                _assign_rows(same, tier, rows)
     return [*sources.values()]
 
 
@@ -94,17 +97,24 @@ def _names(instance: Instance) -> tuple[int, str, str]:
     return instance.instance, instance.server, instance.service
 
 
-def _assign_rows(same: Sequence[Source], tier: str) -> None:
-    """Assign the rows of one name at several homes: its own to each source, the rest to the first."""
-    rows = same[0].observed.get(tier)
-    if rows is None or len(same) == 1:
+def _assign_rows(same: Sequence[Source], tier: str, rows: Observed) -> None:
+    """Assign the rows of one producer at several homes: its own to each source, the rest to the first."""
+    if len(same) == 1 and tier not in same[0].observed:  # the usual case
+        same[0].observed[tier] = rows
         return
     left = _tally(rows)
     for source in same:
-        brought = SequenceTally(pairs(source.observed.get(before(tier, ""), Observed()).ranges))
+        there = _tally(source.observed.get(tier))
+        brought = _tally(source.observed.get(before(tier, ""))).without(there)
         mine, left = brought.without(brought.without(left)), left.without(brought)
-        source.observed[tier] = Observed([number for pair in mine.ranges() for number in pair])
-    same[0].observed[tier].ranges += [number for pair in left.ranges() for number in pair]
+        source.observed[tier] = _observed(there, mine)
+    same[0].observed[tier] = _observed(_tally(same[0].observed[tier]), left)
+
+
+def _observed(*tallies: SequenceTally) -> Observed:
+    """Return rows, which have no fingerprint."""
+    whole = SequenceTally([pair for tally in tallies for pair in tally.ranges()])
+    return Observed([number for pair in whole.ranges() for number in pair])
 
 
 def differences(facts: WindowFacts) -> list[Difference]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from millrace_audit.answer import Finding, Instance, Verdict, iso, overall
+from millrace_audit.answer import Finding, Instance, Verdict, iso, overall, sender
 from millrace_audit.auditor.verdict import reconcile
 from millrace_audit.auditor.verdict.facts import (
     DebtState,
@@ -231,7 +231,8 @@ def _of_difference(difference: Difference) -> Hit:
     finding = difference.finding
     who, sequences = finding.service, in_words(finding.sequences)
     if sequences:
-        who = f"instance {finding.instance} ({who} on {finding.server}), sequences {sequences}"
+        names = sender(finding.server, finding.service)
+        who = f"instance {finding.instance} ({names}), sequences {sequences}"
     before = reconcile.before(finding.tier, difference.home)
     return {**_values(finding), "finding": finding, "before": before, "who": who}
 
@@ -239,7 +240,7 @@ def _of_difference(difference: Difference) -> Hit:
 def _two_homes(case: Case) -> Iterator[Hit]:
     for first, second, both in reconcile.at_two_homes(case.facts):
         one, (home, other) = first.instance, sorted((first.home, second.home))
-        who = f"instance {one.instance} ({one.service} on {one.server}), sequences {in_words(both)}"
+        who = f"instance {one.instance} ({sender(one.server, one.service)}), sequences {in_words(both)}"
         yield {
             "count": len(both),
             "home": home,
