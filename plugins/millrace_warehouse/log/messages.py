@@ -8,7 +8,7 @@ dropped. Neither fetches nor writes, and depends on no Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from millrace.records.framing import BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs
 from millrace_audit.reports.counts import FIRST_EVENT_MS
 from millrace_audit.reports.event import counted_header, has_header
+from millrace_audit.reports.header_columns import HeaderReader
 from millrace_avro.columns import FixedWidth, Slices
 from millrace_avro.json_rows import JsonDecoder
 from millrace_avro.resolution import SCALES
@@ -145,11 +146,13 @@ class Decoder:
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
         """Yield the rows of a cut's range in batches of about 10,000. Fill in `stats`."""
+        headers = HeaderReader(cut.range.topic)
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
             for part in frames.slices(SLICE_ROWS):
-                yield from self._decode_slice(cut.range.partition, part, stats)
+                for decoded in self._decode_slice(cut.range.partition, part, stats):
+                    yield _with_record_headers(decoded, part, headers)
         if self._json is not None:
             stats.unknown_fields.update(self._json.unknown)
             self._json.unknown.clear()
@@ -354,6 +357,19 @@ def _rejected(
         timestamp=int(frames.timestamp[row]) if header is None else header.time,
         keyed=header is not None,
     )
+
+
+def _with_record_headers(decoded: DecodedBatch, frames: Frames, headers: HeaderReader) -> DecodedBatch:
+    """Give each rejected record the time of its record header, which counts before a header in the value."""
+    if not decoded.rejected or not (frames.header_count > 0).any():
+        return decoded
+    found = headers.read(frames)
+    times = dict(zip(frames.offset[found.rows].tolist(), found.time.tolist(), strict=True))
+    rejected = [
+        replace(record, timestamp=times[record.offset], keyed=True) if record.offset in times else record
+        for record in decoded.rejected
+    ]
+    return replace(decoded, rejected=rejected)
 
 
 def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[pa.Array]:

@@ -15,6 +15,7 @@ from millrace.errors import MillraceError
 from millrace.records import Message, batch_crc
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import FIRST_EVENT_MS, SequenceCounts, window_start
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_avro.schema import SchemaError
 from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing
@@ -204,6 +205,34 @@ def test_an_unreachable_registry_stops_the_task_instead_of_rejecting_rows() -> N
     stats = RangeStats.for_cut(cut)
     with pytest.raises(MillraceError, match="does not answer"):
         list(Decoder(PAGE_VIEW, lookup).decode(cut, read_cut(log, cut, stats), stats))
+
+
+def test_a_rejected_message_is_counted_by_the_record_header_before_the_header_in_its_value() -> None:
+    ours = encode_header(topic_tag("PageView"), 7, 0, START + 60_000)
+    foreign = encode_header(topic_tag("Another"), 7, 1, START + 60_000)
+    broken = view(5, time=START - 60_000).value
+    assert broken is not None
+    log = MemoryLog()
+    log.append(
+        [
+            Message(START, None, b"{}", ((HEADER_NAME, ours),)),
+            Message(START, None, b"{}", (("traceparent", b"-"), (HEADER_NAME, ours), (HEADER_NAME, foreign))),
+            Message(START, None, b"{}", ((HEADER_NAME, foreign), (HEADER_NAME, ours))),
+            Message(START, None, b"{}"),
+            Message(START, None, broken[:-1], ((HEADER_NAME, ours),)),
+            Message(START, None, broken[:-1], ((HEADER_NAME, foreign),)),
+        ]
+    )
+    batches, _ = decode(log)
+    rejected = sorted((record for batch in batches for record in batch.rejected), key=lambda r: r.offset)
+    assert [(record.timestamp - START, record.keyed) for record in rejected] == [
+        (60_000, True),
+        (60_000, True),
+        (0, False),
+        (0, False),
+        (60_000, True),
+        (-60_000, True),
+    ]
 
 
 def test_events_without_an_audit_header_have_the_time_of_their_record() -> None:
