@@ -16,11 +16,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from click.testing import CliRunner
 
 from millrace.client.cluster_client import LATEST
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace_commands.topics import topics as topics_command
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CONFLUENT
 from tests.integration.faults.disk import Disk
@@ -221,6 +223,10 @@ def test_a_broker_that_loses_power_at_any_sync_of_its_first_start_starts_the_nex
         disk.begin_anew()
         die_while_it_starts(broker, start, disk, point)
     broker.restart()
+    for partition in range(PARTITIONS):  # an operator says that no other copy exists
+        elect = ["elect", "--unclean", f"there-{partition}", "--replica", "1", "--reason", "a new disk"]
+        done = CliRunner().invoke(topics_command, [*elect, "--bootstrap", broker.bootstrap])
+        assert done.exit_code == 0, done.output
     CONFLUENT.produce(broker.bootstrap, "there", 0, [b"kept"], "none")
     broker.process.kill()
     disk.cut_power()

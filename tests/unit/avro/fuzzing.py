@@ -187,13 +187,14 @@ class Target:
             batches.append((header, memoryview(raw[:HEADER_BYTES] + records)))
         cut = cut_ranges([Range("T", 0, 0, 1 << 40)], 1 << 50)[0]
         stats, decoder = RangeStats.for_cut(cut), Decoder(self.case.table, {1: self.case.writer}.get)
-        rows = rejected = 0
+        rows = tombstones = rejected = 0
         for decoded in decoder.decode(cut, [FetchedBatches(batches)], stats):
             decoded.rows.validate(full=True)
             rows += decoded.rows.num_rows
+            tombstones += 0 if decoded.tombstones is None else decoded.tombstones.num_rows
             rejected += sum(each.records for each in decoded.rejected)
             assert all(each.reason and (each.raw or each.records == 1) for each in decoded.rejected)
-        assert rows + rejected == stats.records == 3 * BATCH
+        assert rows + tombstones + rejected == stats.records == 3 * BATCH
         assert rows >= BATCH, "the batch that is whole lost records"
         counts["batches"] += 2
 
