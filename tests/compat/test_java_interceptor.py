@@ -105,7 +105,9 @@ def test_every_event_is_reported_with_the_content_of_its_value(
 def test_a_killed_broker_does_not_change_what_is_reported(home: Home, tmp_path: Path) -> None:
     topic, outcomes = create(home, "killed-broker"), tmp_path / "outcomes"
     timeouts = {"delivery_timeout_ms": 5000, "request_timeout_ms": 3000, "linger_ms": 0}
-    service = start_service("4.1", topic, EVENTS, "slow", outcomes, bootstrap_servers=address(home), **timeouts)
+    service = start_service(
+        "4.1", topic, EVENTS, "slow", outcomes, bootstrap_servers=address(home), **timeouts
+    )
     assert service.stdout is not None
     assert service.stdout.readline() == "a quarter is sent\n"
     if isinstance(home, KafkaBroker):

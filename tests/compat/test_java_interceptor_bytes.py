@@ -7,12 +7,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import millrace
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import millrace
 from millrace.zookeeper.embedded import find_java
 from tests.compat.java_interceptor import SOURCES, build_jar, class_path
 from tests.support import REPOSITORY, ROUNDS, start_for_the_test_run
@@ -28,9 +28,7 @@ def ask(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     compiler = Path(find_java()).with_name("javac")
     subprocess.run([str(compiler), "-cp", path, "-d", str(classes), str(source)], check=True)
     command = [find_java(), "-Xmx256m", "-cp", f"{classes}:{path}", "io.millrace.audit.Bytes"]
-    with start_for_the_test_run(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as java:
+    with start_for_the_test_run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as java:
         assert java.stdin is not None and java.stdout is not None
         stdin, stdout = java.stdin, java.stdout
 
@@ -68,7 +66,10 @@ def test_ranges_hold_exactly_the_sequences(ask: Ask, small: list[int], sequences
             "PageView 4611686018427387905 7 1431857103000",
             "01266d778d400000000000000100000000000000070000014d61558098",
         ),
-        ("shop.orders.v1 0 4294967296 1760000000000", "014caa53790000000000000000000000010000000000000199c82cc000"),
+        (
+            "shop.orders.v1 0 4294967296 1760000000000",
+            "014caa53790000000000000000000000010000000000000199c82cc000",
+        ),
     ],
 )
 def test_a_record_header_has_the_bytes_of_the_specification(ask: Ask, job: str, value: str) -> None:
