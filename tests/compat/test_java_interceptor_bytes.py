@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def ask(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     subprocess.run([str(compiler), "-cp", path, "-d", str(classes), str(source)], check=True)
     command = [find_java(), "-Xmx256m", "-cp", f"{classes}:{path}", "io.millrace.audit.Bytes"]
     with start_for_the_test_run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as java:
-        assert java.stdin is not None and java.stdout is not None
+        assert java.stdin is not None
+        assert java.stdout is not None
         stdin, stdout = java.stdin, java.stdout
 
         def answer(job: str) -> str:
@@ -56,7 +58,7 @@ def test_ranges_hold_exactly_the_sequences(ask: Ask, small: list[int], sequences
         words = ask("ranges " + " ".join(map(str, chosen))) if chosen else ""
         ranges = [tuple(map(int, word.split("-"))) for word in words.split()]
         assert {n for first, last in ranges for n in range(first, last + 1)} == set(chosen)
-        assert all(first - last > 1 for (_, last), (first, _) in zip(ranges, ranges[1:], strict=False))
+        assert all(first - last > 1 for (_, last), (first, _) in pairwise(ranges))
 
 
 @pytest.mark.parametrize(
