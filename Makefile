@@ -12,7 +12,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit fault-restore
+.PHONY: help demo test test-slow check sim lines mutants up compat jar test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit fault-restore
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 
 compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
 	$(BIN)/python -m pytest tests/compat
+
+jar: ## millrace-audit-VERSION.jar, which audits Java producers, into plugins/java/target (needs Maven)
+	mvn -q -B -ntp -f plugins/java clean package
 
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs

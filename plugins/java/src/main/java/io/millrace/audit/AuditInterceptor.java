@@ -1,0 +1,186 @@
+package io.millrace.audit;
+
+import java.net.InetAddress;
+import java.net.UnknownHostException;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
+import java.util.regex.Pattern;
+import java.util.regex.PatternSyntaxException;
+
+import org.apache.kafka.clients.producer.ProducerInterceptor;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.config.ConfigException;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.Headers;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Numbers the events of a producer and reports their outcomes. The property {@code interceptor.classes} names it. */
+public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
+    private static final Logger LOGGER = LoggerFactory.getLogger(AuditInterceptor.class);
+    private static final long HELLO_WAIT_MS = 15_000;
+    private static final long CLOSE_WAIT_MS = 5_000;
+    private static final long SETTLE_SPARE_MS = 10_000;
+    private static final long EARLIEST_MS = 946_684_800_000L; // 2000-01-01
+    private static final long DAY_MS = 86_400_000;
+
+    private Pattern topics;
+    private boolean isExact;
+    /** Kafka's own serializer of bytes sends the values as they are. */
+    private boolean valuesAreBytes;
+    private long settledAfterMs;
+    private Instance instance;
+    private Reporter reporter;
+
+    @Override
+    public void configure(Map<String, ?> configs) {
+        String service = name(configs, "millrace.service", text(configs, "client.id", "producer"));
+        String server = name(configs, "millrace.server", hostName());
+        topics = pattern(text(configs, "millrace.topics", ".*"));
+        long latenessMs = number(configs, "millrace.lateness.ms", 60_000);
+        settledAfterMs = number(configs, "max.block.ms", 60_000)
+                + number(configs, "delivery.timeout.ms", 120_000) + SETTLE_SPARE_MS;
+        valuesAreBytes = text(configs, "value.serializer", "").endsWith(ByteArraySerializer.class.getName());
+        isExact = acknowledgementsHaveHeaders();
+        reporter = Reporter.join(configs);
+        instance = new Instance(server, service, latenessMs, reporter::send);
+        reporter.add(instance);
+    }
+
+    @Override
+    public ProducerRecord<K, V> onSend(ProducerRecord<K, V> record) {
+        if (!topics.matcher(record.topic()).matches()) return record;
+        AuditedTopic topic = instance.topics.computeIfAbsent(
+                record.topic(), name -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
+        long now = System.currentTimeMillis();
+        long time = record.timestamp() == null ? now : record.timestamp();
+        // A record that was sent before has read-only headers.
+        ProducerRecord<K, V> sent = new ProducerRecord<>(
+                record.topic(), record.partition(), time, record.key(), record.value(), record.headers());
+        sent.headers().remove(AuditHeader.NAME);
+        if (time < EARLIEST_MS || time > now + DAY_MS || !isAnnounced(topic)) {
+            topic.sendUnaudited();
+            return sent;
+        }
+        AuditHeader header = topic.send(instance.number, time);
+        sent.headers().add(header);
+        if (valuesAreBytes) header.hash((byte[]) record.value());
+        return sent;
+    }
+
+    /** Announce a topic before its first event. The reporting thread goes on if that takes too long. */
+    private boolean isAnnounced(AuditedTopic topic) {
+        if (topic.isAnnounced) return true;
+        if (topic.isWanted) return false;
+        try {
+            instance.announce(topic, HELLO_WAIT_MS);
+        } catch (Exception error) {
+            topic.isWanted = true;
+            if (error instanceof InterruptedException) Thread.currentThread().interrupt();
+            reporter.warn("events of " + topic.name + " are sent without an audit header until a record in "
+                    + "the topic audit is acknowledged", error);
+        }
+        return topic.isAnnounced;
+    }
+
+    /** Note an outcome; called by kafka-clients 4.1 and newer. */
+    @Override
+    public void onAcknowledgement(RecordMetadata metadata, Exception error, Headers headers) {
+        Header header = headers == null ? null : headers.lastHeader(AuditHeader.NAME);
+        if (!(header instanceof AuditHeader)) return;
+        AuditHeader own = (AuditHeader) header;
+        own.topic.settle(own, error == null);
+    }
+
+    /** Note the outcome of some event; called by older versions of kafka-clients. */
+    @Override
+    public void onAcknowledgement(RecordMetadata metadata, Exception error) {
+        if (isExact || metadata == null) return;
+        AuditedTopic topic = instance.topics.get(metadata.topic());
+        if (topic != null) topic.settleOne(error == null);
+    }
+
+    /** Send the last report. The client has ended its own thread before: every event has its outcome. */
+    @Override
+    public void close() {
+        if (instance == null) return;
+        boolean wasInterrupted = Thread.interrupted(); // the last report is sent nevertheless
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(CLOSE_WAIT_MS);
+        Exception failure = null;
+        do {
+            try {
+                instance.report(true, Math.max(1, TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime())));
+                failure = null;
+            } catch (InterruptedException error) {
+                failure = error;
+                wasInterrupted = true;
+                break;
+            } catch (Exception error) {
+                failure = error;
+            }
+        } while (failure != null && pause(until));
+        if (failure != null)
+            LOGGER.warn("millrace: the last report of instance {} was not acknowledged. Accept the instance: {}",
+                    instance.number, failure.toString());
+        reporter.leave(instance, CLOSE_WAIT_MS);
+        if (wasInterrupted) Thread.currentThread().interrupt();
+    }
+
+    private static boolean pause(long untilNs) {
+        LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(100));
+        return System.nanoTime() < untilNs;
+    }
+
+    private static boolean acknowledgementsHaveHeaders() {
+        try {
+            ProducerInterceptor.class.getMethod(
+                    "onAcknowledgement", RecordMetadata.class, Exception.class, Headers.class);
+            return true;
+        } catch (NoSuchMethodException older) {
+            return false;
+        }
+    }
+
+    private static String hostName() {
+        try {
+            return InetAddress.getLocalHost().getHostName();
+        } catch (UnknownHostException nameless) {
+            return "unknown";
+        }
+    }
+
+    private static String text(Map<String, ?> configs, String name, String otherwise) {
+        Object value = configs.get(name);
+        return value == null || value.toString().isEmpty() ? otherwise : value.toString();
+    }
+
+    private static String name(Map<String, ?> configs, String name, String otherwise) {
+        String value = text(configs, name, otherwise);
+        if (value.getBytes(StandardCharsets.UTF_8).length > 255)
+            throw new ConfigException(name, value, "must have at most 255 bytes");
+        return value;
+    }
+
+    private static long number(Map<String, ?> configs, String name, long otherwise) {
+        String value = text(configs, name, Long.toString(otherwise));
+        try {
+            long number = Long.parseLong(value.trim());
+            if (number >= 0) return number;
+        } catch (NumberFormatException wrong) {
+            // refused below
+        }
+        throw new ConfigException(name, value, "must be a number of milliseconds, 0 or more");
+    }
+
+    private static Pattern pattern(String expression) {
+        try {
+            return Pattern.compile(expression);
+        } catch (PatternSyntaxException wrong) {
+            throw new ConfigException("millrace.topics", expression, wrong.getMessage());
+        }
+    }
+}

@@ -1,0 +1,178 @@
+package io.millrace.audit;
+
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.zip.CRC32;
+
+/** Sequences and outcomes of one instance's events in one topic. */
+final class AuditedTopic {
+    static final long WINDOW_MS = 600_000;
+    /** Bytes of outcomes that an instance keeps while its reports are not acknowledged. */
+    static final long MAX_KEPT_BYTES = 64 << 20;
+    static final int WINDOW_BYTES = 512;
+    private static final long STRETCH_NS = TimeUnit.SECONDS.toNanos(1);
+
+    /** Acknowledged and failed events of one window. */
+    static final class Window {
+        final Outcomes acknowledged = new Outcomes();
+        final Outcomes failed = new Outcomes();
+
+        boolean isFingerprinted() {
+            return acknowledged.isFingerprinted() && failed.isFingerprinted();
+        }
+
+        long bytes() {
+            return WINDOW_BYTES + (long) Long.BYTES * (acknowledged.count + failed.count);
+        }
+    }
+
+    /** Events sent within a second, of a client whose acknowledgements do not name their event. */
+    private static final class Stretch {
+        final long beganNs = System.nanoTime();
+        final Map<Long, Outcomes> sent = new HashMap<>();
+        boolean hasFailures;
+    }
+
+    final String name;
+    final int tag;
+    volatile boolean isAnnounced;
+    /** The reporting thread must announce the topic. */
+    volatile boolean isWanted;
+    private final boolean isExact;
+    private final long settledAfterNs;
+    /** Bytes kept of all topics of the instance. */
+    private final AtomicLong kept;
+    private long next;
+    /** Events without an outcome by window, if acknowledgements name their event. */
+    private final Map<Long, int[]> outstanding = new HashMap<>();
+    /** Events without an outcome, with or without a number, if acknowledgements do not name their event. */
+    private long unsettled;
+    private final Deque<Stretch> stretches = new ArrayDeque<>();
+    private Map<Long, Window> windows = new HashMap<>();
+
+    AuditedTopic(String name, boolean isExact, long settledAfterMs, AtomicLong kept) {
+        this.name = name;
+        this.isExact = isExact;
+        this.kept = kept;
+        settledAfterNs = TimeUnit.MILLISECONDS.toNanos(settledAfterMs);
+        tag = tagOf(name);
+    }
+
+    static int tagOf(String topic) {
+        CRC32 crc = new CRC32();
+        crc.update(topic.getBytes(StandardCharsets.UTF_8));
+        return (int) crc.getValue();
+    }
+
+    static long window(long time) {
+        return Math.floorDiv(time, WINDOW_MS) * WINDOW_MS;
+    }
+
+    /** Count an event that is sent without a header. */
+    synchronized void sendUnaudited() {
+        unsettled++;
+    }
+
+    /** Number an event. */
+    synchronized AuditHeader send(long instance, long time) {
+        AuditHeader header = new AuditHeader(this, instance, next++, time);
+        if (isExact) {
+            outstanding.computeIfAbsent(header.window, absent -> new int[1])[0]++;
+            return header;
+        }
+        unsettled++;
+        Stretch stretch = stretches.peekLast();
+        if (stretch == null || System.nanoTime() - stretch.beganNs > STRETCH_NS) {
+            stretch = new Stretch();
+            stretches.add(stretch);
+        }
+        header.stretch = stretch.sent.computeIfAbsent(header.window, absent -> new Outcomes());
+        header.stretch.add(header.sequence, 0, false);
+        return header;
+    }
+
+    /** Note the fingerprint of an event that has no outcome yet. */
+    void hashed(AuditHeader header) {
+        if (header.stretch == null) return;
+        synchronized (this) {
+            header.stretch.fingerprint += header.fingerprint;
+            header.stretch.hashed++;
+        }
+    }
+
+    /** Note the outcome of one event. */
+    synchronized void settle(AuditHeader header, boolean isAcknowledged) {
+        // An outcome that does not fit is never reported. It keeps its window open for good.
+        if (!reserve(1)) return;
+        Window window = keep(header.window);
+        (isAcknowledged ? window.acknowledged : window.failed)
+                .add(header.sequence, header.fingerprint, header.hasFingerprint);
+        int[] left = outstanding.get(header.window);
+        if (--left[0] == 0) outstanding.remove(header.window);
+    }
+
+    /** Note the outcome of some event. */
+    synchronized void settleOne(boolean isAcknowledged) {
+        unsettled--;
+        if (!isAcknowledged) for (Stretch stretch : stretches) stretch.hasFailures = true;
+        // Every event has its outcome: so have the events of all stretches.
+        if (unsettled == 0) while (!stretches.isEmpty()) settle(stretches.poll());
+    }
+
+    /** Settle stretches so old that the client has given up on the last of their events. */
+    private void settleByTime() {
+        while (!stretches.isEmpty()
+                && System.nanoTime() - stretches.peek().beganNs > settledAfterNs + STRETCH_NS)
+            settle(stretches.poll());
+    }
+
+    private void settle(Stretch stretch) {
+        stretch.sent.forEach((start, sent) -> {
+            if (!reserve(sent.count)) {
+                outstanding.computeIfAbsent(start, absent -> new int[1])[0] += sent.count;
+                return;
+            }
+            Window window = keep(start);
+            (stretch.hasFailures ? window.failed : window.acknowledged).addAll(sent);
+        });
+    }
+
+    private boolean reserve(int events) {
+        long bytes = (long) Long.BYTES * events;
+        if (kept.get() + bytes > MAX_KEPT_BYTES) return false;
+        kept.addAndGet(bytes);
+        return true;
+    }
+
+    private Window keep(long start) {
+        Window window = windows.get(start);
+        if (window == null) {
+            kept.addAndGet(WINDOW_BYTES);
+            window = new Window();
+            windows.put(start, window);
+        }
+        return window;
+    }
+
+    /** Take the outcomes that no report has. */
+    synchronized Map<Long, Window> take() {
+        settleByTime();
+        Map<Long, Window> taken = windows;
+        windows = new HashMap<>();
+        return taken;
+    }
+
+    /** Return the earliest window with an event without an outcome; the largest long if there is none. */
+    synchronized long firstOpen() {
+        long first = Long.MAX_VALUE;
+        for (long window : outstanding.keySet()) first = Math.min(first, window);
+        for (Stretch stretch : stretches)
+            for (long window : stretch.sent.keySet()) first = Math.min(first, window);
+        return first;
+    }
+}

@@ -1,0 +1,74 @@
+import java.io.PrintWriter;
+import java.time.Duration;
+import java.util.Properties;
+import java.util.concurrent.atomic.AtomicIntegerArray;
+import java.util.concurrent.locks.LockSupport;
+
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+
+/**
+ * A service that knows nothing of the audit: JSON with StringSerializer, and what its callbacks were told.
+ *
+ * TOPIC EVENTS CASE OUTCOMES name=value ...; OUTCOMES gets a line for each event: a acknowledged, f failed, - neither.
+ */
+public class InterceptedProducer {
+    private static final String TOO_LARGE = " ".repeat(2_000_000);
+    private static String topic, how;
+    private static int events;
+    private static AtomicIntegerArray outcomes;
+
+    public static void main(String[] args) throws Exception {
+        topic = args[0];
+        events = Integer.parseInt(args[1]);
+        how = args[2];
+        int producers = how.equals("two") ? 2 : 1;
+        Properties properties = new Properties();
+        properties.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
+        properties.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
+        for (int n = 4; n < args.length; n++) {
+            String[] pair = args[n].split("=", 2);
+            properties.put(pair[0], pair[1]);
+        }
+        outcomes = new AtomicIntegerArray(producers * events);
+        Thread[] threads = new Thread[producers];
+        for (int n = 0; n < producers; n++) {
+            int first = n * events;
+            threads[n] = new Thread(() -> send(properties, first));
+            threads[n].start();
+        }
+        for (Thread thread : threads) thread.join();
+        long speakers = Thread.getAllStackTraces().keySet().stream()
+                .filter(thread -> thread.getName().equals("millrace-audit")).count();
+        try (PrintWriter out = new PrintWriter(args[3])) {
+            for (int n = 0; n < outcomes.length(); n++) out.println("-af".charAt(outcomes.get(n)));
+        }
+        System.out.println("reporting threads left: " + speakers);
+    }
+
+    private static void send(Properties properties, int first) {
+        KafkaProducer<String, String> producer = new KafkaProducer<>(properties);
+        boolean isTransactional = how.equals("transactions");
+        if (isTransactional) producer.initTransactions();
+        for (int n = 0; n < events; n++) {
+            if (isTransactional && n % 500 == 0) producer.beginTransaction();
+            int id = first + n;
+            String value = "{\"n\": " + id + "}" + (how.equals("large") && n % 100 == 7 ? TOO_LARGE : "");
+            producer.send(new ProducerRecord<>(topic, "k" + n % 1009, value), (metadata, error) ->
+                    outcomes.set(id, error == null ? 1 : 2));
+            if (isTransactional && n % 500 == 499) {
+                if (n / 500 % 3 == 2) producer.abortTransaction();
+                else producer.commitTransaction();
+            }
+            if (how.equals("slow") && n % 10 == 0) LockSupport.parkNanos(5_000_000);
+            if (n == events / 4) System.out.println("a quarter is sent");
+        }
+        if (how.equals("wait")) {
+            producer.flush();
+            System.out.println("flushed");
+            LockSupport.park();
+        }
+        if (how.equals("close(0)")) producer.close(Duration.ZERO);
+        else producer.close();
+    }
+}

@@ -1,0 +1,88 @@
+"""Bytes of the Java interceptor beside Python's: fingerprints, record headers and ranges."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millrace
+from millrace.zookeeper.embedded import find_java
+from tests.compat.java_interceptor import SOURCES, build_jar, class_path
+from tests.support import REPOSITORY, ROUNDS, start_for_the_test_run
+
+SEQUENCES = st.sets(st.integers(0, 300) | st.integers(0, 2**63 - 1), max_size=200)
+Ask = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def ask(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    classes, path = tmp_path_factory.mktemp("classes"), class_path("4.1")
+    source = SOURCES / "io" / "millrace" / "audit" / "Bytes.java"
+    compiler = Path(find_java()).with_name("javac")
+    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), str(source)], check=True)
+    command = [find_java(), "-Xmx256m", "-cp", f"{classes}:{path}", "io.millrace.audit.Bytes"]
+    with start_for_the_test_run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as java:
+        assert java.stdin is not None
+        assert java.stdout is not None
+        stdin, stdout = java.stdin, java.stdout
+
+        def answer(job: str) -> str:
+            stdin.write(job + "\n")
+            stdin.flush()
+            line = stdout.readline()
+            assert line, f"no answer to {job}"
+            return str(line).rstrip("\n")
+
+        yield answer
+        java.kill()
+
+
+@settings(max_examples=20 * ROUNDS)
+@given(st.binary(max_size=200))
+def test_a_fingerprint_is_xxh64(ask: Ask, value: bytes) -> None:
+    assert int(ask(f"xxh64 {value.hex()}")) % 2**64 == xxhash.xxh64_intdigest(value)
+
+
+@settings(max_examples=20 * ROUNDS)
+@given(st.permutations(range(40)), SEQUENCES)
+def test_ranges_hold_exactly_the_sequences(ask: Ask, small: list[int], sequences: set[int]) -> None:
+    for chosen in (small[:20], sorted(sequences, key=hash)):
+        words = ask("ranges " + " ".join(map(str, chosen))) if chosen else ""
+        ranges = [tuple(map(int, word.split("-"))) for word in words.split()]
+        assert {n for first, last in ranges for n in range(first, last + 1)} == set(chosen)
+        assert all(first - last > 1 for (_, last), (first, _) in pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    ("job", "value"),
+    [
+        (
+            "PageView 4611686018427387905 7 1431857103000",
+            "01266d778d400000000000000100000000000000070000014d61558098",
+        ),
+        (
+            "shop.orders.v1 0 4294967296 1760000000000",
+            "014caa53790000000000000000000000010000000000000199c82cc000",
+        ),
+    ],
+)
+def test_a_record_header_has_the_bytes_of_the_specification(ask: Ask, job: str, value: str) -> None:
+    assert ask(f"header {job}") == value
+
+
+def test_the_jar_is_reproducible_and_has_the_version_of_millrace(needs_maven: None) -> None:
+    jar = build_jar()
+    first = jar.read_bytes()
+    jar.unlink()
+    assert build_jar().read_bytes() == first
+    assert jar.name == f"millrace-audit-{millrace.__version__}.jar"
+    pom = (REPOSITORY / "plugins" / "java" / "pom.xml").read_text()
+    assert re.search(r"<version>(.*?)</version>", pom)[1] == millrace.__version__  # type: ignore[index]
