@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import TracebackType
 
 import confluent_kafka
@@ -201,12 +202,16 @@ class Reader:
         self._ledger.tell(partition, offset, value, "reader")
 
     def wait_for(self, partition: int, found: Found, timeout_s: float = WAIT_S) -> None:
-        """Wait until it has seen all of this; AssertionError when it sees something else instead."""
+        """Wait until it has seen all of this; AssertionError when it sees something else instead.
+
+        Messages that became visible after `found` was read may come behind.
+        """
         deadline = time.monotonic() + timeout_s
         while len(self.seen[partition]) < len(found) and time.monotonic() < deadline and not self.problems:
             time.sleep(0.02)
         assert not self.problems, self.problems[0]
-        assert self.seen[partition] == found, f"the reader's partition {partition} is not what is there"
+        seen = dict(islice(self.seen[partition].items(), len(found)))
+        assert seen == found, f"the reader's partition {partition} is not what is there"
 
 
 class GroupMember:
