@@ -1,16 +1,22 @@
 """Facts about one ten-minute window of a topic: all inputs of its verdict, as plain values.
 
-`topic_facts` reads the facts from the database, `reconcile` compares sources tier by tier, `rules` judges. A
-fact is something that was reported or observed, or that is known to be lost. It contains no conclusion.
+`judging/topic_facts.py` reads the facts from the database, `reconcile.py` compares sources tier by tier,
+`rules.py` judges. A fact is something that was reported or observed, a number computed from that, or
+something that is known to be lost. Its comparison with a limit is the rule's.
 
 To add a fact, add a field to `WindowFacts` and read it in one of two places:
 
 - `TopicFacts.of_window`, for every window, with or without events. The value is part of the digest, and a
-  changed digest has the window judged again. So a value that always changes, as a watermark does, is no fact.
-- `judging`, with the evidence, for a fact that takes a query for each window. It is read only when the window
-  is judged, after new evidence or with another digest, and never for windows without events.
+  changed digest has the window judged again. So a value that changes with time alone, as a watermark does,
+  is no fact; the count of a past day is one.
+- `_TopicJudge._with_evidence` in `judging/judge.py`, for a fact that takes a query for each window. It is
+  read only when the window is judged, after new evidence or with another digest, and never for windows
+  without events.
 
-A final window is judged again only after new evidence, or when it is marked as changed, as by `_doubt_table`.
+Windows are judged in any order, usually the newest first. So a fact never comes from another window's
+verdict (`verdict`, `is_final`, `judged`), only from its evidence. A final window is judged again only after
+new evidence of its own, or when it is marked as changed, as by `_doubt_table`: whatever else changes its
+facts must mark it.
 
     origin         cluster that producers send to; an event's home is the origin where it was acknowledged
     tier           place that holds events: a home, `offline`, `warehouse`, or the published `table`

@@ -3,12 +3,17 @@
 A rule finds *hits* in the facts of a window. The verdict is that of the worst hit, and `complete` without
 hits. No rule depends on another rule. To add a rule:
 
-1. Write a condition and a row. Reasons are listed in the order of the rows.
-2. If no fact decides the rule, add one first: `facts` says what a fact must be, and where it is read.
-3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there.
+1. Write a condition and a row. Reasons are listed in the order of the rows; a note may be anywhere among
+   the notes.
+2. If no fact decides the rule, add one first: the head of `facts.py` says what a fact must be, and where it
+   is read.
+3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there. Test how a new fact is read
+   with a `Story` of `tests/unit/audit/story.py`, also with all records applied at once.
 4. Print the table into docs/audit.md: `python -m tests.unit.audit.printed_rules`.
 
-A rule about an hour has a hit in each window of the hour. The hour may not be over when a window is judged.
+A note can fire on an open window, so a note about too few events must ask whether the homes have read it. A
+rule about an hour has a hit in each window of the hour, and a window can be judged before its hour is over:
+whatever completes the fact must then mark the hour's windows as changed.
 """
 
 from __future__ import annotations
