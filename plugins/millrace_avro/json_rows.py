@@ -122,24 +122,39 @@ class JsonDecoder:
         yield part
 
     def _decode_part(self, values: Sequence[bytes], rows: Sequence[int], faults: Faults) -> list[pa.Array]:
+        """Return the columns of the rows without a fault.
+
+        Rows are decoded one by one only if a message is broken, and become columns one by one, which takes
+        longer, only if a column cannot hold a value.
+        """
         try:
             return self._arrays(list(map(self._decode, map(values.__getitem__, rows))))
         except _BROKEN:
-            return self._arrays(self._good_rows(values, rows, faults))
+            decoded = dict(self._decoded(values, rows, faults))
+        try:
+            return self._arrays([*decoded.values()])
+        except _BROKEN:
+            return self._arrays([each for row, each in decoded.items() if self._fits(each, row, faults)])
+
+    def _decoded(
+        self, values: Sequence[bytes], rows: Sequence[int], faults: Faults
+    ) -> Iterator[tuple[int, Any]]:
+        for row in rows:
+            try:
+                yield row, self._decode(values[row])
+            except _BROKEN as error:
+                faults.mark(np.array([row]), _reason(error))
+
+    def _fits(self, decoded: Any, row: int, faults: Faults) -> bool:
+        try:
+            self._arrays([decoded])
+        except _BROKEN as error:
+            faults.mark(np.array([row]), _reason(error))
+            return False
+        return True
 
     def _arrays(self, rows: Values) -> list[pa.Array]:
         return [column(rows) for column in self._columns]
-
-    def _good_rows(self, values: Sequence[bytes], rows: Sequence[int], faults: Faults) -> list[Any]:
-        good = []
-        for row in rows:
-            try:
-                decoded = self._decode(values[row])
-                self._arrays([decoded])
-                good.append(decoded)
-            except _BROKEN as error:
-                faults.mark(np.array([row]), _reason(error))
-        return good
 
     def _note_unknown(self, value: bytes) -> None:
         try:
