@@ -1,6 +1,7 @@
 """The auditor's console and a warehouse's manifests as pages of Airflow, for users who may see plugins.
 
-    GET /millrace/CONNECTION/console, console/{console.css,console.js,icon.svg}, v1/{topics,bad,strangers}
+    GET /millrace/CONNECTION/console, console/{console.css,console.js,icon.svg}
+    GET /millrace/CONNECTION/v1/{topics,bad,rejected-records}
     GET /millrace/CONNECTION/manifest?path=TOPIC/loads/0000000001.json
 
 This is no open proxy: only connections of type `millrace` name sources of pages, and PAGES lists the pages.

@@ -157,8 +157,8 @@ class World:
         try:
             wait_until(f"{topic} is {verdict}", asked)
         except AssertionError as error:
-            strangers = httpx.get(f"{self.url}/v1/rejected-records").text
-            raise AssertionError(f"{error}: {found[-1]}, strangers {strangers}") from None
+            rejected = httpx.get(f"{self.url}/v1/rejected-records").text
+            raise AssertionError(f"{error}: {found[-1]}, rejected records {rejected}") from None
         return found[-1]
 
     def await_tier(self, topic: str, tier: str, count: int, windows: int = 1) -> None:
@@ -372,7 +372,7 @@ def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> N
         counted = [row["count"] for row in listed if row["kind"] == "LoadCount"]
         return bool(sum(counted) >= 3)
 
-    wait_until("the claims are strangers'", are_listed)
+    wait_until("the claims are rejected", are_listed)
     assert world.await_verdict("claimed", "pending").windows[0].tiers["warehouse"] == 0
     world.load("claimed")
     assert world.await_verdict("claimed", "complete").windows[0].tiers["warehouse"] == 10

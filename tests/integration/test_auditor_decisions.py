@@ -80,7 +80,8 @@ def test_a_new_database_knows_an_acceptance_and_who_only_may_produce_can_forge_n
     assert auditor.accepted() == {1: "its rack is gone", 2: None}, "at once"
     (entry,) = auditor.get(f"topics/{TOPIC}/history?from=2026-01-01&to=2026-01-02")
     wait_until(
-        "the forged ones are rejected", lambda: any(row["count"] == 2 for row in auditor.get("strangers"))
+        "the forged ones are rejected",
+        lambda: any(row["count"] == 2 for row in auditor.get("rejected-records")),
     )
 
     assert auditor.process.stop() == 0

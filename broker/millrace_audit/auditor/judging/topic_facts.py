@@ -324,11 +324,9 @@ class TopicFacts:
             is_open = self._watermark(origin) < closes_at
             return None, LegState.OPEN if is_open else LegState.NOT_COUNTED
         counted_since = self._progress.counted_since(origin, self.topic)
-        checkpoint = (
-            None
-            if counted_since is None
-            else checkpoints.first(closes_at, reported, max(counted, counted_since))
-        )
+        if counted_since is None:
+            return None, LegState.TOPIC_NOT_COUNTED
+        checkpoint = checkpoints.first(closes_at, reported, max(counted, counted_since))
         return checkpoint, LegState.TOPIC_NOT_COUNTED if checkpoint is None else LegState.READ
 
     def _follow_copy(self, way: _Way, origin: str, ends: Ends, copied: int, *, is_blocked: bool) -> None:

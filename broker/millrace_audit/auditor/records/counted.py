@@ -41,12 +41,8 @@ class Counted:
     def __init__(
         self, session: Session, place: Place, changes: Changes, rejected_records: RejectedRecords
     ) -> None:
-        self._session, self._place, self._changes, self._rejected_records = (
-            session,
-            place,
-            changes,
-            rejected_records,
-        )
+        self._session, self._place, self._changes = session, place, changes
+        self._rejected_records = rejected_records
         self._producers = Producers(session)
         self._warehouse = Warehouse(session, place, changes, rejected_records, self._producers)
         self._decisions = Decisions(session, changes, self._warehouse.loads)
@@ -69,7 +65,7 @@ class Counted:
         self._tier.changed_topics = sorted(self._changed_topics)
 
     def _read_coverage(self, entries: Sequence[Entry]) -> None:
-        """Read the coverage of all topics that the records can change or mark."""
+        """Read the coverage of all topics that the records change or that await a checkpoint."""
         assert self._tier is not None
         named: list[Count | ReaderPosition] = []
         is_of_all = False
@@ -225,12 +221,12 @@ class Counted:
         if tier.kept == NOTHING or abs(heartbeat.time - tier.kept) >= progress.APART_MS:
             new = {"serial": serial, "time": heartbeat.time, "reported_through": heartbeat.reported_through}
             self._session.execute(insert(store.CheckpointRow), [{"tier": tier.tier, **new}])
-            self._mark(serial)
+            self._keep_ends(serial)
             if tier.kept != NOTHING and progress.bucket(heartbeat.time) != progress.bucket(tier.kept):
                 progress.thin(self._session, tier.tier, tier.kept, heartbeat.time)
             tier.kept = heartbeat.time
 
-    def _mark(self, serial: int) -> None:
+    def _keep_ends(self, serial: int) -> None:
         """Store the positions of the topics that have new counts since the checkpoint before."""
         ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._changed_topics}
         for row in self._coverage.values():

@@ -213,14 +213,7 @@ class Progress:
         for tier, rows in groupby(session.execute(_CHECKPOINTS), key=itemgetter(0)):
             self.checkpoints[tier] = Checkpoints(Checkpoint(*row[1:]) for row in rows)
         self.applied_times = {
-            tier: next(
-                (
-                    checkpoint.time
-                    for checkpoint in reversed(checkpoints)
-                    if self.has_applied(tier, checkpoint)
-                ),
-                NOTHING,
-            )
+            tier: next((each.time for each in reversed(checkpoints) if self.has_applied(tier, each)), NOTHING)
             for tier, checkpoints in self.checkpoints.items()
         }
         """Tier -> time of its newest checkpoint with all earlier reports of its producers applied."""
@@ -246,9 +239,8 @@ class Progress:
 
     def has_applied(self, tier: str, checkpoint: Checkpoint) -> bool:
         """True if all reports that producers had sent before a checkpoint are applied."""
-        later = self.checkpoints[tier].first(
-            serial=checkpoint.serial
-        )  # its position was read after the counting
+        # The next checkpoint's position in the audit topic was read after the counting.
+        later = self.checkpoints[tier].first(serial=checkpoint.serial)
         applied = self._applied_through.get(tier, 0)
         if later is None or (later.reported_through or 0) > applied:
             return False
@@ -309,11 +301,9 @@ class Progress:
                 for o, ends in needed.items()
             ):
                 checkpoint = checkpoints.first(serial=max(serials[index], first.serial) - 1)
-                return (
-                    None
-                    if checkpoint is None
-                    else (checkpoint, self._there(OFFLINE, topic, ends_by_serial[index]))
-                )
+                if checkpoint is None:
+                    return None
+                return checkpoint, self._there(OFFLINE, topic, ends_by_serial[index])
         return None
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:

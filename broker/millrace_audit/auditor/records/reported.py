@@ -53,12 +53,8 @@ class Reported:
     def __init__(
         self, session: Session, place: Place, changes: Changes, rejected_records: RejectedRecords
     ) -> None:
-        self._session, self._place, self._changes, self._rejected_records = (
-            session,
-            place,
-            changes,
-            rejected_records,
-        )
+        self._session, self._place, self._changes = session, place, changes
+        self._rejected_records = rejected_records
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of the announced topics
         self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)

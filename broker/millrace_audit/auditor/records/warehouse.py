@@ -42,12 +42,8 @@ class Warehouse:
         rejected_records: RejectedRecords,
         producers: Producers,
     ) -> None:
-        self._session, self._place, self._changes, self._rejected_records = (
-            session,
-            place,
-            changes,
-            rejected_records,
-        )
+        self._session, self._place, self._changes = session, place, changes
+        self._rejected_records = rejected_records
         self._producers, self.loads = producers, LoadCounts(session, changes, producers)
 
     def take(self, entry: Entry) -> None:
