@@ -15,7 +15,9 @@ from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, without_nulls
 
 TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
-"""Event time that decides the row's hour; null when no correct clock can have shown it."""
+"""Event time that decides the row's hour; null when no correct clock can have shown it.
+
+The time of a record header counts before any other."""
 TOPIC_PARTITION = pa.field("_topic_partition", pa.int32())
 OFFSET = pa.field("_offset", pa.int64())
 LOG_FIELDS = [
@@ -26,9 +28,13 @@ LOG_FIELDS = [
     pa.field("_schema_id", pa.int32()),
 ]
 """Place of a row in the log. `_timestamp` is the record's time, or null when no calendar has that time."""
+INSTANCE = pa.field("_instance", pa.int64())
+SEQUENCE = pa.field("_sequence", pa.int64())
+SENDER_FIELDS = [INSTANCE, SEQUENCE]
+"""Instance and number of the sender from the message's record header; null without such a header."""
 LOAD = pa.field("_load", pa.int64())
 """Number of the load that wrote the row: rows counted by load can be compared with the loads."""
-OWN_FIELDS = [TIME, *LOG_FIELDS, LOAD]
+OWN_FIELDS = [TIME, *LOG_FIELDS, *SENDER_FIELDS, LOAD]
 """Millrace's columns of a table. They follow the columns of the schema."""
 _ICEBERG_NAMES = {
     "_file",

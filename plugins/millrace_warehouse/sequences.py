@@ -1,5 +1,7 @@
 """Counts the sequence numbers in rows by producer, from the audit header's columns, for all rows at once.
 
+The audit header is the record header's columns where a row has them, else the value's `header`.
+
 Works on batches in memory, and on Parquet files. Of a file it reads only the header's columns and the
 record's time, by which rows without a header are counted.
 """
@@ -20,10 +22,13 @@ import pyarrow.parquet as pq
 from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.event import EventHeader
+from millrace_warehouse.columns import INSTANCE, SEQUENCE, TIME
 
 HEADER, TIMESTAMP = "header", "_timestamp"
-HEADER_COLUMNS = [f"{HEADER}.{name}" for name in EventHeader._fields]
-"""Columns of a Parquet file that are the audit header's fields."""
+RECORD_HEADER = (TIME.name, INSTANCE.name, SEQUENCE.name)
+"""Columns with the content of a record header, in rows that have one."""
+HEADER_COLUMNS = [*(f"{HEADER}.{name}" for name in EventHeader._fields), *RECORD_HEADER]
+"""Columns of a Parquet file that are the audit header's fields, as far as the file has them."""
 _FEW = 8
 """Average length of runs of consecutive numbers below which rows are sorted before counting."""
 
@@ -32,8 +37,8 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
     """Count the rows of a batch by producer, window and sequence number. Add them to `counts` or to a new
     account.
 
-    An audit header is a struct column `header` with the fields of an EventHeader. Rows without a header, or
-    with a null in one of its fields, are not counted.
+    An audit header in the value is a struct column `header` with the fields of an EventHeader. Rows without a
+    header, or with a null in one of its fields, are not counted.
     """
     counts = SequenceCounts() if counts is None else counts
     columns_of_header = _header_columns(batch)
@@ -96,7 +101,8 @@ class FileRows:
         """
         with content, pq.ParquetFile(content) as file:
             names = {*file.schema_arrow.names}
-            columns = [*(HEADER_COLUMNS if HEADER in names else ()), *({TIMESTAMP} & names)]
+            own = {TIMESTAMP, *RECORD_HEADER} & names
+            columns = [*(HEADER_COLUMNS if HEADER in names else ()), *own]
             for batch in file.iter_batches(columns=columns) if columns else ():
                 count_sequences(batch, self.counts)
                 count_unkeyed(batch, self.unkeyed)
@@ -135,16 +141,40 @@ def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """Return the header's five columns of all rows, or None for a table without audit headers."""
+    """Return the header's five columns of all rows, or None for rows without audit headers.
+
+    The record header counts before a header in the value. It names no server and no service.
+    """
+    of_value = _value_header_fields(batch)
+    if any(batch.schema.get_field_index(name) < 0 for name in RECORD_HEADER):
+        return of_value
+    time, instance, sequence = (_one_array(batch.column(name)) for name in RECORD_HEADER)
+    if instance.null_count == len(instance):
+        return of_value
+    no_name = pa.repeat("", len(instance))
+    of_record = [time, no_name, no_name, instance, sequence]
+    if of_value is None or not instance.null_count:
+        return of_record
+    has_record_header = instance.is_valid()
+    return [
+        pc.if_else(has_record_header, ours, other.cast(ours.type))
+        for ours, other in zip(of_record, of_value, strict=True)
+    ]
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _value_header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
+    """Return the five columns of the header in the value, or None for a table without such headers."""
     index = batch.schema.get_field_index(HEADER)
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
         return None
     if any(type_.get_field_index(name) < 0 for name in EventHeader._fields):
         return None
-    header = batch.column(index)
-    if isinstance(header, pa.ChunkedArray):
-        header = header.combine_chunks()
+    header = _one_array(batch.column(index))
     columns = dict(zip(type_.names, header.flatten(), strict=True))
     return [columns[name] for name in EventHeader._fields]
 

@@ -315,7 +315,7 @@ def send_orders(world: World, topic: str, *, instead: bytes | None) -> AuditedPr
     return producer
 
 
-def test_json_with_record_headers_is_proven_in_both_clusters(world: World) -> None:
+def test_json_with_record_headers_is_proven_from_the_producer_to_the_table(world: World) -> None:
     send_orders(world, "json", instead=b'{"order": 7}')
     world.await_tier("json", "offline", 50)
 
@@ -328,6 +328,19 @@ def test_json_with_record_headers_is_proven_in_both_clusters(world: World) -> No
     assert (window.acknowledged, window.findings) == (50, [])
     assert window.tiers == {"dc1": 50, "offline": 50, "warehouse": 0}
     assert not window.foreign
+
+    schema = {"type": "record", "name": "Numbered", "fields": [{"name": "order", "type": "long"}]}
+    with SchemaRegistryClient(world.registry) as registry:
+        registry.register("json", schema)
+    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
+    result = load_here(*place, "json", subject="json", messages=MessageFormat("json"))
+    assert (result.rows, result.rejected) == (50, 0)
+    world.await_verdict("json", "complete")
+    assert published(world, "json")["hours"]
+    world.await_tier("json", "table", 50)
+    window = world.ask("json").windows[0]
+    assert (window.verdict, window.foreign) == ("complete", {})
+    assert window.tiers == {"dc1": 50, "offline": 50, "warehouse": 50, "table": 50}
 
 
 @pytest.mark.parametrize(

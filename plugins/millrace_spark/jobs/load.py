@@ -27,7 +27,13 @@ from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import Topic, read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
-from millrace_warehouse.history.schemas import check_same_format, pin_first, pin_plain, pinned
+from millrace_warehouse.history.schemas import (
+    check_same_format,
+    pin_first,
+    pin_plain,
+    pinned,
+    with_own_columns,
+)
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, RejectedLimits
@@ -201,6 +207,7 @@ def _pin(
                 latest = _newest_registered(client, registry, subjects, name)
             table_schema = pin_first(topic, latest.schema_id, latest.schema, messages)
     check_same_format(table_schema, told)
+    table_schema = with_own_columns(topic, table_schema, registry.find_schema)
     return Pinned.from_schema(table_schema, connect, registry.find_schema)
 
 

@@ -27,7 +27,14 @@ from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
 from millrace_warehouse.publish.table import find_table, publication_of
-from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequences, count_unkeyed
+from millrace_warehouse.sequences import (
+    HEADER,
+    RECORD_HEADER,
+    TIMESTAMP,
+    FileRows,
+    count_sequences,
+    count_unkeyed,
+)
 
 WRITTEN_EVERY = 100
 """Number of reported hours after which the reported state is stored. A reader that was killed repeats at most
@@ -126,7 +133,8 @@ class PublishedTable:
 
     def _read(self, table: Table, hour: str, tasks: list[FileScanTask]) -> FileRows:
         found = FileRows()
-        columns = [name for name in (HEADER, TIMESTAMP) if name in table.schema().column_names]
+        wanted = HEADER, TIMESTAMP, *RECORD_HEADER
+        columns = [name for name in wanted if name in table.schema().column_names]
         try:
             scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue())
             for batch in scan.to_record_batches(tasks) if columns else ():

@@ -25,7 +25,7 @@ from millrace.errors import MillraceError
 from millrace_avro.schema import Array, Enum, Fixed, Map, Node, Record, SchemaError, Union
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.subjects import Subjects
-from millrace_warehouse.columns import check_pinned, check_table_schema
+from millrace_warehouse.columns import OWN_FIELDS, check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
 from millrace_warehouse.log.formats import AVRO, AVRO_MESSAGES, PLAIN_SCHEMAS, MessageFormat, check_format
@@ -35,6 +35,7 @@ from millrace_warehouse.option_values import user_at_machine
 NO_SCHEMA = 0
 """Schema id of a format without a schema in a registry."""
 FIRST_REASON = "the newest registered one when the first load began"
+OWN_COLUMNS_REASON = "columns that Millrace has added since the schema before it"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
 
 
@@ -230,13 +231,16 @@ def _create(
 def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
     """Return the registry's Avro schema of a table schema. Raise MillraceError when their columns differ.
 
-    Another registry may have another schema under the same id, and its rows would not fit the table.
+    Another registry may have another schema under the same id, and its rows would not fit the table. A schema
+    of an earlier version may lack columns of Millrace.
     """
     if table_schema.message_format in PLAIN_SCHEMAS:
         return PLAIN_SCHEMAS[table_schema.message_format]
     schema = _look_up_schema(lookup, table_schema.schema_id)
     table = check_pinned(table_schema.topic, table_schema.schema_id, schema)
     columns = iceberg_types.evolved(table_schema.schema, table_schema.last_column_id, table)
+    lacking = _lacking_own(table_schema)
+    columns = Schema(*(field for field in columns.fields if field.name not in lacking))
     if not table_schema.arrow_schema.equals(iceberg_types.arrow_schema(columns), check_metadata=True):
         raise MillraceError(
             f"the registry's schema {table_schema.schema_id} does not have the columns of"
@@ -244,6 +248,25 @@ def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
             f" loads of {table_schema.topic} used"
         )
     return schema
+
+
+def _lacking_own(table_schema: TableSchema) -> set[str]:
+    """Return the names of Millrace's columns that a schema of an earlier version lacks."""
+    return {field.name for field in OWN_FIELDS} - {field.name for field in table_schema.schema.fields}
+
+
+def with_own_columns(topic: layout.Topic, table_schema: TableSchema, lookup: Lookup) -> TableSchema:
+    """Return the newest schema if it has all of Millrace's columns; else record and return the next one.
+
+    A load writes all these columns, and a schema of an earlier version may lack some.
+    """
+    while _lacking_own(table_schema):
+        schema_id, before = table_schema.schema_id, table_schema
+        table = check_pinned(topic.name, schema_id, avro_schema(before, lookup))
+        columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
+        created = _create(topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages)
+        table_schema = created or read_schema(topic, before.number + 1)
+    return table_schema
 
 
 def promote_registered(

@@ -19,14 +19,14 @@ from millrace.records.framing import BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs
 from millrace_audit.reports.counts import FIRST_EVENT_MS
 from millrace_audit.reports.event import counted_header, has_header
-from millrace_audit.reports.header_columns import HeaderReader
+from millrace_audit.reports.header_columns import HeaderColumns, HeaderReader
 from millrace_avro.columns import FixedWidth, Slices
 from millrace_avro.json_rows import JsonDecoder
 from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
-from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
+from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS, SENDER_FIELDS, TIME, check_table_schema
 from millrace_warehouse.log.formats import AVRO_MESSAGES, JSON, PLAIN_SCHEMAS, MessageFormat, plain_columns
 from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.ranges import Cut, RangeStats
@@ -129,15 +129,16 @@ class Decoder:
         self._messages = messages
         self._json = JsonDecoder(self.table) if messages.name == JSON else None
         self._fields = arrow_fields(self.table)
-        own = LOG_FIELDS if filing is None else [TIME, *LOG_FIELDS, LOAD]
+        own = LOG_FIELDS if filing is None else OWN_FIELDS
         self.arrow_schema = pa.schema([*self._fields, *own])
-        """The table schema's fields, then LOG_FIELDS. A load also has `_time` before LOG_FIELDS and `_load`
-        after them.
+        """The table schema's fields, then LOG_FIELDS. A load has all of OWN_FIELDS.
 
         All columns are nullable. A file's schema also has field ids, and a separate type for UUIDs.
         """
         self._filing = filing
         self._lookup = lookup
+        self._headers = HeaderReader("")
+        """Reader of the record headers of the topic that is decoded."""
         self._decoders: dict[int, BodyDecoder | _Undecodable] = {}
         self._with_header: set[int] = set()
         """Ids of schemas whose messages begin with an audit header."""
@@ -146,13 +147,13 @@ class Decoder:
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
     ) -> Iterator[DecodedBatch]:
         """Yield the rows of a cut's range in batches of about 10,000. Fill in `stats`."""
-        headers = HeaderReader(cut.range.topic)
+        self._headers = HeaderReader(cut.range.topic)
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
             for part in frames.slices(SLICE_ROWS):
                 for decoded in self._decode_slice(cut.range.partition, part, stats):
-                    yield _with_record_headers(decoded, part, headers)
+                    yield _with_record_headers(decoded, part, self._headers)
         if self._json is not None:
             stats.unknown_fields.update(self._json.unknown)
             self._json.unknown.clear()
@@ -256,11 +257,14 @@ class Decoder:
         """Return the rows of some messages. Our own columns follow the columns of the schema."""
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns, self._messages)
-        _note_times(times, stats)
         if self._filing is not None:
+            headers = self._headers.read(frames)
+            times = _with_header_times(times, headers)
             loads = np.full(len(frames), self._filing.load, np.int64)
             load = FixedWidth(pa.int64(), loads, None).array(len(frames), Faults(0))
-            log_columns = [filed_times(times, self._filing.file_by_ms), *log_columns, load]
+            filed = filed_times(times, self._filing.file_by_ms)
+            log_columns = [filed, *log_columns, *_sender_columns(len(frames), headers), load]
+        _note_times(times, stats)
         return pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
 
     def _decoder(self, schema_id: int) -> BodyDecoder | _Undecodable:
@@ -370,6 +374,24 @@ def _with_record_headers(decoded: DecodedBatch, frames: Frames, headers: HeaderR
         for record in decoded.rejected
     ]
     return replace(decoded, rejected=rejected)
+
+
+def _sender_columns(rows: int, headers: HeaderColumns) -> list[pa.Array]:
+    """Return the columns of SENDER_FIELDS, null in rows without a record header."""
+    if not len(headers.rows):
+        return [pa.nulls(rows, field.type) for field in SENDER_FIELDS]
+    columns = headers.instance, headers.sequence
+    return [FixedWidth(pa.int64(), column, headers.rows).array(rows, Faults(0)) for column in columns]
+
+
+def _with_header_times(times: pa.Array, headers: HeaderColumns) -> pa.Array:
+    """Return the event times, in microseconds, with the time of each record header in its row."""
+    if not len(headers.rows):
+        return times
+    scale = SCALES["timestamp-millis"]
+    micros = np.clip(headers.time, scale.smallest, scale.largest) * scale.factor
+    of_headers = FixedWidth(TIME.type, micros, headers.rows).array(len(times), Faults(0))
+    return pc.coalesce(of_headers, times.view(TIME.type))
 
 
 def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[pa.Array]:

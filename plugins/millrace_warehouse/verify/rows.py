@@ -22,7 +22,7 @@ from pyiceberg.io.pyarrow import pyarrow_to_schema
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.columns import LOAD, TIME
+from millrace_warehouse.columns import INSTANCE, LOAD, SEQUENCE, TIME
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import condition_of, read_done, recorded, taking_bytes
 from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
@@ -40,7 +40,8 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 Found = dict[tuple[int, int], list[Offsets]]
 """Load and partition -> the offsets of rows."""
 PARTITION, OFFSET = "_topic_partition", "_offset"
-_COLUMNS = ("header", TIME.name, PARTITION, OFFSET, LOAD.name)
+_NEEDED = (TIME.name, PARTITION, OFFSET, LOAD.name)
+_COLUMNS = ("header", INSTANCE.name, SEQUENCE.name, *_NEEDED)
 _BROKEN = (pa.ArrowException, OSError)
 
 
@@ -88,7 +89,7 @@ def _read(
     """
     with content, pq.ParquetFile(content) as file:
         names = file.schema_arrow.names
-        if missing := {*_COLUMNS[1:]} - set(names):
+        if missing := {*_NEEDED} - set(names):
             raise pa.ArrowInvalid(f"it has no columns {', '.join(sorted(missing))}")
         for batch in file.iter_batches(columns=[name for name in _COLUMNS if name in names]):
             check.problem(*_in_other_hours(path, hour, batch), hour=hour)

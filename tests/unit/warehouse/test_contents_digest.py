@@ -142,6 +142,27 @@ def test_columns_that_were_added_widened_renamed_or_dropped_are_found_by_their_i
     assert not [*digest_of(old, columns=OLD).differences(digest_of(new))]
 
 
+def test_a_column_that_only_some_of_the_sources_have_is_null_in_the_rows_of_the_others() -> None:
+    old = pa.RecordBatch.from_pydict(
+        {"n": [1, 2], "x": [None] * 2, "items": [[{"a": 1}], None], "gone": [None] * 2},
+        schema=arrow_schema(OLD),
+    )
+    row = {**dict.fromkeys(ARROW.names), "s": "new", "items": [{"a": 2, "b": "inside"}]}
+    new, empty = batch_of([row]), batch_of([dict.fromkeys(ARROW.names)])
+    digest, copy, moved = ContentsDigest(), ContentsDigest(), ContentsDigest()
+    rows = [project(old, OLD, COLUMNS, ARROW), new, project(old, OLD, COLUMNS, ARROW)]
+    for batch, columns in ((old, OLD), (new, COLUMNS), (old, OLD)):
+        digest.add(batch, columns)
+    for batch in rows:
+        copy.add(batch, COLUMNS)
+    assert not [*digest.differences(copy)]
+    for batch in (rows[0].slice(0, 1), new, rows[0].slice(1), rows[0]):
+        moved.add(batch, COLUMNS)
+    assert "s" in digest.differences(moved)
+    copy.add(empty, COLUMNS)
+    assert [*digest.differences(copy)]
+
+
 def test_a_value_in_a_column_that_the_source_does_not_have_is_a_difference() -> None:
     old = pa.RecordBatch.from_pydict(
         {"n": [1], "x": [None], "items": [None], "gone": [None]}, schema=arrow_schema(OLD)

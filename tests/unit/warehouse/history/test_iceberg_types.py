@@ -67,17 +67,17 @@ def fixed(size: int, **more: Any) -> dict[str, Any]:
         (logical("long", "time-micros"), "long"),
         (logical("long", "timestamp-nanos"), "long"),
         (logical("long", "local-timestamp-nanos"), "long"),
-        (INNER, "struct<9: x: optional int>"),
+        (INNER, "struct<11: x: optional int>"),
         (EMPTY, "boolean"),
         ({"type": "array", "items": "long"}, "list<long>"),
         ({"type": "map", "values": DECIMAL}, "map<string, decimal(9, 2)>"),
         (["null", "long"], "long"),
         (["long"], "long"),
-        (["null", "long", "string"], "struct<9: member0: optional long, 10: member1: optional string>"),
+        (["null", "long", "string"], "struct<11: member0: optional long, 12: member1: optional string>"),
         (
             ["int", EMPTY, INNER],
-            "struct<9: member0: optional int, 10: member1: optional boolean,"
-            " 11: member2: optional struct<12: x: optional int>>",
+            "struct<11: member0: optional int, 12: member1: optional boolean,"
+            " 13: member2: optional struct<14: x: optional int>>",
         ),
     ],
     ids=str,
@@ -130,7 +130,9 @@ def test_millraces_columns_come_last() -> None:
         (5, "_timestamp", "timestamptz"),
         (6, "_key", "binary"),
         (7, "_schema_id", "int"),
-        (8, "_load", "long"),
+        (8, "_instance", "long"),
+        (9, "_sequence", "long"),
+        (10, "_load", "long"),
     ]
 
 
