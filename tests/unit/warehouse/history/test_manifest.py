@@ -75,6 +75,7 @@ def manifest(**changes: Any) -> LoadManifest:
         ),
         "sequences_file": StoredFile(path="rows/a/sequences.json.gz", bytes=9, sha256="00"),
         "previous": None,
+        "unknown_fields": {"coupon": 1},
         "erases": "4711",
         "erasures": ("4711",),
         "erased": (ErasedRows(erasure="4711", partition=0, hour="2015-05-17T10", rows=1),),
@@ -98,7 +99,7 @@ def test_an_untouched_manifest_has_the_hash_it_states() -> None:
 def test_an_edit_of_any_key_breaks_the_hash(key: str) -> None:
     values = json.loads(encode(manifest()))
     edits: dict[type, Any] = {str: "other", int: 99, list: [], dict: None, type(None): "other"}
-    values[key] = edits[type(values[key])]
+    values[key] = {"coupon": 2} if key == "unknown_fields" else edits[type(values[key])]
     problem = check_hash(decode(LoadManifest, json.dumps(values).encode(), "here"))
     assert problem is not None
     assert "edited" in problem
@@ -185,7 +186,7 @@ def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash(
 ) -> None:
     part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={}, end_epoch=end_epoch)
     nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": ()}
-    nothing |= {"tombstone_files": (), "aside_by_hour": ()}
+    nothing |= {"tombstone_files": (), "aside_by_hour": (), "unknown_fields": {}}
     plain = manifest(**nothing, erased_sequences_file=None, partitions=(part,))
     values = json.loads(encode(plain))
     for name in (*nothing, "erased_sequences_file"):
