@@ -41,9 +41,8 @@ _COPIES = """
 """
 
 
-def fill(database: str, windows: int) -> None:
-    """Have each instance report its newest window, and put copies of that behind it."""
-    newest = window_start(now_ms()) - WINDOW_MS
+def report(database: str, newest: int) -> None:
+    """Have each instance report its newest window."""
     with closing(AuditStore(database)) as store:
         story = Story(store, AuditOptions(origins=("dc1",)))
         for instance, topic in enumerate(TOPICS, 1):
@@ -51,6 +50,11 @@ def fill(database: str, windows: int) -> None:
             story.hello(instance, topic=topic, time=now_ms())
             story.report(0, instance=instance, closed=NOTHING, windows=[told], time=now_ms())
         story.apply_only()
+
+
+def copy(database: str, newest: int, windows: int) -> None:
+    """Put copies of each instance's newest window behind it."""
+    with closing(AuditStore(database)) as store:
         each, step = windows // len(TOPICS), 20_000
         for first in range(1, each, step):
             span = {"first": first, "end": min(first + step, each), "width": WINDOW_MS, "newest": newest}
@@ -62,9 +66,12 @@ def attack_with_open_windows(folder: Path, windows: int = WINDOWS) -> Outcome:
     """Fill the database of an auditor, and see what that costs it and its operators."""
     outcome = Outcome()
     with auditor(folder) as service:
-        decide(service, 1, 400)  # what the first request loads is no leak; nobody has heard of it yet
+        database, newest = f"sqlite:///{folder}/audit.db", window_start(now_ms()) - WINDOW_MS
+        report(database, newest)
+        if failure := decide(service, 1, 200):  # what the first decision loads is no leak
+            outcome.failures.append(failure)
         resident = rss_bytes(service.process.pid)
-        fill(f"sqlite:///{folder}/audit.db", windows)
+        copy(database, newest, windows)
         cpu, began, worst = cpu_seconds(service.process.pid), time.monotonic(), 0.0
         for number in range(DECISIONS):
             time.sleep(2)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import httpx
 
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.service.access import add_entry
 from millrace.service.connections import MAX_UNPROVEN
 from tests.bench.replay import rss_bytes
@@ -78,6 +79,7 @@ def auditor(folder: Path) -> Iterator[Service]:
 
         zookeeper = start("zookeeper", "--port", "0", "--data-dir", f"{folder}/zookeeper").ready()
         broker = start_broker(start, zookeeper, folder, "offline")
+        broker.create_topic(OFFLINE_AUDIT_TOPIC, 1)
         database = f"sqlite:///{folder}/registry.db"
         schemas = start("registry", "--listen", "127.0.0.1:0", "--database-url", database).ready()
         options = ["--bootstrap", broker.bootstrap, "--zookeeper", zookeeper, "--origins", "dc1"]
