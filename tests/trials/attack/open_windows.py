@@ -68,8 +68,9 @@ def attack_with_open_windows(folder: Path, windows: int = WINDOWS) -> Outcome:
     with auditor(folder) as service:
         database, newest = f"sqlite:///{folder}/audit.db", window_start(now_ms()) - WINDOW_MS
         report(database, newest)
-        if failure := decide(service, 1, 200):  # what the first decision loads is no leak
-            outcome.failures.append(failure)
+        for number in range(DECISIONS):  # what the first decisions load is no leak
+            if failure := decide(service, number % len(TOPICS) + 1, 200):
+                outcome.failures.append(failure)
         resident = rss_bytes(service.process.pid)
         copy(database, newest, windows)
         cpu, began, worst = cpu_seconds(service.process.pid), time.monotonic(), 0.0

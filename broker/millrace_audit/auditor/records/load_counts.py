@@ -38,6 +38,8 @@ from millrace_audit.reports.messages import (
 
 _MOST_NAMED = 100
 """Largest number of loads with other editions to name; it matters only whether there are any."""
+_MARKED_AT_ONCE = 10_000
+"""Number of windows that one statement marks."""
 
 
 def state_of(session: Session, topic: str) -> WarehouseStateRow:
@@ -51,8 +53,13 @@ def state_of(session: Session, topic: str) -> WarehouseStateRow:
 
 def judge_again(session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER) -> None:
     """Have the topic's windows from `first` to `last` judged again; until then none of them is proven."""
-    here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
-    session.execute(update(WindowRow).where(*here).values(is_final=False, is_changed=True))
+    of_topic, window = WindowRow.topic == topic, WindowRow.window
+    judged = of_topic & window.between(first, last) & (WindowRow.is_final | ~WindowRow.is_changed)
+    newest = select(window).where(judged).order_by(window.desc())
+    # A part at a time: SQLite holds a number in memory for each row that a statement updates.
+    while windows := session.scalars(newest.limit(_MARKED_AT_ONCE)).all():
+        part = of_topic & window.between(windows[-1], windows[0])
+        session.execute(update(WindowRow).where(part).values(is_final=False, is_changed=True))
 
 
 def judge_hour_again(session: Session, topic: str, hour: int) -> None:
