@@ -185,7 +185,7 @@ def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash(
     end_epoch: int | None,
 ) -> None:
     part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={}, end_epoch=end_epoch)
-    nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": ()}
+    nothing: dict[str, Any] = {"erases": None, "erasures": (), "erased": (), "erased_sequences": ()}
     nothing |= {"tombstone_files": (), "aside_by_hour": (), "unknown_fields": {}}
     plain = manifest(**nothing, erased_sequences_file=None, partitions=(part,))
     values = json.loads(encode(plain))
