@@ -20,7 +20,7 @@ help: ## Show this list
 demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
 	$(BIN)/millrace demo $(DEMO)
 
-test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (10 min) [ACCESS_LOG=file]
+test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (15 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest $(AT_ONCE)
 
 test-slow: setup ## The sixty tests that take longest: kills again and again, a Spark cluster, a page of the docs word for word (10 min) [ACCESS_LOG=file]
@@ -98,7 +98,7 @@ mutants: setup ## Faults put into a copy, one at a time: the test of each row of
 fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
 	$(BIN)/python -m tests.trials.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
-fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (25 min) [WINDOWS=n] [ONLY=name] [SEED=n]
+fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (50 min) [WINDOWS=n] [ONLY=name] [SEED=n]
 	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.trials.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 fault-restore: setup ## Every store put back from an older copy: noticed, nothing lost, no wrong verdict (25 min) [ONLY=store]
