@@ -169,7 +169,7 @@ def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
     say('  format = "json"')
     say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")
     say("Then register the schema, and load the topic:")
-    say(f"  millrace schemas apply {folder / 'schemas'} --plain --registry http://127.0.0.1:8081")
+    say(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
     say(
         f"  millrace load {topic} --warehouse FOLDER --bootstrap {bootstrap} --registry http://127.0.0.1:8081"
     )

@@ -44,7 +44,7 @@ from millrace_avro import schema as avro
 from millrace_avro.schema import SchemaError, arrow_type
 
 LOOKED_AT = 100
-"""Of this number of messages one is searched for unknown fields."""
+"""Number of messages of which one is searched for unknown fields."""
 MAX_UNKNOWN_FIELDS = 20
 """Most names of unknown fields that are counted: a producer may use values as names."""
 _NAME_CHARACTERS = 100

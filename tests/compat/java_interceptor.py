@@ -80,7 +80,7 @@ def start_service(
 
 @dataclass
 class Told:
-    """What one instance has reported about a topic."""
+    """Reports of one instance about a topic, added up."""
 
     acknowledged: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
@@ -92,7 +92,7 @@ class Told:
 
 @dataclass
 class Evidence:
-    """What the log and the reports contain about a topic, by instance."""
+    """Contents of the log and the reports about a topic, by instance."""
 
     log: dict[int, dict[int, bytes]]
     """Sequence -> value."""

@@ -55,7 +55,7 @@ PLAIN_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 """Format without a schema in a registry -> its columns."""
 _LOOKED_AT = 20
 _OTHER_FORMATS = {"JSON": ("JSON objects", JSON), "plain text": ("plain text", "text")}
-"""What values look like, as `name_format` names it -> what they are, and the format that takes them."""
+"""Look of values, as `name_format` names it -> words for them, and the format that takes them."""
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
