@@ -212,3 +212,19 @@ def test_the_bound_is_hit_at_the_same_report_in_whatever_parts_it_is_read(story:
     assert other.answer(W - 9 * WINDOW_MS, 10) == story.answer(W - 9 * WINDOW_MS, 10)
     assert other.rejected_records() == story.rejected_records()
     store.close()
+
+
+def test_an_acceptance_is_seen_by_open_windows_and_writes_to_none_of_them(story: Story) -> None:
+    story.hello(GREEDY)
+    story.report(0, instance=GREEDY, closed=NOTHING, windows=windows(0, 5))
+    story.beats(NOW + 6000)
+    story.apply()
+    story.accept(instance=GREEDY)
+    with story.store.reading() as session:
+        changed = session.scalars(select(WindowRow.window).where(WindowRow.is_changed)).all()
+        before = session.scalars(select(WindowRow.judged)).all()
+    assert (len(before), changed) == (5, [])
+    story.settle()
+    with story.store.reading() as session:
+        after = session.scalars(select(WindowRow.judged)).all()
+    assert ["burnt down" in str(each) for each in (*before, *after)] == [False] * 5 + [True] * 5

@@ -81,8 +81,11 @@ def owes_from(row: ProducerRow) -> int:
     return NOTHING if row.missing else row.closed_through
 
 
-def judge_windows_of(session: Session, producers: Mapping[int, int]) -> None:
-    """Have windows judged again, given producer -> time from which on windows of its topics concern it."""
+def judge_windows_of(session: Session, producers: Mapping[int, int], *, final_only: bool) -> None:
+    """Have windows judged again, given producer -> time from which on windows of its topics concern it.
+
+    Of an acceptance only final windows are marked: a producer in debt is in the digest of every open window.
+    """
     first: dict[str, int] = {}
     link = store.ProducerTopicRow
     for some in store.slices([*producers]):
@@ -90,7 +93,7 @@ def judge_windows_of(session: Session, producers: Mapping[int, int]) -> None:
         for topic, producer in session.execute(links):
             first[topic] = min(first.get(topic, FOR_EVER), producers[producer])
     for topic, start in first.items():
-        judge_again(session, topic, window_start(start) if start > 0 else NOTHING)
+        judge_again(session, topic, window_start(start) if start > 0 else NOTHING, final_only=final_only)
 
 
 def due_decisions(session: Session, now: int) -> list[Decision]:
@@ -139,7 +142,7 @@ class Decisions:
         is_disowning = row.kind == DISOWN
         producers = producers_of(self._session, row.id)
         starts = {each.producer: NOTHING if is_disowning else owes_from(each) for each in producers}
-        judge_windows_of(self._session, starts)
+        judge_windows_of(self._session, starts, final_only=not is_disowning)
         link, gap = store.ProducerTopicRow, store.LostReportsRow
         numbers: dict[str, int] = {}
         for some in store.slices([*starts]):

@@ -51,14 +51,20 @@ def state_of(session: Session, topic: str) -> WarehouseStateRow:
     return row
 
 
-def judge_again(session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER) -> None:
-    """Have the topic's windows from `first` to `last` judged again; until then none of them is proven."""
+def judge_again(
+    session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER, *, final_only: bool = False
+) -> None:
+    """Have the topic's windows from `first` to `last` judged again; until then none of them is proven.
+
+    `final_only` is for a change of facts that the digest holds: open windows are compared with it anyway.
+    """
     of_topic, window = WindowRow.topic == topic, WindowRow.window
-    judged = of_topic & window.between(first, last) & (WindowRow.is_final | ~WindowRow.is_changed)
+    which = WindowRow.is_final if final_only else WindowRow.is_final | ~WindowRow.is_changed
+    judged = of_topic & window.between(first, last) & which
     newest = select(window).where(judged).order_by(window.desc())
     # A part at a time: SQLite holds a number in memory for each row that a statement updates.
     while windows := session.scalars(newest.limit(_MARKED_AT_ONCE)).all():
-        part = of_topic & window.between(windows[-1], windows[0])
+        part = judged & window.between(windows[-1], windows[0])
         session.execute(update(WindowRow).where(part).values(is_final=False, is_changed=True))
 
 

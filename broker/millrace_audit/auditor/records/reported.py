@@ -93,7 +93,7 @@ class Reported:
         still = {row.producer for row in self._accepted(accepted)}
         changed = [row for row in accepted if row.producer not in still or _debt(row) != before[row.producer]]
         starts = {row.producer: min(before[row.producer][0], owes_from(row)) for row in changed}
-        judge_windows_of(self._session, starts)
+        judge_windows_of(self._session, starts, final_only=True)
 
     def _take(self, entry: Entry) -> None:
         record = entry.record
