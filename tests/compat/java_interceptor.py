@@ -21,7 +21,7 @@ from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.messages import AuditCodec, Hello, Report
 from millrace_registry.client import SchemaRegistryClient
 from tests.peers import maven
-from tests.support import REPOSITORY, start_for_the_test_run
+from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run
 
 SOURCES = Path(__file__).with_name("java")
 FOR_EVER = 2**63 - 1
@@ -76,6 +76,17 @@ def start_service(
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def finish(service: subprocess.Popen[str]) -> None:
+    """Wait for the service's end; its reporting thread must have ended before."""
+    with service:
+        try:
+            output, _ = service.communicate(timeout=6 * WAIT_S)
+        finally:
+            service.kill()
+    assert service.returncode == 0, output
+    assert "reporting threads left: 0" in output
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +13,13 @@ from tests.compat.java_interceptor import (
     FOR_EVER,
     Evidence,
     check_fingerprint,
+    finish,
     read_evidence,
     read_outcomes,
     start_service,
 )
 from tests.peers.kafka import KafkaBroker
-from tests.support import WAIT_S, Process, wait_until
+from tests.support import Process, wait_until
 
 EVENTS = 20_000
 Home = RunningBroker | KafkaBroker
@@ -57,17 +57,6 @@ def create(home: Home, topic: str) -> str:
 
 def address(home: Home) -> str:
     return home.address if isinstance(home, KafkaBroker) else home.bootstrap
-
-
-def finish(service: subprocess.Popen[str]) -> None:
-    """Wait for the service's end; its reporting thread must have ended before."""
-    with service:
-        try:
-            output, _ = service.communicate(timeout=6 * WAIT_S)
-        finally:
-            service.kill()
-    assert service.returncode == 0, output
-    assert "reporting threads left: 0" in output
 
 
 def check_exact(evidence: Evidence, outcomes: Path) -> None:

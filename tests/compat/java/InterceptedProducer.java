@@ -14,6 +14,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
  */
 public class InterceptedProducer {
     private static final String TOO_LARGE = " ".repeat(2_000_000);
+    private static final long PAST_MS = 1_431_856_800_000L; // 2015-05-17T10:00Z
     private static String topic, how;
     private static int events;
     private static AtomicIntegerArray outcomes;
@@ -53,8 +54,7 @@ public class InterceptedProducer {
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
             int id = first + n;
-            String value = "{\"n\": " + id + "}" + (how.equals("large") && n % 100 == 7 ? TOO_LARGE : "");
-            producer.send(new ProducerRecord<>(topic, "k" + n % 1009, value), (metadata, error) ->
+            producer.send(new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id)), (metadata, error) ->
                     outcomes.set(id, error == null ? 1 : 2));
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
@@ -70,5 +70,16 @@ public class InterceptedProducer {
         }
         if (how.equals("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    private static String value(int id) {
+        String value = "{\"n\": " + id + "}";
+        if (how.equals("broken") && id % 1000 == 7) return "{\"n\": " + id;
+        return how.equals("large") && id % 100 == 7 ? value + TOO_LARGE : value;
+    }
+
+    /** The event's time; null is the present. */
+    private static Long time(int n) {
+        return how.equals("past") || how.equals("broken") ? PAST_MS + n : null;
     }
 }
