@@ -47,6 +47,15 @@ def class_path(clients: str) -> str:
     return f"{build_jar()}:{maven.class_path(pom)}"
 
 
+def compile_programs(classes: Path) -> str:
+    """Compile the programs that call the jar's own classes into a folder; return their class path."""
+    path = class_path("4.1")
+    compiler = Path(find_java()).with_name("javac")
+    sources = [str(source) for source in (SOURCES / "io" / "millrace" / "audit").glob("*.java")]
+    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), *sources], check=True)
+    return f"{classes}:{path}"
+
+
 def start_service(
     clients: str, topic: str, events: int, case: str, outcomes: Path, **properties: object
 ) -> subprocess.Popen[str]:
@@ -78,15 +87,16 @@ def start_service(
     )
 
 
-def finish(service: subprocess.Popen[str]) -> None:
-    """Wait for the service's end; its reporting thread must have ended before."""
+def finish(service: subprocess.Popen[str]) -> str:
+    """Wait for the service's end; its reporting thread must have ended before. Return its output."""
     with service:
         try:
             output, _ = service.communicate(timeout=6 * WAIT_S)
         finally:
             service.kill()
     assert service.returncode == 0, output
-    assert "reporting threads left: 0" in output
+    assert "reporting threads left: 0\n" in output
+    return output
 
 
 @dataclass
@@ -109,6 +119,9 @@ class Evidence:
     """Sequence -> value."""
     told: dict[int, Told]
     foreign: int
+    """Messages without the audit header."""
+    others: Counter[tuple[str, bytes]]
+    """Other record headers."""
 
     def numbers(self, instance: int, sequences: set[int]) -> set[int]:
         """Return the numbers that the service gave to those of the events that are in the log."""
@@ -119,10 +132,11 @@ class Evidence:
 def read_evidence(bootstrap: str, topic: str, *, committed: bool = False) -> Evidence:
     """Read the log and the reports, and check what must hold in any case."""
     log: dict[int, dict[int, bytes]] = defaultdict(dict)
-    foreign = 0
+    foreign, others = 0, Counter[tuple[str, bytes]]()
     tag = zlib.crc32(topic.encode())
     for message in _messages(bootstrap, topic, committed=committed):
         headers = [value for name, value in _headers(message) if name == "millrace.audit"]
+        others.update(header for header in _headers(message) if header[0] != "millrace.audit")
         if not headers:
             foreign += 1
             continue
@@ -131,7 +145,7 @@ def read_evidence(bootstrap: str, topic: str, *, committed: bool = False) -> Evi
         assert (version, its_tag, time) == (1, tag, message.timestamp()[1])
         assert sequence not in log[instance], f"sequence {sequence} is in the log twice"
         log[instance][sequence] = message.value() or b""
-    return Evidence(dict(log), _told(bootstrap, topic), foreign)
+    return Evidence(dict(log), _told(bootstrap, topic), foreign, others)
 
 
 def _headers(message: Message) -> list[tuple[str, bytes]]:

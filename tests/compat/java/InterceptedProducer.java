@@ -6,6 +6,7 @@ import java.util.concurrent.locks.LockSupport;
 
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
  * A service that knows nothing of the audit: JSON with StringSerializer, and what its callbacks were told.
@@ -35,27 +36,32 @@ public class InterceptedProducer {
         Thread[] threads = new Thread[producers];
         for (int n = 0; n < producers; n++) {
             int first = n * events;
-            threads[n] = new Thread(() -> send(properties, first));
-            threads[n].start();
+            KafkaProducer<String, String> producer = new KafkaProducer<>(properties);
+            threads[n] = new Thread(() -> send(producer, first));
         }
+        System.out.println("reporting threads: " + reportingThreads());
+        for (Thread thread : threads) thread.start();
         for (Thread thread : threads) thread.join();
-        long speakers = Thread.getAllStackTraces().keySet().stream()
-                .filter(thread -> thread.getName().equals("millrace-audit")).count();
         try (PrintWriter out = new PrintWriter(args[3])) {
             for (int n = 0; n < outcomes.length(); n++) out.println("-af".charAt(outcomes.get(n)));
         }
-        System.out.println("reporting threads left: " + speakers);
+        System.out.println("reporting threads left: " + reportingThreads());
     }
 
-    private static void send(Properties properties, int first) {
-        KafkaProducer<String, String> producer = new KafkaProducer<>(properties);
+    private static long reportingThreads() {
+        return Thread.getAllStackTraces().keySet().stream()
+                .filter(thread -> thread.getName().equals("millrace-audit")).count();
+    }
+
+    private static void send(KafkaProducer<String, String> producer, int first) {
         boolean isTransactional = how.equals("transactions");
         if (isTransactional) producer.initTransactions();
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
             int id = first + n;
-            producer.send(new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id)), (metadata, error) ->
-                    outcomes.set(id, error == null ? 1 : 2));
+            ProducerRecord<String, String> record =
+                    new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id), headers());
+            producer.send(record, (metadata, error) -> outcomes.set(id, error == null ? 1 : 2));
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
@@ -70,6 +76,15 @@ public class InterceptedProducer {
         }
         if (how.equals("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    /** Headers of a message that another producer has sent, with that producer's audit headers. */
+    private static RecordHeaders headers() {
+        RecordHeaders headers = new RecordHeaders();
+        if (!how.equals("forwarded")) return headers;
+        headers.add("millrace.audit", new byte[29]).add("trace", new byte[] {7}).add("millrace.audit", new byte[1]);
+        headers.setReadOnly();
+        return headers;
     }
 
     private static String value(int id) {
