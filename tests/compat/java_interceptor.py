@@ -20,12 +20,18 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.messages import AuditCodec, Hello, Report
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.log.formats import MessageFormat
+from tests.integration.test_audit import World
 from tests.peers import maven
 from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run
+from tests.warehouses import load_here
 
 SOURCES = Path(__file__).with_name("java")
 FOR_EVER = 2**63 - 1
 BUILD_S = 300
+SCHEMA = {"type": "record", "name": "Numbered", "fields": [{"name": "n", "type": "long"}]}
+"""Schema of the service's JSON."""
 
 
 def build_jar() -> Path:
@@ -83,6 +89,7 @@ def start_service(
             *words,
         ],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
 
@@ -97,6 +104,14 @@ def finish(service: subprocess.Popen[str]) -> str:
     assert service.returncode == 0, output
     assert "reporting threads left: 0\n" in output
     return output
+
+
+def load_json(world: World, topic: str) -> LoadResult:
+    """Load the service's messages into the world's warehouse."""
+    with SchemaRegistryClient(world.registry) as registry:
+        registry.register(topic, SCHEMA)
+    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
+    return load_here(*place, topic, subject=topic, messages=MessageFormat("json"))
 
 
 @dataclass

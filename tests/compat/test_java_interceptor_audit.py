@@ -9,19 +9,14 @@ import httpx
 import pytest
 
 from millrace_audit.answer import Window
-from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.load.load import LoadResult
-from millrace_warehouse.log.formats import MessageFormat
 from tests.audit_world import audit_of_one_origin
-from tests.compat.java_interceptor import finish, start_service
+from tests.compat.java_interceptor import finish, load_json, start_service
 from tests.integration.test_audit import World, published
 from tests.support import Process, wait_until
-from tests.warehouses import load_here
 
 EVENTS = 20_000
 BROKEN = [*range(7, EVENTS, 1000)]
 """Events whose JSON ends too early. The only thread numbers its events in their order."""
-SCHEMA = {"type": "record", "name": "Numbered", "fields": [{"name": "n", "type": "long"}]}
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +36,6 @@ def send(world: World, case: str, tmp_path: Path) -> None:
     finish(start_service("4.1", case, EVENTS, case, tmp_path / "outcomes", bootstrap_servers=bootstrap))
 
 
-def load(world: World, topic: str) -> LoadResult:
-    with SchemaRegistryClient(world.registry) as registry:
-        registry.register(topic, SCHEMA)
-    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
-    return load_here(*place, topic, subject=topic, messages=MessageFormat("json"))
-
-
 def window_when_clusters_are_proven(world: World, topic: str) -> Window:
     def is_only_not_loaded() -> bool:
         reasons = world.ask(topic).windows[0].reasons
@@ -65,7 +53,7 @@ def test_json_of_a_java_service_is_complete_from_the_producer_to_the_table(
     assert (window.acknowledged, window.failed, window.findings, window.foreign) == (EVENTS, 0, [], {})
     assert window.tiers == {"dc1": EVENTS, "offline": EVENTS, "warehouse": 0}
 
-    result = load(world, "past")
+    result = load_json(world, "past")
     assert (result.rows, result.rejected) == (EVENTS, 0)
     world.await_verdict("past", "complete")
     assert published(world, "past")["hours"]
@@ -81,7 +69,7 @@ def test_broken_json_of_a_java_service_is_named_by_sequence_and_its_hour_is_not_
 ) -> None:
     send(world, "broken", tmp_path)
     window_when_clusters_are_proven(world, "broken")
-    result = load(world, "broken")
+    result = load_json(world, "broken")
     assert (result.rows, result.rejected) == (EVENTS - len(BROKEN), len(BROKEN))
     window = world.await_verdict("broken", "incomplete").windows[0]
     (finding,) = window.findings
