@@ -53,12 +53,12 @@ def class_path(clients: str) -> str:
     return f"{build_jar()}:{maven.class_path(pom)}"
 
 
-def compile_programs(classes: Path) -> str:
+def compile_programs(classes: Path, clients: str = "4.1", sources: Path = SOURCES) -> str:
     """Compile the programs that call the jar's own classes into a folder; return their class path."""
-    path = class_path("4.1")
+    path = class_path(clients)
     compiler = Path(find_java()).with_name("javac")
-    sources = [str(source) for source in (SOURCES / "io" / "millrace" / "audit").glob("*.java")]
-    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), *sources], check=True)
+    files = [str(file) for file in (sources / "io" / "millrace" / "audit").glob("*.java")]
+    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), *files], check=True)
     return f"{classes}:{path}"
 
 
