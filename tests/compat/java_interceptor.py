@@ -232,6 +232,29 @@ def read_outcomes(path: Path) -> tuple[set[int], set[int]]:
     )
 
 
+def check_exact(evidence: Evidence, outcomes: Path) -> None:
+    """Check that one instance reported each event as its callback saw it, and has ended."""
+    ((instance, told),) = evidence.told.items()
+    acknowledged, failed = read_outcomes(outcomes)
+    assert evidence.numbers(instance, told.acknowledged) == acknowledged
+    assert len(told.acknowledged) == len(acknowledged)
+    assert len(told.failed) == len(failed)
+    assert evidence.numbers(instance, told.failed) <= failed
+    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
+    assert told.closed_through == FOR_EVER
+    assert evidence.foreign == 0
+
+
+def check_never_wrong(evidence: Evidence, outcomes: Path) -> None:
+    """Check that no failed event is reported as acknowledged, and that no event is left out."""
+    ((instance, told),) = evidence.told.items()
+    acknowledged, failed = read_outcomes(outcomes)
+    assert evidence.numbers(instance, told.acknowledged) <= acknowledged
+    assert told.acknowledged <= set(evidence.log.get(instance, {}))
+    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
+    assert told.closed_through == FOR_EVER
+
+
 def _messages(bootstrap: str, topic: str, *, committed: bool = False) -> Iterator[Message]:
     isolation = "read_committed" if committed else "read_uncommitted"
     consumer = Consumer(

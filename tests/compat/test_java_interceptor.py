@@ -12,8 +12,9 @@ import pytest
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.java_interceptor import (
     FOR_EVER,
-    Evidence,
+    check_exact,
     check_fingerprint,
+    check_never_wrong,
     finish,
     read_evidence,
     read_outcomes,
@@ -58,19 +59,6 @@ def create(home: Home, topic: str) -> str:
 
 def address(home: Home) -> str:
     return home.address if isinstance(home, KafkaBroker) else home.bootstrap
-
-
-def check_exact(evidence: Evidence, outcomes: Path) -> None:
-    """Check that one instance reported each event as its callback saw it, and has ended."""
-    ((instance, told),) = evidence.told.items()
-    acknowledged, failed = read_outcomes(outcomes)
-    assert evidence.numbers(instance, told.acknowledged) == acknowledged
-    assert len(told.acknowledged) == len(acknowledged)
-    assert len(told.failed) == len(failed)
-    assert evidence.numbers(instance, told.failed) <= failed
-    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
-    assert told.closed_through == FOR_EVER
-    assert evidence.foreign == 0
 
 
 @pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
@@ -133,16 +121,6 @@ def test_events_that_close_gives_up_are_reported_as_failed(home: Home, clients: 
         check_exact(evidence, outcomes)
     else:
         check_never_wrong(evidence, outcomes)
-
-
-def check_never_wrong(evidence: Evidence, outcomes: Path) -> None:
-    """Check that no failed event is reported as acknowledged, and that no event is left out."""
-    ((instance, told),) = evidence.told.items()
-    acknowledged, failed = read_outcomes(outcomes)
-    assert evidence.numbers(instance, told.acknowledged) <= acknowledged
-    assert told.acknowledged <= set(evidence.log.get(instance, {}))
-    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
-    assert told.closed_through == FOR_EVER
 
 
 @pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
