@@ -1,14 +1,18 @@
-"""The Java interceptor in Spring Boot and Kafka Connect, set by properties as docs/java.md says."""
+"""The Java interceptor in Spring Boot, Kafka Connect and Debezium, by the properties of docs/java.md."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from millrace.zookeeper.embedded import find_java
+from tests import postgres
+from tests.brokers import read_topic
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.java_interceptor import (
     FOR_EVER,
@@ -23,6 +27,7 @@ from tests.peers.connect import Connect, write_properties
 from tests.support import Process, wait_until
 
 SPRING = Path(maven.__file__).with_name("spring-kafka.pom.xml")
+DEBEZIUM = SPRING.with_name("debezium-postgres.pom.xml")
 INTERCEPTOR = "io.millrace.audit.AuditInterceptor"
 EVENTS = 5000
 START_S = 120.0
@@ -76,14 +81,71 @@ def test_a_source_of_kafka_connect_is_audited_by_the_worker_or_by_itself(
     with Connect(
         tmp_path / "worker", broker.bootstrap, {"source": connector}, worker, [build_jar()]
     ) as connect:
-
-        def are_sent() -> bool:
-            evidence = read_evidence(broker.bootstrap, topic)
-            return evidence.foreign + sum(map(len, evidence.log.values())) == EVENTS
-
-        wait_until("every line is sent", are_sent, timeout_s=START_S)
+        wait_until("every line is sent", lambda: sent(broker, topic) == EVENTS, timeout_s=START_S)
         connect.stop()
+    check_all_audited(broker, topic, EVENTS)
+
+
+def test_debezium_in_kafka_connect_is_audited_by_the_worker(broker: RunningBroker, tmp_path: Path) -> None:
+    """Rows of a snapshot, then rows that are inserted while the connector runs."""
+    if not postgres.installed():
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    topic = broker.create_topic("shop.public.orders", 1, flush_ms=5)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "debezium").symlink_to(maven.jars(DEBEZIUM))
+    json_converter = "org.apache.kafka.connect.json.JsonConverter"
+    worker = {
+        "producer.interceptor.classes": INTERCEPTOR,
+        "producer.millrace.service": "shop-database",
+        "plugin.path": str(tmp_path / "plugins"),
+        "key.converter": json_converter,
+        "value.converter": json_converter,
+    }
+    with postgres.server() as database:
+        insert = f"INSERT INTO orders SELECT generate_series(1, {EVENTS})"
+        execute(database, "ALTER SYSTEM SET wal_level = logical")
+        database.stop()
+        database.start()
+        execute(database, "CREATE TABLE orders (id bigint)")
+        execute(database, insert)
+        connectors = {"orders": debezium(database)}
+        with Connect(tmp_path / "worker", broker.bootstrap, connectors, worker, [build_jar()]) as connect:
+            wait_until("the snapshot is sent", lambda: sent(broker, topic) == EVENTS, timeout_s=START_S)
+            execute(database, insert)
+            wait_until("every row is sent", lambda: sent(broker, topic) == 2 * EVENTS, timeout_s=START_S)
+            connect.stop()
+    check_all_audited(broker, topic, 2 * EVENTS)
+
+
+def execute(database: postgres.Server, statement: str) -> None:
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def debezium(database: postgres.Server) -> dict[str, str]:
+    """Properties of a connector for the tables of a database."""
+    place = urlsplit(database.url)
+    return {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "plugin.name": "pgoutput",
+        "database.hostname": place.hostname or "",
+        "database.port": str(place.port),
+        "database.user": place.username or "",
+        "database.password": "not asked for",
+        "database.dbname": "postgres",
+        "topic.prefix": "shop",
+    }
+
+
+def sent(broker: RunningBroker, topic: str) -> int:
+    """Count the messages of a topic."""
+    with broker.client() as client:
+        return sum(len(contents.records) for contents in read_topic(client, topic).values())
+
+
+def check_all_audited(broker: RunningBroker, topic: str, events: int) -> None:
+    """Check that one instance has sent and reported every event, and has ended."""
     evidence = read_evidence(broker.bootstrap, topic)
     ((instance, told),) = evidence.told.items()
-    assert told.acknowledged == set(evidence.log[instance]) == set(range(EVENTS))
+    assert told.acknowledged == set(evidence.log[instance]) == set(range(events))
     assert (told.failed, told.closed_through, evidence.foreign) == (set(), FOR_EVER, 0)
