@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.brokers import read_topic
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.java_interceptor import (
     FOR_EVER,
@@ -238,3 +239,30 @@ def test_without_the_topic_audit_the_events_are_sent_unaudited(
     broker.create_topic("audit")
     evidence = read_evidence(broker.bootstrap, topic)
     assert (evidence.foreign, evidence.told) == (100, {})
+
+
+def test_events_are_audited_from_the_moment_when_the_topic_audit_is_there(
+    zookeeper: str, start: Callable[..., Process], needs_maven: None, tmp_path: Path
+) -> None:
+    broker = start_broker(start, zookeeper, tmp_path, "late-audit", auto_create_topics=False)
+    topic, place = create(broker, "late-audited"), {"bootstrap_servers": broker.bootstrap}
+    with start_service("4.1", topic, 50 * EVENTS, "slow", tmp_path / "unused", **place) as service:
+
+        def is_sent() -> bool:
+            with broker.client() as client:
+                return any(contents.records for contents in read_topic(client, topic).values())
+
+        def has_reported() -> bool:
+            told = read_evidence(broker.bootstrap, topic).told
+            return any(one.acknowledged for one in told.values())
+
+        try:
+            wait_until("an event without a header", is_sent)
+            broker.create_topic("audit")
+            wait_until("a report", has_reported)
+        finally:
+            service.kill()
+    evidence = read_evidence(broker.bootstrap, topic)
+    ((instance, told),) = evidence.told.items()
+    assert evidence.foreign
+    assert told.acknowledged <= set(evidence.log[instance])
