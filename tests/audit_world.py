@@ -18,15 +18,24 @@ W = TypeVar("W", bound=World)
 
 
 def audit_of_one_origin(
-    kind: type[W], start: Callable[..., Process], zookeeper: str, folder: Path, topics: Sequence[str]
+    kind: type[W],
+    start: Callable[..., Process],
+    zookeeper: str,
+    folder: Path,
+    topics: Sequence[str],
+    security: str = "",
 ) -> W:
-    """A world of dc1 with these topics, of two partitions each; PageView is registered."""
+    """A world of dc1 with these topics, of two partitions each; PageView is registered.
+
+    `security` is that of dc1's TestCluster; whoever comes without a login must have every right there.
+    """
     run = uuid4().hex[:6]
     registry = start(
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
     )
     log = "[log]\nflush_ms = 20\n"
-    dc1 = TestCluster(start, f"dc1-{run}", folder, zookeeper, log, known_as="dc1").start_brokers(1)
+    dc1 = TestCluster(start, f"dc1-{run}", folder, zookeeper, log, known_as="dc1", security=security)
+    dc1.start_brokers(1)
     mirrored = {**dict.fromkeys(topics, 2), AUDIT_TOPIC: 1, COUNTS_TOPIC: 1}
     with dc1.client() as client:
         for topic, partitions in mirrored.items():

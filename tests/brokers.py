@@ -73,6 +73,8 @@ class TestCluster:
     settings: str = ""
     known_as: str = ""
     """Name that clients call the cluster by, where many tests share one ZooKeeper; empty: `name`."""
+    security: str = ""
+    """Lines about listeners with logins, and rights; the address of a broker is then its listener `plain`."""
     brokers: dict[int, TestBroker] = field(default_factory=dict)
 
     @property
@@ -90,14 +92,15 @@ class TestCluster:
             with closing(Session.connect(self.zookeeper)) as session, suppress(NodeExistsError):
                 cluster_id = new_cluster_id(self.known_as).encode()
                 session.call(session.client.create_async, f"/{self.name}/id", cluster_id, makepath=True)
+        listen = "listeners.plain.listen" if self.security else "listen"
         for broker_id in broker_ids:
             address = f"127.0.0.1:{free_port()}"
             config = self.folder / f"{self.name}-{broker_id}.toml"
             config.write_text(
                 f"broker_id = {broker_id}\ncluster = {json.dumps(self.name)}\n"
-                f"listen = {json.dumps(address)}\nzookeeper = {json.dumps(self.zookeeper)}\n"
+                f"{listen} = {json.dumps(address)}\nzookeeper = {json.dumps(self.zookeeper)}\n"
                 "session_timeout_ms = 2000\n"
-                f"log_dir = {json.dumps(str(self.directory(broker_id)))}\n{self.settings}"
+                f"log_dir = {json.dumps(str(self.directory(broker_id)))}\n{self.security}{self.settings}"
             )
             self.brokers[broker_id] = TestBroker(config, address, self.start("broker", str(config)))
         for broker_id in broker_ids:

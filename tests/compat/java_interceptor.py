@@ -20,12 +20,18 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.messages import AuditCodec, Hello, Report
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.log.formats import MessageFormat
+from tests.integration.test_audit import World
 from tests.peers import maven
-from tests.support import REPOSITORY, start_for_the_test_run
+from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run
+from tests.warehouses import load_here
 
 SOURCES = Path(__file__).with_name("java")
 FOR_EVER = 2**63 - 1
 BUILD_S = 300
+SCHEMA = {"type": "record", "name": "Numbered", "fields": [{"name": "n", "type": "long"}]}
+"""Schema of the service's JSON."""
 
 
 def build_jar() -> Path:
@@ -45,6 +51,15 @@ def class_path(clients: str) -> str:
     """Return the class path of a service with the jar and a version of kafka-clients, such as 4.1."""
     pom = Path(maven.__file__).with_name(f"kafka-clients-{clients.replace('.', '-')}.pom.xml")
     return f"{build_jar()}:{maven.class_path(pom)}"
+
+
+def compile_programs(classes: Path, clients: str = "4.1", sources: Path = SOURCES) -> str:
+    """Compile the programs that call the jar's own classes into a folder; return their class path."""
+    path = class_path(clients)
+    compiler = Path(find_java()).with_name("javac")
+    files = [str(file) for file in (sources / "io" / "millrace" / "audit").glob("*.java")]
+    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), *files], check=True)
+    return f"{classes}:{path}"
 
 
 def start_service(
@@ -74,8 +89,29 @@ def start_service(
             *words,
         ],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def finish(service: subprocess.Popen[str]) -> str:
+    """Wait for the service's end; its reporting thread must have ended before. Return its output."""
+    with service:
+        try:
+            output, _ = service.communicate(timeout=6 * WAIT_S)
+        finally:
+            service.kill()
+    assert service.returncode == 0, output
+    assert "reporting threads left: 0\n" in output
+    return output
+
+
+def load_json(world: World, topic: str) -> LoadResult:
+    """Load the service's messages into the world's warehouse."""
+    with SchemaRegistryClient(world.registry) as registry:
+        registry.register(topic, SCHEMA)
+    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
+    return load_here(*place, topic, subject=topic, messages=MessageFormat("json"))
 
 
 @dataclass
@@ -98,6 +134,9 @@ class Evidence:
     """Sequence -> value."""
     told: dict[int, Told]
     foreign: int
+    """Messages without the audit header."""
+    others: Counter[tuple[str, bytes]]
+    """Other record headers."""
 
     def numbers(self, instance: int, sequences: set[int]) -> set[int]:
         """Return the numbers that the service gave to those of the events that are in the log."""
@@ -108,10 +147,11 @@ class Evidence:
 def read_evidence(bootstrap: str, topic: str, *, committed: bool = False) -> Evidence:
     """Read the log and the reports, and check what must hold in any case."""
     log: dict[int, dict[int, bytes]] = defaultdict(dict)
-    foreign = 0
+    foreign, others = 0, Counter[tuple[str, bytes]]()
     tag = zlib.crc32(topic.encode())
     for message in _messages(bootstrap, topic, committed=committed):
         headers = [value for name, value in _headers(message) if name == "millrace.audit"]
+        others.update(header for header in _headers(message) if header[0] != "millrace.audit")
         if not headers:
             foreign += 1
             continue
@@ -120,7 +160,7 @@ def read_evidence(bootstrap: str, topic: str, *, committed: bool = False) -> Evi
         assert (version, its_tag, time) == (1, tag, message.timestamp()[1])
         assert sequence not in log[instance], f"sequence {sequence} is in the log twice"
         log[instance][sequence] = message.value() or b""
-    return Evidence(dict(log), _told(bootstrap, topic), foreign)
+    return Evidence(dict(log), _told(bootstrap, topic), foreign, others)
 
 
 def _headers(message: Message) -> list[tuple[str, bytes]]:
@@ -190,6 +230,29 @@ def read_outcomes(path: Path) -> tuple[set[int], set[int]]:
         {n for n, word in enumerate(words) if word == "a"},
         {n for n, word in enumerate(words) if word == "f"},
     )
+
+
+def check_exact(evidence: Evidence, outcomes: Path) -> None:
+    """Check that one instance reported each event as its callback saw it, and has ended."""
+    ((instance, told),) = evidence.told.items()
+    acknowledged, failed = read_outcomes(outcomes)
+    assert evidence.numbers(instance, told.acknowledged) == acknowledged
+    assert len(told.acknowledged) == len(acknowledged)
+    assert len(told.failed) == len(failed)
+    assert evidence.numbers(instance, told.failed) <= failed
+    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
+    assert told.closed_through == FOR_EVER
+    assert evidence.foreign == 0
+
+
+def check_never_wrong(evidence: Evidence, outcomes: Path) -> None:
+    """Check that no failed event is reported as acknowledged, and that no event is left out."""
+    ((instance, told),) = evidence.told.items()
+    acknowledged, failed = read_outcomes(outcomes)
+    assert evidence.numbers(instance, told.acknowledged) <= acknowledged
+    assert told.acknowledged <= set(evidence.log.get(instance, {}))
+    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
+    assert told.closed_through == FOR_EVER
 
 
 def _messages(bootstrap: str, topic: str, *, committed: bool = False) -> Iterator[Message]:

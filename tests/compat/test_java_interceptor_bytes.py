@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import xxhash
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import millrace
 from millrace.zookeeper.embedded import find_java
-from tests.compat.java_interceptor import SOURCES, build_jar, class_path
+from tests.compat.java_interceptor import build_jar, compile_programs
 from tests.support import REPOSITORY, ROUNDS, start_for_the_test_run
 
 SEQUENCES = st.sets(st.integers(0, 300) | st.integers(0, 2**63 - 1), max_size=200)
@@ -24,11 +23,8 @@ Ask = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def ask(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    classes, path = tmp_path_factory.mktemp("classes"), class_path("4.1")
-    source = SOURCES / "io" / "millrace" / "audit" / "Bytes.java"
-    compiler = Path(find_java()).with_name("javac")
-    subprocess.run([str(compiler), "-cp", path, "-d", str(classes), str(source)], check=True)
-    command = [find_java(), "-Xmx256m", "-cp", f"{classes}:{path}", "io.millrace.audit.Bytes"]
+    path = compile_programs(tmp_path_factory.mktemp("classes"))
+    command = [find_java(), "-Xmx256m", "-cp", path, "io.millrace.audit.Bytes"]
     with start_for_the_test_run(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as java:
         assert java.stdin is not None
         assert java.stdout is not None

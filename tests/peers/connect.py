@@ -28,12 +28,17 @@ class ConnectProcess:
     """
 
     def __init__(
-        self, folder: Path, words: Sequence[str], java_options: Sequence[str] = ("-Xmx512M",)
+        self,
+        folder: Path,
+        words: Sequence[str],
+        java_options: Sequence[str] = ("-Xmx512M",),
+        more_jars: Sequence[Path] = (),
     ) -> None:
         """Start the main class and arguments in `words`; NoMaven when the jars cannot be fetched."""
         self.log = folder / "connect.log"
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        self._command = [find_java(), *java_options, quiet, "-cp", maven.class_path(POM), *words]
+        path = ":".join([maven.class_path(POM), *map(str, more_jars)])
+        self._command = [find_java(), *java_options, quiet, "-cp", path, *words]
         self.start()
 
     def start(self) -> None:
@@ -42,6 +47,11 @@ class ConnectProcess:
             self.process = start_for_the_test_run(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has closed its clients."""
+        self.process.terminate()
+        self.process.wait(60)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -58,9 +68,18 @@ class ConnectProcess:
 class Connect(ConnectProcess):
     """A standalone worker and its connectors."""
 
-    def __init__(self, folder: Path, bootstrap: str, connectors: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        connectors: Mapping[str, Mapping[str, str]],
+        settings: Mapping[str, str] | None = None,
+        more_jars: Sequence[Path] = (),
+    ) -> None:
+        """Start the connectors in a worker with further `settings`, and with jars on its class path."""
         worker = {
             **WORKER,
+            **(settings or {}),
             "bootstrap.servers": bootstrap,
             "offset.storage.file.filename": str(folder / "offsets"),
         }
@@ -69,7 +88,8 @@ class Connect(ConnectProcess):
             write_properties(folder / f"{name}.properties", properties)
             for name, properties in {"worker": worker, **named}.items()
         ]
-        super().__init__(folder, ["org.apache.kafka.connect.cli.ConnectStandalone", *files])
+        words = ["org.apache.kafka.connect.cli.ConnectStandalone", *files]
+        super().__init__(folder, words, more_jars=more_jars)
 
 
 def write_properties(file: Path, properties: Mapping[str, str]) -> str:

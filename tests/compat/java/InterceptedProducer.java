@@ -6,6 +6,7 @@ import java.util.concurrent.locks.LockSupport;
 
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.header.internals.RecordHeaders;
 
 /**
  * A service that knows nothing of the audit: JSON with StringSerializer, and what its callbacks were told.
@@ -14,6 +15,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
  */
 public class InterceptedProducer {
     private static final String TOO_LARGE = " ".repeat(2_000_000);
+    private static final long PAST_MS = 1_431_856_800_000L; // 2015-05-17T10:00Z
     private static String topic, how;
     private static int events;
     private static AtomicIntegerArray outcomes;
@@ -34,28 +36,32 @@ public class InterceptedProducer {
         Thread[] threads = new Thread[producers];
         for (int n = 0; n < producers; n++) {
             int first = n * events;
-            threads[n] = new Thread(() -> send(properties, first));
-            threads[n].start();
+            KafkaProducer<String, String> producer = new KafkaProducer<>(properties);
+            threads[n] = new Thread(() -> send(producer, first));
         }
+        System.out.println("reporting threads: " + reportingThreads());
+        for (Thread thread : threads) thread.start();
         for (Thread thread : threads) thread.join();
-        long speakers = Thread.getAllStackTraces().keySet().stream()
-                .filter(thread -> thread.getName().equals("millrace-audit")).count();
         try (PrintWriter out = new PrintWriter(args[3])) {
             for (int n = 0; n < outcomes.length(); n++) out.println("-af".charAt(outcomes.get(n)));
         }
-        System.out.println("reporting threads left: " + speakers);
+        System.out.println("reporting threads left: " + reportingThreads());
     }
 
-    private static void send(Properties properties, int first) {
-        KafkaProducer<String, String> producer = new KafkaProducer<>(properties);
+    private static long reportingThreads() {
+        return Thread.getAllStackTraces().keySet().stream()
+                .filter(thread -> thread.getName().equals("millrace-audit")).count();
+    }
+
+    private static void send(KafkaProducer<String, String> producer, int first) {
         boolean isTransactional = how.equals("transactions");
         if (isTransactional) producer.initTransactions();
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
             int id = first + n;
-            String value = "{\"n\": " + id + "}" + (how.equals("large") && n % 100 == 7 ? TOO_LARGE : "");
-            producer.send(new ProducerRecord<>(topic, "k" + n % 1009, value), (metadata, error) ->
-                    outcomes.set(id, error == null ? 1 : 2));
+            ProducerRecord<String, String> record =
+                    new ProducerRecord<>(topic, null, time(n), "k" + n % 1009, value(id), headers());
+            producer.send(record, (metadata, error) -> outcomes.set(id, error == null ? 1 : 2));
             if (isTransactional && n % 500 == 499) {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
@@ -70,5 +76,25 @@ public class InterceptedProducer {
         }
         if (how.equals("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    /** Headers of a message that another producer has sent, with that producer's audit headers. */
+    private static RecordHeaders headers() {
+        RecordHeaders headers = new RecordHeaders();
+        if (!how.equals("forwarded")) return headers;
+        headers.add("millrace.audit", new byte[29]).add("trace", new byte[] {7}).add("millrace.audit", new byte[1]);
+        headers.setReadOnly();
+        return headers;
+    }
+
+    private static String value(int id) {
+        String value = "{\"n\": " + id + "}";
+        if (how.equals("broken") && id % 1000 == 7) return "{\"n\": " + id;
+        return how.equals("large") && id % 100 == 7 ? value + TOO_LARGE : value;
+    }
+
+    /** The event's time; null is the present. */
+    private static Long time(int n) {
+        return how.equals("past") || how.equals("broken") ? PAST_MS + n : null;
     }
 }

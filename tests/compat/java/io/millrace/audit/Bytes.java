@@ -39,7 +39,7 @@ public class Bytes {
         return bytes;
     }
 
-    private static String hex(byte[] bytes) {
+    static String hex(byte[] bytes) {
         StringBuilder text = new StringBuilder();
         for (byte one : bytes) text.append(String.format("%02x", one));
         return text.toString();

@@ -161,14 +161,14 @@ final class AuditedTopic {
 
     /** Take the outcomes that no report has. */
     synchronized Map<Long, Window> take() {
-        settleByTime();
         Map<Long, Window> taken = windows;
         windows = new HashMap<>();
         return taken;
     }
 
-    /** Return the earliest window with an event without an outcome; the largest long if there is none. */
+    /** Settle old stretches. Return the earliest window with an event without an outcome, else the largest long. */
     synchronized long firstOpen() {
+        settleByTime();
         long first = Long.MAX_VALUE;
         for (long window : outstanding.keySet()) first = Math.min(first, window);
         for (Stretch stretch : stretches)

@@ -27,7 +27,8 @@ final class Reporter {
     private static final Pattern CONNECTION =
             Pattern.compile("bootstrap\\.servers|security\\..*|sasl\\..*|ssl\\..*|client\\.dns\\.lookup");
     private static final long SEND_MS = 10_000;
-    private static final long LOOK_MS = 1_000;
+    /** Time between reports. A refused login or right costs a new connection each time. */
+    private static final long PAUSE_MS = 10_000;
     private static final long WARN_NS = TimeUnit.MINUTES.toNanos(1);
     private static final Map<Map<String, Object>, Reporter> SHARED = new HashMap<>();
     private static final AtomicInteger MADE = new AtomicInteger();
@@ -83,24 +84,21 @@ final class Reporter {
     }
 
     private void run() {
-        long reported = System.nanoTime();
         while (!isEnding) {
             try {
-                Thread.sleep(LOOK_MS);
+                Thread.sleep(PAUSE_MS);
             } catch (InterruptedException ending) {
                 return;
             }
-            boolean isDue = System.nanoTime() - reported >= TimeUnit.SECONDS.toNanos(10);
-            if (isDue) reported = System.nanoTime();
-            for (Instance instance : instances) tell(instance, isDue);
+            for (Instance instance : instances) tell(instance);
         }
     }
 
-    private void tell(Instance instance, boolean isDue) {
+    private void tell(Instance instance) {
         try {
             for (AuditedTopic topic : instance.topics.values())
                 if (topic.isWanted && !topic.isAnnounced && !isEnding) instance.announce(topic, SEND_MS);
-            if (isDue && !isEnding) instance.report(false, SEND_MS);
+            if (!isEnding) instance.report(false, SEND_MS);
         } catch (Exception error) {
             if (!isEnding) warn("audit records are not acknowledged, they are sent again", error);
         }
