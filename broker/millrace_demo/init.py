@@ -160,19 +160,18 @@ def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
         )
     file = folder / "schemas" / f"{topic}.avsc"
     _create(file, json.dumps(drafted.schema, indent=2, ensure_ascii=False) + "\n")
-    say(f"The schema is a guess from {drafted.objects:,} JSON objects:")
     others = [f"{drafted.others:,} messages are no JSON objects"] if drafted.others else []
-    for note in [*drafted.notes, *others]:
+    notes = [*drafted.notes, *others]
+    say(f"The schema is a guess from {drafted.objects:,} JSON objects{':' if notes else '.'}")
+    for note in notes:
         say(f"  {note}")
     say(f"Correct the file. Add the topic to the file of topics, which {VARIABLE} names:")
     say(f"  [{_key(topic)}]")
     say('  format = "json"')
     say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")
-    say("Then register the schema, and load the topic:")
+    say("Then register the schema, and load the topic from the offline cluster:")
     say(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
-    say(
-        f"  millrace load {topic} --warehouse FOLDER --bootstrap {bootstrap} --registry http://127.0.0.1:8081"
-    )
+    say(f"  millrace load {topic} --warehouse FOLDER --bootstrap HOST:PORT --registry http://127.0.0.1:8081")
 
 
 @init.command()

@@ -29,7 +29,7 @@ import sys, duckdb
 assert sys.argv[1] == "-c"
 print(duckdb.sql(sys.argv[2]))
 """
-"""DuckDB's shell, which PyPI does not have."""
+"""Stands for DuckDB's command line, which the readers' environment does not have."""
 
 
 @pytest.fixture(scope="session")

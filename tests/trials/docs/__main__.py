@@ -6,11 +6,14 @@ it is; one that says nothing, or anything else, fails the page:
     sh              typed; it must end with 0
     sh service      typed in a second terminal, in the same folder; it must print a line with `ready:`
     output          what the block before it printed: these lines in this order, `...` stands for any
-    python NAME, toml NAME, json NAME      the content of a file of that name
+    python NAME, toml NAME, json NAME, java NAME      the content of a file of that name
 
 A page about clusters that somebody has already says so in a line of its own, and Apache Kafka runs there:
 
     <!-- docs-test: kafka 127.0.0.1:9092 127.0.0.1:9094 -->
+
+The variable KAFKA_HOME then names a folder with Kafka's jars in `libs`, and CLONE this checkout, in which
+`make jar` was run. DuckDB finds its extensions as if it had fetched them.
 
 Pages name fixed ports, so root runs them in a network of their own, where nobody else has them.
 """
@@ -28,20 +31,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
+
 from millrace.process import start_child
+from millrace_demo.table import extension_of
+from tests.compat.java_interceptor import build_jar
 from tests.peers.kafka import POM, KafkaBroker
-from tests.peers.maven import class_path
+from tests.peers.maven import jars
 from tests.support import REPOSITORY
 
 BLOCK_S = 300.0
 """Limit of a block's time; only to end a block that hangs."""
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-KIND = re.compile(r"sh( service)?|output|(python|toml|json) \S+")
+KIND = re.compile(r"sh( service)?|output|(python|toml|json|java) \S+")
 """Kinds of a block, as they stand behind its fence."""
 _END = "end-of-block"
 _OWN_NETWORK = "MILLRACE_DOCS_NETWORK"
@@ -100,8 +107,12 @@ def _words(text: str) -> list[str]:
 class Reader:
     """One who types a page: a shell, and a second terminal for each service."""
 
-    def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
+        environment = {
+            **os.environ,
+            **variables,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
         environment["HOME"] = str(folder)
         self._folder = folder
         self._services: list[subprocess.Popen[str]] = []
@@ -206,9 +217,12 @@ def run_page(page: Path) -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="docs-"))
         servers = stack.enter_context(tempfile.TemporaryDirectory(prefix="docs-kafka-"))
-        for number, address in enumerate(clusters_of(text)):
+        variables = {}
+        if addresses := clusters_of(text):
+            variables = install_kafka(Path(servers), Path(folder))
+        for number, address in enumerate(addresses):
             stack.enter_context(KafkaBroker(Path(servers) / str(number), address=address))
-        reader = Reader(Path(folder))
+        reader = Reader(Path(folder), variables)
         try:
             for block in blocks:
                 began = time.monotonic()
@@ -223,6 +237,15 @@ def run_page(page: Path) -> int:
     return len(blocks)
 
 
+def install_kafka(servers: Path, home: Path) -> dict[str, str]:
+    """Install what the reader of a page about Kafka has or fetches; return the variables that name it."""
+    (servers / "libs").symlink_to(jars(POM))
+    with duckdb.connect(config={"extension_directory": str(home / ".duckdb" / "extensions")}) as connection:
+        for name in ("avro", "iceberg"):
+            connection.execute(f"INSTALL '{extension_of(name, duckdb.__version__)}'")
+    return {"KAFKA_HOME": str(servers), "CLONE": str(REPOSITORY)}
+
+
 def enter_own_network() -> None:
     """Begin again where nobody else listens: in a new network namespace with nothing but loopback."""
     if os.environ.get(_OWN_NETWORK) is None:
@@ -234,7 +257,8 @@ def enter_own_network() -> None:
 
 def main(pages: Sequence[str]) -> None:
     if any(clusters_of((REPOSITORY / name).read_text()) for name in pages):
-        class_path(POM)  # fetched while there is a network
+        jars(POM)  # fetched while there is a network
+        build_jar()
     if os.geteuid() == 0:
         enter_own_network()
     for name in pages:
