@@ -182,6 +182,19 @@ def check_fingerprint(evidence: Evidence, instance: int) -> None:
     assert (told.fingerprint - expected) % 2**64 == 0
 
 
+def check_exact(evidence: Evidence, outcomes: Path) -> None:
+    """Check that one instance reported each event as its callback saw it, and has ended."""
+    ((instance, told),) = evidence.told.items()
+    acknowledged, failed = read_outcomes(outcomes)
+    assert evidence.numbers(instance, told.acknowledged) == acknowledged
+    assert len(told.acknowledged) == len(acknowledged)
+    assert len(told.failed) == len(failed)
+    assert evidence.numbers(instance, told.failed) <= failed
+    assert told.acknowledged | told.failed == set(range(len(acknowledged) + len(failed)))
+    assert told.closed_through == FOR_EVER
+    assert evidence.foreign == 0
+
+
 def read_outcomes(path: Path) -> tuple[set[int], set[int]]:
     """Return the numbers of the events that the service's callbacks saw acknowledged, and failed."""
     words = path.read_text().split()
