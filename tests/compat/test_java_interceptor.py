@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.brokers import read_topic
-from tests.compat.brokers import RunningBroker, start_broker
+from tests.compat.brokers import Home, RunningBroker, address, create, start_broker
 from tests.compat.java_interceptor import (
     FOR_EVER,
     check_exact,
@@ -25,41 +25,7 @@ from tests.peers.kafka import KafkaBroker
 from tests.support import Process, wait_until
 
 EVENTS = 20_000
-Home = RunningBroker | KafkaBroker
-
-
-@pytest.fixture(scope="module")
-def millrace(
-    zookeeper: str, start_for_module: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory
-) -> RunningBroker:
-    broker = start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("interceptor"), "interceptor")
-    broker.create_topic("audit")
-    return broker
-
-
-@pytest.fixture(scope="module")
-def apache(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    settings = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
-    with KafkaBroker(tmp_path_factory.mktemp("interceptor-kafka"), settings=settings) as broker:
-        with broker.client() as client:
-            client.create_topic("audit", 1, {})
-        yield broker
-
-
-@pytest.fixture(params=["millrace", "apache"])
-def home(request: pytest.FixtureRequest, needs_maven: None) -> Home:
-    broker: Home = request.getfixturevalue(request.param)
-    return broker
-
-
-def create(home: Home, topic: str) -> str:
-    with home.client() as client:
-        client.create_topic(topic, 3, {})
-    return topic
-
-
-def address(home: Home) -> str:
-    return home.address if isinstance(home, KafkaBroker) else home.bootstrap
+pytestmark = pytest.mark.usefixtures("needs_maven")
 
 
 @pytest.mark.parametrize("clients", ["4.1", "3.9", "2.8"])
@@ -229,7 +195,7 @@ def test_only_topics_whose_whole_name_matches_are_audited(
 
 
 def test_without_the_topic_audit_the_events_are_sent_unaudited(
-    zookeeper: str, start: Callable[..., Process], needs_maven: None, tmp_path: Path
+    zookeeper: str, start: Callable[..., Process], tmp_path: Path
 ) -> None:
     settings = {"auto_create_topics": False}
     broker = start_broker(start, zookeeper, tmp_path, "without-audit", **settings)

@@ -1,0 +1,139 @@
+// A service whose producer the hooks of plugins/go audit: it sends JSON, and writes what its promises were told.
+//
+// The job's `outcomes` file gets a line for each event: a acknowledged, f failed, - neither.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"millrace/audit"
+)
+
+type job struct {
+	Bootstrap, Topic, Case, Outcomes string
+	Events                           int
+	CA, User, Password               string
+	GoOn                             string // a file: half of the events wait until it is there
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// record returns an event. One in a hundred of the case `large` is larger than client and broker allow.
+func (j job) record(n int) *kgo.Record {
+	value := fmt.Sprintf(`{"n": %d}`, n)
+	if j.Case == "large" && n%100 == 7 {
+		value += strings.Repeat(" ", 2_000_000)
+	}
+	r := &kgo.Record{Topic: j.Topic, Key: fmt.Appendf(nil, "k%d", n%1009), Value: []byte(value)}
+	if j.Case == "forward" {
+		r.Headers = []kgo.RecordHeader{{Key: "trace"}, {Key: "millrace.audit", Value: make([]byte, 29)},
+			{Key: "millrace.audit", Value: []byte("other")}}
+	}
+	return r
+}
+
+func (j job) client(audited *audit.Hooks) *kgo.Client {
+	options := []kgo.Opt{
+		kgo.SeedBrokers(j.Bootstrap), kgo.WithHooks(audited), kgo.UnknownTopicRetries(0), kgo.RecordRetries(3),
+		kgo.RecordDeliveryTimeout(5 * time.Second), kgo.ProduceRequestTimeout(3 * time.Second),
+	}
+	if j.Case == "close" {
+		options = append(options, kgo.ManualFlushing(), kgo.MaxBufferedRecords(j.Events))
+	}
+	if j.User != "" {
+		pem, err := os.ReadFile(j.CA)
+		check(err)
+		trusted := x509.NewCertPool()
+		trusted.AppendCertsFromPEM(pem)
+		login := scram.Auth{User: j.User, Pass: j.Password}
+		options = append(options, kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}), kgo.SASL(login.AsSha512Mechanism()))
+	}
+	client, err := kgo.NewClient(options...)
+	check(err)
+	return client
+}
+
+// pause is between the events n and n + 1.
+func (j job) pause(n int, client *kgo.Client) {
+	if j.Case == "slow" && n%10 == 0 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if n != j.Events/2-1 {
+		return
+	}
+	if j.GoOn != "" || j.Case == "close" {
+		check(client.Flush(context.Background()))
+	}
+	fmt.Println("half is sent")
+	for j.GoOn != "" {
+		if _, err := os.Stat(j.GoOn); !errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func main() {
+	var j job
+	check(json.Unmarshal([]byte(os.Args[1]), &j))
+	audited, err := audit.New(audit.Config{Service: "checkout"})
+	check(err)
+	clients := []*kgo.Client{j.client(audited)}
+	if j.Case == "shared" {
+		clients = append(clients, j.client(audited))
+	}
+	outcomes := make([]atomic.Int32, j.Events)
+	var failure sync.Once
+	var promises sync.WaitGroup
+	promises.Add(j.Events)
+	for n := range j.Events {
+		client := clients[n%len(clients)]
+		client.Produce(context.Background(), j.record(n), func(_ *kgo.Record, err error) {
+			defer promises.Done()
+			outcomes[n].Store(1)
+			if err != nil {
+				outcomes[n].Store(2)
+				failure.Do(func() { fmt.Println("an event failed") })
+			}
+		})
+		j.pause(n, client)
+	}
+	if j.Case == "wait" {
+		promises.Wait()
+		fmt.Println("flushed")
+		select {}
+	}
+	for _, client := range clients {
+		if j.Case != "close" {
+			check(client.Flush(context.Background()))
+		}
+		client.Close()
+	}
+	promises.Wait()
+	var words strings.Builder
+	for n := range outcomes {
+		fmt.Fprintf(&words, "%c\n", "-af"[outcomes[n].Load()])
+	}
+	check(os.WriteFile(j.Outcomes, []byte(words.String()), 0o644))
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	fmt.Println("reporting goroutines left:", strings.Count(string(stacks), "millrace/audit."))
+}
