@@ -1,20 +1,14 @@
-"""A Go service whose client has the hooks of the audit: its reports are its promises, and agree with the log."""
+"""A Go service whose client has the audit's hooks: its reports are its promises, and agree with the log."""
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from millrace.zookeeper.session import Session
 from millrace_broker.coordination.users import Users
@@ -31,7 +25,7 @@ from tests.compat.java_interceptor import (
 )
 from tests.compat.programs import GO_AUDIT, Program, audited_go, run_go
 from tests.peers.kafka import KafkaBroker
-from tests.support import WAIT_S, Process, wait_until
+from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
 
 EVENTS = 20_000
 USER, PASSWORD = "checkout", "long enough"
@@ -70,6 +64,17 @@ def test_the_package_passes_its_own_tests() -> None:
     run_go("test", ".", cwd=GO_AUDIT)
 
 
+def test_the_page_s_example_compiles(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "go.md").read_text()
+    (example,) = re.findall(r"```go\n(.*?)```", page, re.DOTALL)
+    (commands,) = re.findall(r"```\n(go mod .*?)```", page, re.DOTALL)
+    (tmp_path / "main.go").write_text(example)
+    run_go("mod", "init", "example", cwd=tmp_path)
+    for command in commands.replace("PATH", str(REPOSITORY)).splitlines():
+        run_go(*command.split()[1:], cwd=tmp_path)
+    run_go("build", "-o", str(tmp_path / "example"), ".", cwd=tmp_path)
+
+
 @pytest.mark.parametrize("case", ["plain", "forward", "shared"])
 def test_every_event_is_reported_with_the_content_of_its_value(
     home: Home, service: Program, start: Start, case: str, tmp_path: Path
@@ -84,7 +89,7 @@ def test_every_event_is_reported_with_the_content_of_its_value(
     check_fingerprint(evidence, instance)
 
 
-def test_a_killed_broker_does_not_change_what_is_reported(
+def test_events_are_acknowledged_when_a_killed_broker_is_back(
     home: Home, service: Program, start: Start, tmp_path: Path
 ) -> None:
     topic, outcomes = create(home, "go-killed-broker"), tmp_path / "outcomes"
@@ -92,11 +97,44 @@ def test_a_killed_broker_does_not_change_what_is_reported(
     running = service.start(start, bootstrap=address(home), **job)
     wait_for_line(running, "half is sent")
     kill(home)
-    wait_for_line(running, "an event failed")
+    wait_until("a report without an answer", lambda: "reports are not acknowledged" in running.output)
     restart(home)
     finish(running)
     check_exact(read_evidence(address(home), topic), outcomes)
-    assert all(read_outcomes(outcomes))
+    assert read_outcomes(outcomes) == (set(range(EVENTS)), set())
+
+
+def test_events_that_the_service_gives_up_while_a_broker_is_killed_are_reported_as_failed(
+    home: Home, service: Program, start: Start, tmp_path: Path
+) -> None:
+    topic, outcomes, go_on = create(home, "go-gives-up"), tmp_path / "outcomes", tmp_path / "go-on"
+    job = {"topic": topic, "events": 4000, "case": "give up", "outcomes": str(outcomes), "goOn": str(go_on)}
+    running = service.start(start, bootstrap=address(home), **job)
+    wait_for_line(running, "half is sent")
+    kill(home)
+    wait_for_line(running, "gave up")
+    restart(home)
+    go_on.touch()
+    finish(running)
+    check_exact(read_evidence(address(home), topic), outcomes)
+    assert all(read_outcomes(outcomes)), "events were acknowledged, and events failed"
+
+
+def test_a_client_closed_while_its_broker_is_killed_ends_and_leaves_its_instance_open(
+    home: Home, service: Program, start: Start, tmp_path: Path
+) -> None:
+    topic, outcomes, go_on = create(home, "go-open"), tmp_path / "outcomes", tmp_path / "go-on"
+    job = {"topic": topic, "events": 4000, "case": "give up", "outcomes": str(outcomes), "goOn": str(go_on)}
+    running = service.start(start, bootstrap=address(home), **job)
+    wait_for_line(running, "half is sent")
+    kill(home)
+    go_on.touch()
+    finish(running)
+    assert "the last report is missing. Accept the instance" in running.output
+    restart(home)
+    ((instance, told),) = read_evidence(address(home), topic).told.items()
+    assert str(instance) in running.output
+    assert told.closed_through != FOR_EVER
 
 
 def test_events_that_close_gives_up_are_reported_as_failed(
@@ -118,6 +156,18 @@ def test_events_that_are_too_large_fail_and_leave_no_hole(
     finish(service.start(start, bootstrap=address(home), **job))
     check_exact(read_evidence(address(home), topic), outcomes)
     assert len(read_outcomes(outcomes)[1]) == 10
+
+
+def test_events_of_aborted_transactions_are_acknowledged(
+    apache: KafkaBroker, service: Program, start: Start, tmp_path: Path
+) -> None:
+    topic, outcomes = create(apache, "go-transactions"), tmp_path / "outcomes"
+    job = {"topic": topic, "events": 6000, "case": "transactions", "outcomes": str(outcomes)}
+    finish(service.start(start, bootstrap=apache.address, **job))
+    check_exact(read_evidence(apache.address, topic), outcomes)
+    assert read_outcomes(outcomes) == (set(range(6000)), set())
+    committed = read_evidence(apache.address, topic, committed=True)
+    assert sum(map(len, committed.log.values())) == 4000
 
 
 def test_events_of_an_unknown_topic_are_reported_as_failed(
@@ -174,7 +224,7 @@ def test_events_are_audited_as_soon_as_the_login_may_write_audit(
     topic, outcomes, go_on = create(broker, "guarded"), tmp_path / "outcomes", tmp_path / "go-on"
     broker.create_topic("audit")
     allow_to_write(broker, topic)
-    job |= {"topic": topic, "events": 200, "case": "plain", "outcomes": str(outcomes), "goOn": str(go_on)}
+    job |= {"topic": topic, "events": 200, "case": "half", "outcomes": str(outcomes), "goOn": str(go_on)}
     running = service.start(start, **job)
     wait_for_line(running, "half is sent")
     allow_to_write(broker, "audit")
@@ -190,9 +240,7 @@ def test_events_are_audited_as_soon_as_the_login_may_write_audit(
     assert told.closed_through == FOR_EVER
 
 
-def start_guarded_broker(
-    zookeeper: str, start: Start, folder: Path
-) -> tuple[RunningBroker, dict[str, object]]:
+def start_guarded_broker(zookeeper: str, start: Start, folder: Path) -> tuple[RunningBroker, dict[str, Any]]:
     """Start a broker with TLS, logins and rights; return it with the fields of a job for its login."""
     cluster = f"go-guarded-{secrets.token_hex(3)}"
     session = Session.connect(zookeeper)
@@ -201,7 +249,7 @@ def start_guarded_broker(
     authority = Authority(folder)
     issued = authority.issue("broker")
     plain, logins = (f"localhost:{free_port()}" for _ in range(2))
-    settings = {
+    settings: dict[str, Any] = {
         "listen": None,
         "listeners.plain.listen": plain,
         "listeners.logins.listen": logins,
@@ -212,14 +260,11 @@ def start_guarded_broker(
         "security.super_users": ["User:ANONYMOUS"],
     }
     broker = start_broker(start, zookeeper, folder, cluster, **settings)
-    job = {"bootstrap": logins, "ca": str(authority.ca), "user": USER, "password": PASSWORD}
+    job: dict[str, Any] = {"bootstrap": logins, "ca": str(authority.ca), "user": USER, "password": PASSWORD}
     return broker, job
 
 
 def allow_to_write(broker: RunningBroker, topic: str) -> None:
-    literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for operation in (AclOperation.WRITE, AclOperation.DESCRIBE):
-        acl = AclBinding(ResourceType.TOPIC, topic, literal, f"User:{USER}", "*", operation, allow)
-        for done in admin.create_acls([acl]).values():
-            done.result(WAIT_S)
+    rule = ("allow", f"User:{USER}", "write", "--topic", topic)
+    done = run_millrace("acls", *rule, "--bootstrap", broker.bootstrap)
+    assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ type job struct {
 	Bootstrap, Topic, Case, Outcomes string
 	Events                           int
 	CA, User, Password               string
-	GoOn                             string // a file: half of the events wait until it is there
+	GoOn                             string // a file that the service waits for
 }
 
 func check(err error) {
@@ -58,6 +58,9 @@ func (j job) client(audited *audit.Hooks) *kgo.Client {
 	if j.Case == "close" {
 		options = append(options, kgo.ManualFlushing(), kgo.MaxBufferedRecords(j.Events))
 	}
+	if j.Case == "transactions" {
+		options = append(options, kgo.TransactionalID("checkout"))
+	}
 	if j.User != "" {
 		pem, err := os.ReadFile(j.CA)
 		check(err)
@@ -71,24 +74,46 @@ func (j job) client(audited *audit.Hooks) *kgo.Client {
 	return client
 }
 
+// endTransaction ends a transaction of 500 events. Every third is aborted.
+func endTransaction(n int, client *kgo.Client) {
+	check(client.Flush(context.Background()))
+	check(client.EndTransaction(context.Background(), kgo.TransactionEndTry(n/500%3 != 2)))
+}
+
 // pause is between the events n and n + 1.
 func (j job) pause(n int, client *kgo.Client) {
-	if j.Case == "slow" && n%10 == 0 {
+	if (j.Case == "slow" || j.Case == "give up") && n%10 == 0 {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if n != j.Events/2-1 {
 		return
 	}
-	if j.GoOn != "" || j.Case == "close" {
+	if j.Case == "close" || j.Case == "half" {
 		check(client.Flush(context.Background()))
 	}
 	fmt.Println("half is sent")
-	for j.GoOn != "" {
+	if j.Case == "half" {
+		j.waitToGoOn()
+	}
+}
+
+func (j job) waitToGoOn() {
+	for {
 		if _, err := os.Stat(j.GoOn); !errors.Is(err, os.ErrNotExist) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// giveUp fails the events that are not acknowledged within three seconds, also those that the log may hold.
+func giveUp(client *kgo.Client) {
+	limit, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	if client.Flush(limit) != nil {
+		client.UnsafeAbortBufferedRecords()
+	}
+	fmt.Println("gave up")
 }
 
 func main() {
@@ -101,20 +126,28 @@ func main() {
 		clients = append(clients, j.client(audited))
 	}
 	outcomes := make([]atomic.Int32, j.Events)
-	var failure sync.Once
 	var promises sync.WaitGroup
 	promises.Add(j.Events)
 	for n := range j.Events {
 		client := clients[n%len(clients)]
+		if j.Case == "transactions" && n%500 == 0 {
+			check(client.BeginTransaction())
+		}
 		client.Produce(context.Background(), j.record(n), func(_ *kgo.Record, err error) {
 			defer promises.Done()
 			outcomes[n].Store(1)
 			if err != nil {
 				outcomes[n].Store(2)
-				failure.Do(func() { fmt.Println("an event failed") })
 			}
 		})
+		if j.Case == "transactions" && n%500 == 499 {
+			endTransaction(n, client)
+		}
 		j.pause(n, client)
+	}
+	if j.Case == "give up" {
+		giveUp(clients[0])
+		j.waitToGoOn()
 	}
 	if j.Case == "wait" {
 		promises.Wait()
