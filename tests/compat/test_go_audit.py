@@ -6,16 +6,10 @@ import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import confluent_kafka.admin
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from millrace.zookeeper.session import Session
 from millrace_broker.coordination.users import Users
@@ -37,6 +31,7 @@ from tests.support import REPOSITORY, WAIT_S, Process, wait_until
 EVENTS = 20_000
 USER, PASSWORD = "checkout", "long enough"
 Start = Callable[..., Process]
+admin: Any = confluent_kafka.admin  # its stubs export nothing
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +242,7 @@ def test_events_are_audited_as_soon_as_the_login_may_write_audit(
     assert told.closed_through == FOR_EVER
 
 
-def start_guarded_broker(
-    zookeeper: str, start: Start, folder: Path
-) -> tuple[RunningBroker, dict[str, object]]:
+def start_guarded_broker(zookeeper: str, start: Start, folder: Path) -> tuple[RunningBroker, dict[str, Any]]:
     """Start a broker with TLS, logins and rights; return it with the fields of a job for its login."""
     cluster = f"go-guarded-{secrets.token_hex(3)}"
     session = Session.connect(zookeeper)
@@ -258,7 +251,7 @@ def start_guarded_broker(
     authority = Authority(folder)
     issued = authority.issue("broker")
     plain, logins = (f"localhost:{free_port()}" for _ in range(2))
-    settings = {
+    settings: dict[str, Any] = {
         "listen": None,
         "listeners.plain.listen": plain,
         "listeners.logins.listen": logins,
@@ -269,14 +262,23 @@ def start_guarded_broker(
         "security.super_users": ["User:ANONYMOUS"],
     }
     broker = start_broker(start, zookeeper, folder, cluster, **settings)
-    job = {"bootstrap": logins, "ca": str(authority.ca), "user": USER, "password": PASSWORD}
+    job: dict[str, Any] = {"bootstrap": logins, "ca": str(authority.ca), "user": USER, "password": PASSWORD}
     return broker, job
 
 
 def allow_to_write(broker: RunningBroker, topic: str) -> None:
-    literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for operation in (AclOperation.WRITE, AclOperation.DESCRIBE):
-        acl = AclBinding(ResourceType.TOPIC, topic, literal, f"User:{USER}", "*", operation, allow)
-        for done in admin.create_acls([acl]).values():
-            done.result(WAIT_S)
+    client = admin.AdminClient({"bootstrap.servers": broker.bootstrap})
+    acls = [
+        admin.AclBinding(
+            admin.ResourceType.TOPIC,
+            topic,
+            admin.ResourcePatternType.LITERAL,
+            f"User:{USER}",
+            "*",
+            operation,
+            admin.AclPermissionType.ALLOW,
+        )
+        for operation in (admin.AclOperation.WRITE, admin.AclOperation.DESCRIBE)
+    ]
+    for done in client.create_acls(acls).values():
+        done.result(WAIT_S)
