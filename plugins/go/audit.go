@@ -34,7 +34,7 @@ const (
 	outcomeBytes = 8
 )
 
-var legalTopic = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
+var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 
 // Config names a service and chooses its topics.
 type Config struct {
@@ -209,7 +209,7 @@ func (h *Hooks) topic(name string) *topic {
 		return known.(*topic)
 	}
 	var t *topic
-	if name != auditTopic && legalTopic.MatchString(name) && h.isChosen(name) {
+	if name != auditTopic && isTopicName(name) && h.isChosen(name) {
 		tried := make(chan struct{})
 		t = &topic{
 			name:    name,
@@ -221,6 +221,11 @@ func (h *Hooks) topic(name string) *topic {
 	}
 	stored, _ := h.topics.LoadOrStore(name, t)
 	return stored.(*topic)
+}
+
+// isTopicName returns whether Kafka accepts a name. The auditor rejects a report with any other name.
+func isTopicName(name string) bool {
+	return topicName.MatchString(name) && name != "." && name != ".."
 }
 
 // waitForHello returns whether a topic is announced. Only the first events of a topic wait.

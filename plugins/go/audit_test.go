@@ -249,7 +249,7 @@ func TestEventsOfImpossibleTimesLoseAForwardedHeaderAndHaveNoNumber(t *testing.T
 func TestOtherTopicsStayAsTheyAre(t *testing.T) {
 	h := hooksFor(t)
 	h.isChosen = func(name string) bool { return name != "compacted" }
-	for _, name := range []string{auditTopic, "compacted", "", "no/name", "ü"} {
+	for _, name := range []string{auditTopic, "compacted", "", ".", "..", "no/name", "ü"} {
 		r := record(name, kgo.RecordHeader{Key: headerName, Value: []byte("old")})
 		h.OnProduceRecordBuffered(r)
 		h.OnProduceRecordUnbuffered(r, nil)
