@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
+from tests.certificates import Authority
 from tests.peers.kafka import KafkaBroker
 from tests.support import Process
 
@@ -53,6 +54,19 @@ def create(home: Home, topic: str) -> str:
     with home.client() as client:
         client.create_topic(topic, 3, {})
     return topic
+
+
+def login_settings(authority: Authority, logins: str, *super_users: str) -> dict[str, Any]:
+    """Settings of a broker with rights, and with TLS and logins at `logins`. Other listeners allow all."""
+    issued = authority.issue("broker")
+    return {
+        "listeners.logins.listen": logins,
+        "listeners.logins.protocol": "SASL_SSL",
+        "tls.certificate": issued.certificate,
+        "tls.key": issued.key,
+        "security.authorizer": True,
+        "security.super_users": ["User:ANONYMOUS", *super_users],
+    }
 
 
 def start_broker(

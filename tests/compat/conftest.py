@@ -15,7 +15,7 @@ from tests.peers.kafka import KafkaBroker
 from tests.support import Process
 
 # A broker that was killed is let in again only when its last session is over.
-LETS_KILLED_BROKERS_IN = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+SHORT_SESSIONS = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 SPARK_KAFKA_POM = Path(maven.__file__).with_name("spark-kafka.pom.xml")
 
 
@@ -35,7 +35,7 @@ def needs_maven() -> None:
 @pytest.fixture(scope="session")
 def kafka(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """One broker of Apache Kafka that the whole run shares; take topic names of your own."""
-    settings = {"log.cleaner.backoff.ms": "200", **LETS_KILLED_BROKERS_IN}
+    settings = {"log.cleaner.backoff.ms": "200", **SHORT_SESSIONS}
     with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=settings) as broker:
         yield broker
 
@@ -60,7 +60,7 @@ def millrace(
 @pytest.fixture(scope="module")
 def apache(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """One broker of Apache Kafka, likewise."""
-    with KafkaBroker(tmp_path_factory.mktemp("audited-kafka"), settings=LETS_KILLED_BROKERS_IN) as broker:
+    with KafkaBroker(tmp_path_factory.mktemp("audited-kafka"), settings=SHORT_SESSIONS) as broker:
         with broker.client() as client:
             client.create_topic("audit", 1, {})
         yield broker

@@ -11,18 +11,13 @@ from typing import Any
 import pytest
 
 from millrace.zookeeper.session import Session
+from millrace_audit.reports.messages import FOR_EVER
 from millrace_broker.coordination.users import Users
 from millrace_broker.security.scram import make_credential
 from tests.brokers import free_port
 from tests.certificates import Authority
-from tests.compat.brokers import Home, RunningBroker, address, create, start_broker
-from tests.compat.java_interceptor import (
-    FOR_EVER,
-    check_exact,
-    check_fingerprint,
-    read_evidence,
-    read_outcomes,
-)
+from tests.compat.brokers import Home, RunningBroker, address, create, login_settings, start_broker
+from tests.compat.evidence import check_exact, check_fingerprint, check_killed, read_evidence, read_outcomes
 from tests.compat.programs import GO_AUDIT, Program, audited_go, run_go
 from tests.peers.kafka import KafkaBroker
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
@@ -194,12 +189,7 @@ def test_a_killed_producer_has_reported_only_events_of_the_log(
 
     wait_until("a report", has_reported)
     running.kill()
-    evidence = read_evidence(address(home), topic)
-    ((instance, told),) = evidence.told.items()
-    assert set(evidence.log[instance]) == set(range(EVENTS))
-    assert told.acknowledged <= set(evidence.log[instance])
-    assert not told.failed
-    assert told.closed_through != FOR_EVER
+    check_killed(read_evidence(address(home), topic), EVENTS)
 
 
 def test_without_the_topic_audit_the_events_are_sent_unaudited(
@@ -247,18 +237,8 @@ def start_guarded_broker(zookeeper: str, start: Start, folder: Path) -> tuple[Ru
     Users(session, cluster).put(USER, "SCRAM-SHA-512", make_credential("SCRAM-SHA-512", PASSWORD, 4096))
     session.close()
     authority = Authority(folder)
-    issued = authority.issue("broker")
     plain, logins = (f"localhost:{free_port()}" for _ in range(2))
-    settings: dict[str, Any] = {
-        "listen": None,
-        "listeners.plain.listen": plain,
-        "listeners.logins.listen": logins,
-        "listeners.logins.protocol": "SASL_SSL",
-        "tls.certificate": issued.certificate,
-        "tls.key": issued.key,
-        "security.authorizer": True,
-        "security.super_users": ["User:ANONYMOUS"],
-    }
+    settings = {"listen": None, "listeners.plain.listen": plain, **login_settings(authority, logins)}
     broker = start_broker(start, zookeeper, folder, cluster, **settings)
     job: dict[str, Any] = {"bootstrap": logins, "ca": str(authority.ca), "user": USER, "password": PASSWORD}
     return broker, job

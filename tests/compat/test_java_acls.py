@@ -13,7 +13,7 @@ from millrace_broker.coordination.users import Users
 from millrace_broker.security.scram import make_credential
 from tests.brokers import free_port
 from tests.certificates import Authority
-from tests.compat.brokers import RunningBroker, start_broker
+from tests.compat.brokers import RunningBroker, login_settings, start_broker
 from tests.peers.kafka import kafka_tool
 from tests.support import Process, wait_until
 
@@ -68,24 +68,9 @@ def guarded(
     session.close()
     plain, logins = (f"localhost:{free_port()}" for _ in range(2))
     authority = Authority(folder)
-    issued = authority.issue("broker")
-    broker = start_broker(
-        start_for_module,
-        zookeeper,
-        folder,
-        "java-acls",
-        1,
-        **{
-            "listen": None,
-            "listeners.plain.listen": plain,
-            "listeners.logins.listen": logins,
-            "listeners.logins.protocol": "SASL_SSL",
-            "tls.certificate": issued.certificate,
-            "tls.key": issued.key,
-            "security.authorizer": True,
-            "security.super_users": ["User:admin", "User:ANONYMOUS"],
-        },
-    )
+    settings = {"listen": None, "listeners.plain.listen": plain}
+    settings |= login_settings(authority, logins, "User:admin")
+    broker = start_broker(start_for_module, zookeeper, folder, "java-acls", 1, **settings)
     return Guarded(broker, logins, folder, authority.ca)
 
 

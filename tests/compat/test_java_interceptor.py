@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from millrace_audit.reports.messages import FOR_EVER
 from tests.brokers import read_topic
 from tests.compat.brokers import Home, RunningBroker, address, create, start_broker
-from tests.compat.java_interceptor import (
-    FOR_EVER,
+from tests.compat.evidence import (
     check_exact,
     check_fingerprint,
+    check_killed,
     check_never_wrong,
-    finish,
     read_evidence,
     read_outcomes,
-    start_service,
 )
+from tests.compat.java_interceptor import finish, start_service
 from tests.peers.kafka import KafkaBroker
 from tests.support import Process, wait_until
 
@@ -111,6 +111,16 @@ def test_events_of_an_unknown_topic_are_reported_as_failed(apache: KafkaBroker, 
     assert read_outcomes(outcomes) == (set(), {0, 1, 2})
 
 
+@pytest.mark.parametrize("clients", ["4.1", "3.9"])
+def test_an_event_for_a_name_that_no_topic_can_have_spoils_no_report(
+    millrace: RunningBroker, clients: str, tmp_path: Path
+) -> None:
+    topic, outcomes = create(millrace, f"beside-no-topic-{clients}"), tmp_path / "outcomes"
+    place = {"bootstrap_servers": millrace.bootstrap}
+    finish(start_service(clients, topic, 100, "no topic", outcomes, **place))
+    check_exact(read_evidence(millrace.bootstrap, topic), outcomes)
+
+
 def test_a_killed_producer_has_reported_only_events_of_the_log(home: Home, tmp_path: Path) -> None:
     topic = create(home, "killed-producer")
     service = start_service(
@@ -126,12 +136,7 @@ def test_a_killed_producer_has_reported_only_events_of_the_log(home: Home, tmp_p
 
         wait_until("a report", has_reported)
         service.kill()
-    evidence = read_evidence(address(home), topic)
-    ((instance, told),) = evidence.told.items()
-    assert set(evidence.log[instance]) == set(range(EVENTS))
-    assert told.acknowledged <= set(evidence.log[instance])
-    assert not told.failed
-    assert told.closed_through != FOR_EVER
+    check_killed(read_evidence(address(home), topic), EVENTS)
 
 
 def test_two_producers_of_one_process_are_two_instances_and_share_a_thread(

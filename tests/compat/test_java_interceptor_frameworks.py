@@ -11,17 +11,12 @@ import psycopg
 import pytest
 
 from millrace.zookeeper.embedded import find_java
+from millrace_audit.reports.messages import FOR_EVER
 from tests import postgres
 from tests.brokers import read_topic
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.compat.java_interceptor import (
-    FOR_EVER,
-    SOURCES,
-    build_jar,
-    check_never_wrong,
-    read_evidence,
-    read_outcomes,
-)
+from tests.compat.evidence import check_never_wrong, read_evidence, read_outcomes
+from tests.compat.java_interceptor import SOURCES, build_jar
 from tests.peers import maven
 from tests.peers.connect import Connect, write_properties
 from tests.support import Process, wait_until

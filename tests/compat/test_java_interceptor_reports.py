@@ -11,10 +11,10 @@ import pytest
 
 from millrace.zookeeper.embedded import find_java
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import AuditCodec, Report
+from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import SchemaRegistryClient
-from tests.compat.java_interceptor import FOR_EVER, compile_programs
+from tests.compat.java_interceptor import compile_programs
 from tests.page_view import START
 
 KEPT_BYTES = 64 << 20

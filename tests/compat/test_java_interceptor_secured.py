@@ -15,7 +15,9 @@ from millrace_broker.coordination.users import Users
 from tests.audit_world import audit_of_one_origin
 from tests.brokers import free_port
 from tests.certificates import Authority
-from tests.compat.java_interceptor import finish, load_json, read_evidence, read_outcomes, start_service
+from tests.compat.brokers import login_settings
+from tests.compat.evidence import read_evidence, read_outcomes
+from tests.compat.java_interceptor import finish, load_json, start_service
 from tests.integration.test_audit import World
 from tests.support import Process, run_millrace
 
@@ -57,15 +59,7 @@ def secured(
 ) -> Secured:
     folder, logins = tmp_path_factory.mktemp("interceptor-secured"), f"localhost:{free_port()}"
     authority = Authority(folder)
-    issued = authority.issue("broker")
-    settings = {
-        "listeners.logins.listen": logins,
-        "listeners.logins.protocol": "SASL_SSL",
-        "tls.certificate": issued.certificate,
-        "tls.key": issued.key,
-        "security.authorizer": True,
-        "security.super_users": ["User:ANONYMOUS"],
-    }
+    settings = login_settings(authority, logins)
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     world = audit_of_one_origin(World, start_for_module, zookeeper, folder, TOPICS, lines)
     dc1 = world.clusters["dc1"]

@@ -56,6 +56,7 @@ public class InterceptedProducer {
     private static void send(KafkaProducer<String, String> producer, int first) {
         boolean isTransactional = how.equals("transactions");
         if (isTransactional) producer.initTransactions();
+        if (how.equals("no topic")) producer.send(new ProducerRecord<>("no/topic", "value"));
         for (int n = 0; n < events; n++) {
             if (isTransactional && n % 500 == 0) producer.beginTransaction();
             int id = first + n;

@@ -22,6 +22,8 @@ import org.slf4j.LoggerFactory;
 /** Numbers the events of a producer and reports their outcomes. The property {@code interceptor.classes} names it. */
 public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
     private static final Logger LOGGER = LoggerFactory.getLogger(AuditInterceptor.class);
+    /** Names of topics; the auditor rejects a whole report with any other name. */
+    private static final Pattern TOPIC_NAME = Pattern.compile("(?!\\.{1,2}$)[a-zA-Z0-9._-]{1,249}");
     private static final long HELLO_WAIT_MS = 15_000;
     private static final long CLOSE_WAIT_MS = 5_000;
     private static final long SETTLE_SPARE_MS = 10_000;
@@ -53,9 +55,8 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
 
     @Override
     public ProducerRecord<K, V> onSend(ProducerRecord<K, V> record) {
-        if (!topics.matcher(record.topic()).matches()) return record;
-        AuditedTopic topic = instance.topics.computeIfAbsent(
-                record.topic(), name -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
+        AuditedTopic topic = topic(record.topic());
+        if (topic == null) return record;
         long now = System.currentTimeMillis();
         long time = record.timestamp() == null ? now : record.timestamp();
         // A record that was sent before has read-only headers.
@@ -70,6 +71,15 @@ public final class AuditInterceptor<K, V> implements ProducerInterceptor<K, V> {
         sent.headers().add(header);
         if (valuesAreBytes) header.hash((byte[]) record.value());
         return sent;
+    }
+
+    /** Return the counts of a topic, or null if the topic is not audited. */
+    private AuditedTopic topic(String name) {
+        AuditedTopic known = instance.topics.get(name);
+        if (known != null) return known;
+        if (!TOPIC_NAME.matcher(name).matches() || !topics.matcher(name).matches()) return null;
+        return instance.topics.computeIfAbsent(
+                name, absent -> new AuditedTopic(name, isExact, settledAfterMs, instance.kept));
     }
 
     /** Announce a topic before its first event. The reporting thread goes on if that takes too long. */
