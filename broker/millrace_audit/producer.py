@@ -403,7 +403,7 @@ class AuditedProducer:
                     digest = announced.fingerprint(value)
                 else:
                     value = event if encoder is None else encoder.encode(event)
-                    digest = announced.fingerprint(value or b"")
+                    digest = announced.fingerprint(value or b"", sequence)
                     own = encode_header(announced.tag, self.instance, sequence, time_ms)
                     marked = [(HEADER_NAME, own), *(one for one in headers if one[0] != HEADER_NAME)]
                     # librdkafka does not return the headers of a message that failed.

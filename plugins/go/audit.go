@@ -166,7 +166,7 @@ func (h *Hooks) OnProduceRecordUnbuffered(r *kgo.Record, err error) {
 	for _, header := range r.Headers {
 		if header.Key == headerName {
 			if sequence, ms, ok := decodeHeader(header.Value, t.tag, h.instance); ok {
-				h.settle(t, ms, sequence, xxhash.Sum64(r.Value), err == nil)
+				h.settle(t, ms, sequence, fingerprintOf(r.Value, sequence), err == nil)
 			}
 			return
 		}
@@ -296,6 +296,14 @@ func (h *Hooks) settle(t *topic, ms, sequence int64, fingerprint uint64, isAckno
 func (w *window) isEmpty() bool { return w.count() == 0 }
 
 func (w *window) count() int { return len(w.acknowledged.sequences) + len(w.failed.sequences) }
+
+// fingerprintOf returns the fingerprint of an event: XXH64 of its value, seeded with its sequence.
+func fingerprintOf(value []byte, sequence int64) uint64 {
+	var digest xxhash.Digest
+	digest.ResetWithSeed(uint64(sequence))
+	digest.Write(value)
+	return digest.Sum64()
+}
 
 func (o *outcomes) add(sequence int64, fingerprint uint64) {
 	o.sequences = append(o.sequences, sequence)

@@ -123,7 +123,7 @@ def check_fingerprint(evidence: Evidence, instance: int) -> None:
     """Check the sum of the acknowledged values."""
     told, log = evidence.told[instance], evidence.log[instance]
     assert told.is_fingerprinted
-    expected = sum(xxhash.xxh64_intdigest(log[sequence]) for sequence in told.acknowledged)
+    expected = sum(xxhash.xxh64_intdigest(log[sequence], sequence) for sequence in told.acknowledged)
     assert (told.fingerprint - expected) % 2**64 == 0
 
 

@@ -42,9 +42,9 @@ def ask(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @settings(max_examples=20 * ROUNDS)
-@given(st.binary(max_size=200))
-def test_a_fingerprint_is_xxh64(ask: Ask, value: bytes) -> None:
-    assert int(ask(f"xxh64 {value.hex()}")) % 2**64 == xxhash.xxh64_intdigest(value)
+@given(st.binary(max_size=200), st.integers(0, 2**63 - 1))
+def test_a_fingerprint_is_xxh64_seeded_with_the_sequence(ask: Ask, value: bytes, sequence: int) -> None:
+    assert int(ask(f"xxh64 {sequence} {value.hex()}")) % 2**64 == xxhash.xxh64_intdigest(value, sequence)
 
 
 @settings(max_examples=20 * ROUNDS)

@@ -614,7 +614,7 @@ def test_a_value_goes_out_as_it_is_and_its_audit_header_is_a_record_header(world
     (report,) = world.reports(producer.instance)
     (window,) = report.windows
     assert window.acknowledged.pairs() == [[0, 3]]
-    assert window.fingerprint == wrapped(sum(fingerprint(value or b"") for value in values))
+    assert window.fingerprint == wrapped(sum(fingerprint(value or b"", n) for n, value in enumerate(values)))
 
 
 def test_the_schema_decides_where_the_header_is_and_a_topic_may_have_both(world: World) -> None:
@@ -725,11 +725,11 @@ def test_failed_values_are_reported_by_the_number_and_fingerprint_that_they_were
     windows = [window for report in breakable.reports(producer.instance) for window in report.windows]
     failed = {w.window: (w.failed.pairs(), w.failed_fingerprint) for w in windows if w.failed}
     assert failed == {
-        START: ([[1, 1]], wrapped(fingerprint(values[1]))),
-        START + WINDOW_MS: ([[2, 2]], wrapped(fingerprint(b""))),
+        START: ([[1, 1]], wrapped(fingerprint(values[1], 1))),
+        START + WINDOW_MS: ([[2, 2]], wrapped(fingerprint(b"", 2))),
     }
     acknowledged = sum(window.fingerprint for window in windows)
-    assert wrapped(acknowledged) == wrapped(fingerprint(values[0]) + fingerprint(values[2]))
+    assert wrapped(acknowledged) == wrapped(fingerprint(values[0], 0) + fingerprint(values[2], 3))
 
 
 # Forks, and an error after which librdkafka sends nothing any more

@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
 class BatchCounter:
     """A counter of batches. `is_audited(schema_id)` is True if messages of that schema begin
-    with a header; `digest` computes the fingerprint of a value.
+    with a header; `digest` computes the fingerprint of a message.
     """
 
     def __init__(self, is_audited: Callable[[int], bool], digest: Fingerprint = fingerprint) -> None:
@@ -135,7 +135,7 @@ class BatchCounter:
         is_left = np.ones(len(frames), np.bool_)
         is_left[columns.rows] = False
         audited = self._audited(frames, is_left)
-        hashes = self._hashes(frames)
+        hashes = self._hashes(frames, columns)
         found: list[_Headers] = []
         if len(columns.rows):
             found.append(_Headers.of_columns(columns, hashes))
@@ -162,13 +162,15 @@ class BatchCounter:
         tagged &= np.isin(ids, np.array(known, np.uint32))
         return tagged
 
-    def _hashes(self, frames: Frames) -> Hashes:
-        """Return the fingerprint of each value; a null counts as no bytes."""
+    def _hashes(self, frames: Frames, columns: HeaderColumns) -> Hashes:
+        """Return the fingerprint of each message; a null value counts as no bytes."""
         first, last = int(frames.value[0]), int(frames.end[-1])
         data, digest = bytes(frames.buffer.data[first:last]), self._digest  # slicing bytes is faster
         start = frames.value - first
         end = start + np.maximum(frames.value_size, 0)
-        values = (digest(data[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True))
+        sequences = columns.of_all(len(frames))
+        places = zip(start.tolist(), end.tolist(), sequences, strict=True)
+        values = (digest(data[one:other], sequence) for one, other, sequence in places)
         return np.fromiter(values, np.uint64 if digest is fingerprint else np.object_, len(frames))
 
     def _count_broken(self, broken: BrokenBatch, tally: Tally) -> None:

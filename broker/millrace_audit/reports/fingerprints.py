@@ -5,14 +5,17 @@ in the same way.
     strong    XXH64 in the lowest 64 bits, 504 bytes of SHAKE128 above them; a sum is modulo 2^4096, plus
               2^4096, which makes it larger than any fast sum
 
+The sequence of a message is in both hashes, so two messages that swap their values are noticed. It is in the
+value, or it is in the record header: then it is the seed of XXH64, and SHAKE128 hashes it behind the value.
 The order of the messages does not matter. The lowest 64 bits of a strong sum are the fast sum, so a sum of
 both kinds is fast. A fast sum finds accidents; a strong sum also finds forgeries (docs/audit.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import shake_128
+from typing import Protocol
 
 from xxhash import xxh64_intdigest
 
@@ -25,18 +28,28 @@ _VERSION = b"\1"
 _FAST_BITS, _MARK = 64, 1 << (64 + 8 * STRONG_BYTES)
 _MOST_FAST_BITS = 128  # of 2^64 fast fingerprints that are not yet wrapped
 
-Fingerprint = Callable[[bytes | memoryview], int]
+
+class Fingerprint(Protocol):
+    """One of the two functions below."""
+
+    def __call__(self, value: bytes | memoryview, sequence: int | None = None) -> int: ...
 
 
-def fingerprint(value: bytes | memoryview) -> int:
-    """Return the fast fingerprint of one message, from 0 to 2^64 - 1."""
-    return xxh64_intdigest(value)
+def fingerprint(value: bytes | memoryview, sequence: int | None = None) -> int:
+    """Return the fast fingerprint of one message, from 0 to 2^64 - 1.
+
+    `sequence` is that of the message's record header; None without one.
+    """
+    return xxh64_intdigest(value, sequence or 0)
 
 
-def strong_fingerprint(value: bytes | memoryview) -> int:
+def strong_fingerprint(value: bytes | memoryview, sequence: int | None = None) -> int:
     """Return the strong fingerprint of one message, from 2^4096 to 2^4097 - 1."""
-    fast, strong = xxh64_intdigest(value).to_bytes(8, "little"), shake_128(value).digest(STRONG_BYTES)
-    return int.from_bytes(b"".join((fast, strong, b"\1")), "little")
+    shake = shake_128(value)
+    if sequence is not None:
+        shake.update(sequence.to_bytes(8, "big"))
+    fast = fingerprint(value, sequence).to_bytes(8, "little")
+    return int.from_bytes(b"".join((fast, shake.digest(STRONG_BYTES), b"\1")), "little")
 
 
 _OF_POLICY: Mapping[str, Fingerprint] = {"fast": fingerprint, "strong": strong_fingerprint}

@@ -37,6 +37,15 @@ class HeaderColumns(NamedTuple):
     instance: Longs
     sequence: Longs
 
+    def of_all(self, count: int) -> list[int | None]:
+        """Return the sequence of each of `count` messages; None for a message without an audit header."""
+        if len(self.rows) == count:  # the usual case
+            return list(self.sequence.tolist())
+        sequences: list[int | None] = [None] * count
+        for row, sequence in zip(self.rows.tolist(), self.sequence.tolist(), strict=True):
+            sequences[row] = sequence
+        return sequences
+
 
 class HeaderReader:
     """A reader of the audit headers of one topic's messages."""

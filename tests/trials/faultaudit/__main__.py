@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from millrace.errors import MillraceError
-from tests.trials.faultaudit.clean import TOPIC, CleanWindows
+from tests.trials.faultaudit.clean import TOPICS, CleanWindows
 from tests.trials.faultaudit.matrix import rows
 from tests.trials.faultaudit.place import Place
 from tests.trials.faultaudit.row import Row
@@ -89,10 +89,10 @@ class FaultAudit:
     def clean(self, windows: int, chance: random.Random) -> None:
         """Run windows without a fault, in another place."""
         with self._limits.step("the start of the place", START_S):
-            place = Place(self._folder / "clean", [TOPIC], partitions=2)
+            place = Place(self._folder / "clean", [*TOPICS], schemas=TOPICS, partitions=2)
         run = CleanWindows(place, windows, chance, self._report.say)
         try:
-            with self._limits.step(f"{windows} clean windows", WINDOWS_S + windows * WINDOW_S):
+            with self._limits.step(f"{windows} clean windows of each topic", WINDOWS_S + windows * WINDOW_S):
                 self.score.windows = run.run()
         finally:
             self.score.false_alarms += len(run.alarms)
@@ -101,7 +101,7 @@ class FaultAudit:
             place.kill(*place.names)
             place.write_outputs()
         kills = ", ".join(f"{name} {times}" for name, times in sorted(run.kills.items()))
-        self._report.say(f"{windows} windows are complete; kills: {kills}", stays=True)
+        self._report.say(f"{self.score.windows} windows are complete; kills: {kills}", stays=True)
         self._report.advance("clean windows")
 
     def _row(self, place: Place, row: Row) -> None:
@@ -133,7 +133,10 @@ class FaultAudit:
 
 @click.command()
 @click.option(
-    "--windows", default=1000, show_default=True, help="Clean windows after the matrix; 0 for none."
+    "--windows",
+    default=1000,
+    show_default=True,
+    help="Clean windows of each topic after the matrix; 0 for none.",
 )
 @click.option(
     "--only", multiple=True, help="Only rows whose name begins with this; `clean`: the clean windows."
@@ -143,7 +146,7 @@ class FaultAudit:
 def main(windows: int, only: tuple[str, ...], seed: int | None, folder: Path | None) -> None:
     """Plant every fault and hear what the auditor says of it; then hear of windows without any."""
     chosen = [row for row in rows() if not only or row.name.startswith(only)]
-    with_clean = bool(windows) and (not only or TOPIC in only)
+    with_clean = bool(windows) and (not only or "clean" in only)
     if not chosen and not with_clean:
         raise click.BadParameter(f"no row is named so; there are {', '.join(row.name for row in rows())}")
     where = (folder or Path(tempfile.mkdtemp(prefix="millrace-fault-audit-"))).resolve()

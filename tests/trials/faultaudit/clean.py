@@ -1,9 +1,10 @@
 """Windows without any fault while everything is killed: no verdict may ever be `incomplete`.
 
-Two producers, one in each datacenter, go through the windows in order and close them as they go; loads run
-now and then. SIGKILL comes to brokers, readers, mirror, auditor, registry, ZooKeeper and loads at random
-moments, some at once; whatever is killed is started again. A watcher asks the auditor all the time. In the
-end every window is complete, with as many messages as were acknowledged.
+There are two topics, one with audit headers in values and one with record headers. Of each, one producer in
+each datacenter goes through the windows in order and closes them; loads run all the time. SIGKILL comes to
+brokers, readers, mirror, auditor, registry, ZooKeeper and loads at random moments, some at once; whatever is
+killed is started again. A watcher asks the auditor all the time. In the end every window is complete, with as
+many messages as were acknowledged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from datetime import datetime
+from itertools import cycle, islice, product
 
 from millrace.errors import MillraceError
 from millrace_audit.answer import Verdict, Window, utc
@@ -23,12 +25,13 @@ from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.ranges import size
 from tests.support import Process, wait_until
-from tests.trials.faultaudit.place import LOAD_S, ORIGINS, PAGE_VIEW, Place
+from tests.trials.faultaudit.place import LOAD_S, ORIGINS, PAGE_VIEW, WITHOUT_HEADER, Place
 from tests.trials.faultaudit.stage import EVENT, START
 
-TOPIC = "clean"
+TOPICS = {"clean": PAGE_VIEW, "clean-record-header": WITHOUT_HEADER}
+"""Each topic with its schema."""
 EVENTS = 5
-"""In each window and datacenter."""
+"""In each window of a topic and datacenter."""
 OF_AN_INSTANCE = 40
 """Windows that one producer instance goes through, as when a service is deployed now and then."""
 PACE_S = 0.5
@@ -55,16 +58,16 @@ class CleanWindows:
         self._place, self._windows, self._chance, self._say = place, windows, chance, say
         self._stop = threading.Event()
         self._acknowledged: Counter[str] = Counter()
-        self._through = dict.fromkeys(ORIGINS, 0)
+        self._through = dict.fromkeys(product(ORIGINS, TOPICS), 0)
         self._load: Process | None = None
         self._problems: list[str] = []
         self.kills: Counter[str] = Counter()
-        self.alarms: dict[int, str] = {}
-        """Window -> what was said of it when it was incomplete."""
+        self.alarms: dict[tuple[str, datetime], str] = {}
+        """Topic and start of a window -> what was said of it when it was incomplete."""
 
     def run(self) -> int:
         """Return the number of windows complete in the end; raise FalseAlarm unless all of them are."""
-        with self._threads(*(self._traffic_of(cluster) for cluster in ORIGINS), self._watch, self._loads):
+        with self._threads(*(self._traffic(*where) for where in self._through), self._watch, self._loads):
             while not all(through == self._windows for through in self._through.values()):
                 self._kill_some()
                 if self._problems:
@@ -72,10 +75,11 @@ class CleanWindows:
             self._say("all is sent: no more kills")
         if self._problems:
             raise FalseAlarm(self._problems[0])
-        self._place.load(TOPIC)
+        for topic in TOPICS:
+            self._place.load(topic)
         with suppress(AssertionError):
             wait_until("every window is complete", self._is_complete, timeout_s=SETTLED_S)
-        found = self._ask()
+        found = [window for _, window in self._ask()]
         open_ones = [window for window in found if window.verdict != Verdict.COMPLETE]
         if open_ones:
             raise FalseAlarm(f"{len(open_ones)} windows are not complete, the first: {open_ones[0]}")
@@ -109,31 +113,31 @@ class CleanWindows:
 
     # Traffic and loads
 
-    def _traffic_of(self, cluster: str) -> Callable[[], None]:
+    def _traffic(self, cluster: str, topic: str) -> Callable[[], None]:
         def traffic() -> None:
             windows = iter(range(self._windows))
             while some := list(islice(windows, OF_AN_INSTANCE)):
-                self._one_instance(cluster, some)
+                self._one_instance(cluster, topic, some)
 
         return traffic
 
-    def _one_instance(self, cluster: str, windows: Sequence[int]) -> None:
+    def _one_instance(self, cluster: str, topic: str, windows: Sequence[int]) -> None:
         producer = self._place.producer(cluster, config={}, report_interval_s=0.5)
         for window in windows:
             start = START + window * WINDOW_MS
             for number in range(EVENTS):
-                self._send(producer, start + number * WINDOW_MS // EVENTS)
+                self._send(producer, topic, start + number * WINDOW_MS // EVENTS)
             producer.closed_through(start + WINDOW_MS)
-            self._through[cluster] = window
+            self._through[cluster, topic] = window
             time.sleep(PACE_S)
         self._again(producer.close)
         (delivered,) = producer.delivered()
         self._acknowledged[cluster] += size(delivered.acknowledged)
-        self._through[cluster] = windows[-1] + 1
+        self._through[cluster, topic] = windows[-1] + 1
 
-    def _send(self, producer: AuditedProducer, time_ms: int) -> None:
+    def _send(self, producer: AuditedProducer, topic: str, time_ms: int) -> None:
         event = {**EVENT, "url": "/"}
-        self._again(lambda: producer.send(TOPIC, PAGE_VIEW, event, time_ms=time_ms))
+        self._again(lambda: producer.send(topic, None, event, time_ms=time_ms))
 
     def _again(self, what: Callable[[], object]) -> None:
         while not self._stop.is_set():
@@ -146,8 +150,10 @@ class CleanWindows:
         raise _Ended
 
     def _loads(self) -> None:
-        while not self._stop.is_set():
-            self._load = self._place.start_load(TOPIC)
+        for topic in cycle(TOPICS):
+            if self._stop.is_set():
+                return
+            self._load = self._place.start_load(topic)
             code = self._load.wait(timeout_s=LOAD_S)
             if code > 0:  # brokers or registry were away
                 self._say(f"load: {self._load.lines[-1:]}")
@@ -179,16 +185,19 @@ class CleanWindows:
     def _watch(self) -> None:
         while not self._stop.is_set():
             with suppress(MillraceError):  # it is killed at the moment
-                for window in self._ask():
+                for topic, window in self._ask():
                     if window.verdict == Verdict.INCOMPLETE:
-                        self.alarms.setdefault(int(window.start.timestamp()), str(window))
+                        self.alarms.setdefault((topic, window.start), str(window))
             self._stop.wait(RETRY_S)
 
-    def _ask(self) -> Sequence[Window]:
+    def _ask(self) -> Iterator[tuple[str, Window]]:
+        """Each window with its topic."""
         end = utc(START + self._windows * WINDOW_MS)
-        return completeness(self._place.auditor_url, TOPIC, utc(START), end).windows
+        for topic in TOPICS:
+            for window in completeness(self._place.auditor_url, topic, utc(START), end).windows:
+                yield topic, window
 
     def _is_complete(self) -> bool:
         with suppress(MillraceError):
-            return all(window.verdict == Verdict.COMPLETE for window in self._ask())
+            return all(window.verdict == Verdict.COMPLETE for _, window in self._ask())
         return False

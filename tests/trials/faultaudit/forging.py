@@ -6,66 +6,88 @@ Knows how events and audit records are laid out. Has no secret of a reader and n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Producer
 
-from millrace_audit.reports.event import EventSchema, read_header
+from millrace.records.messages import Record
+from millrace_audit.reports.event import EventSchema, ValueSchema, has_header, read_header
 from millrace_audit.reports.fingerprints import fingerprint
 from millrace_audit.reports.messages import AuditCodec, AuditRecord, Hello, Report, now_ms
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import read_partition
 from tests.support import WAIT_S
 from tests.trials.faultaudit.batches import url
-from tests.trials.faultaudit.place import PAGE_VIEW, Place
-from tests.trials.faultaudit.stage import EVENT
+from tests.trials.faultaudit.place import Place
+from tests.trials.faultaudit.stage import EVENT, START
 from tests.xxh64 import forged
 
 SERVER = "-web"
 """Behind the cluster's name, as `place` calls its producers."""
 
 
-def write(
-    place: Place, cluster: str, topic: str, messages: Iterable[tuple[bytes | None, bytes, int]]
-) -> None:
-    """Messages (key, value, time) into partition 0, all acknowledged."""
+def message(value: bytes, time_ms: int, key: bytes | None = None) -> Record:
+    """Return a message that is yet to be written, without headers."""
+    return Record(0, time_ms, key, value)
+
+
+def write(place: Place, cluster: str, topic: str, messages: Iterable[Record]) -> None:
+    """Messages into partition 0, all acknowledged; their offsets do not count."""
     producer = Producer({"bootstrap.servers": place.clusters[cluster].bootstrap, "linger.ms": 50})
-    for key, value, time_ms in messages:
-        producer.produce(topic, value, key, partition=0, timestamp=max(time_ms, 0))
+    for each in messages:
+        headers: list[tuple[str, str | bytes | None]] = [*each.headers]
+        time_ms = max(each.timestamp, 0)
+        producer.produce(topic, each.value, each.key, partition=0, timestamp=time_ms, headers=headers)
     assert producer.flush(WAIT_S) == 0, f"{cluster} takes nothing on {topic}"
 
 
-def values(place: Place, cluster: str, topic: str, partition: int = 0) -> list[bytes]:
+def messages(place: Place, cluster: str, topic: str, partition: int = 0) -> Sequence[Record]:
     """Return the messages of a partition, byte for byte."""
     with place.clusters[cluster].client() as client:
-        return [value or b"" for value in read_partition(client, topic, partition).values]
+        return read_partition(client, topic, partition).records
 
 
-def event(place: Place, instance: int, sequence: int, time_ms: int, cluster: str) -> bytes:
+def event(place: Place, topic: str, instance: int, sequence: int, time_ms: int, cluster: str) -> Record:
     """An event in the name of an instance."""
-    with SchemaRegistryClient(place.registry) as registry:
-        schema = EventSchema(PAGE_VIEW, registry.register("PageView", PAGE_VIEW))
+    schema, event = _schema(place, topic), {**EVENT, "url": url(sequence)}
+    if isinstance(schema, ValueSchema):
+        header = encode_header(topic_tag(topic), instance, sequence, time_ms)
+        return replace(message(schema.encode(event), START), headers=((HEADER_NAME, header),))
     names = {"server": f"{cluster}{SERVER}", "service": "shop", "instance": instance}
-    header = {"time": time_ms, **names, "sequence": sequence}
-    return schema.encode(header, {**EVENT, "url": url(sequence)})
+    return message(schema.encode({"time": time_ms, **names, "sequence": sequence}, event), START)
 
 
-def same_xxh64(place: Place, lost: bytes) -> bytes:
+def same_xxh64(place: Place, topic: str, lost: Record) -> Record:
     """Return another event with the number and the XXH64 of a lost event."""
-    header = read_header(lost)
+    schema = _schema(place, topic)
+    value = lost.value or b""
+
+    def value_of(text: str) -> bytes:
+        event = {**EVENT, "url": f"/forged/{text}"}
+        if isinstance(schema, ValueSchema):
+            return schema.encode(event)
+        return schema.encode(read_header(value)._asdict(), event)
+
+    return replace(lost, value=forged(value_of, fingerprint(value)))
+
+
+def _schema(place: Place, topic: str) -> EventSchema | ValueSchema:
+    """Return the encoder of the topic's events."""
     with SchemaRegistryClient(place.registry) as registry:
-        schema = EventSchema(PAGE_VIEW, registry.register("PageView", PAGE_VIEW))
-    message_of = lambda text: schema.encode(header._asdict(), {**EVENT, "url": f"/forged/{text}"})  # noqa: E731
-    return forged(message_of, fingerprint(lost))
+        newest = registry.latest(topic)
+    kind = EventSchema if has_header(newest.schema) else ValueSchema
+    return kind(newest.schema, newest.schema_id)
 
 
 def say(place: Place, cluster: str, topic: str, record: AuditRecord, key: bytes | None = None) -> None:
     """An audit record on that audit topic, with a key of somebody's own."""
     with SchemaRegistryClient(place.registry) as registry:
         value = AuditCodec(registry).encode(record)
-    write(place, cluster, topic, [(key, value, now_ms())])
+    write(place, cluster, topic, [message(value, now_ms(), key)])
 
 
 def names(cluster: str, instance: int) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from tests.support import REPOSITORY, Process, run_millrace, wait_until
 
 ORIGINS = ("dc1", "dc2")
 PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+WITHOUT_HEADER = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:]}
+"""The schema of the same events when their audit header is a record header."""
 LOG = "[log]\nflush_ms = 20\n"
 WAREHOUSE_READER = "warehouse-reader"
 LOAD_S = 900.0

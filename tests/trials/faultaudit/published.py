@@ -103,12 +103,12 @@ def published_complete(stage: Stage) -> None:
 
 def _taken_back(stage: Stage) -> None:
     stage.begin()
-    values = forging.values(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
+    sent = forging.messages(stage.place, HOME, stage.topic)[BATCH : 2 * BATCH]
     stage.end()
     stage.load()
     stage.await_says(WELL)
     before = publish_proven(stage)
-    forging.write(stage.place, HOME, stage.topic, [(None, value, stage.start) for value in values])
+    forging.write(stage.place, HOME, stage.topic, sent)
     stage.await_says(Says(findings=_TWICE))
     stage.load()
     stage.sentence = f"{before}; {publish_proven(stage)}"

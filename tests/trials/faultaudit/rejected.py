@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from io import BytesIO
 from typing import Any
 from unittest import mock
@@ -11,7 +12,7 @@ import fastavro
 
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.event import EventSchema
+from millrace_audit.reports.event import EventSchema, ValueSchema
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 from millrace_registry.client import SchemaRegistryClient
 from tests.support import wait_until
@@ -56,19 +57,20 @@ def rows() -> Iterator[Row]:
 
 
 def _broken_bodies(stage: Stage) -> None:
-    whole = EventSchema.encode
-
-    def cut(schema: EventSchema, header: Any, event: Any) -> bytes:
-        return whole(schema, header, event)[:-8]
-
     stage.begin(batches=1)
-    with mock.patch.object(EventSchema, "encode", cut):
+    with _cut(EventSchema), _cut(ValueSchema):
         stage.go_on(1, 2)
     stage.go_on(2)
     stage.end()
     stage.load()
     stage.await_tier(WAREHOUSE, 50)
     stage.sentence = _marks(stage)
+
+
+def _cut(schema: type[EventSchema | ValueSchema]) -> AbstractContextManager[Any]:
+    """The last bytes of an encoded event are missing."""
+    whole: Any = schema.encode
+    return mock.patch.object(schema, "encode", lambda *of: whole(*of)[:-8])
 
 
 def _plain_and_text(stage: Stage) -> None:
@@ -103,8 +105,9 @@ def encoded(stage: Stage, count: int) -> list[bytes]:
 def write_plain(stage: Stage, messages: Sequence[bytes]) -> None:
     """Send the messages in the stage's window, and a correct message in the next window."""
     (right,) = encoded(stage, 1)
-    timed = [(None, message, stage.start + number) for number, message in enumerate(messages)]
-    forging.write(stage.place, HOME, stage.topic, [*timed, (None, right, stage.start + WINDOW_MS)])
+    timed = [forging.message(each, stage.start + number) for number, each in enumerate(messages)]
+    beside = forging.message(right, stage.start + WINDOW_MS)
+    forging.write(stage.place, HOME, stage.topic, [*timed, beside])
 
 
 def _send_plain(stage: Stage, messages: Sequence[bytes]) -> None:

@@ -27,7 +27,7 @@ from tests.brokers import read_partition
 from tests.support import WAIT_S, wait_until
 from tests.trials.faultaudit import logs
 from tests.trials.faultaudit.batches import BATCH, NEEDED, url
-from tests.trials.faultaudit.place import PAGE_VIEW, Place
+from tests.trials.faultaudit.place import Place
 
 START = 1_431_856_800_000
 """2015-05-17T10:00Z."""
@@ -113,10 +113,13 @@ class Missed(Exception):
 
 
 def send(producer: AuditedProducer, topic: str, first: int, start: int = START) -> None:
-    """Ten messages, of which the first has the number `first` in the window from `start`."""
+    """Ten messages, of which the first has the number `first` in the window from `start`.
+
+    The schema of the topic decides where their audit headers are.
+    """
     for number in range(first, first + BATCH):
         event = {**EVENT, "url": url(number)}
-        producer.send(topic, PAGE_VIEW, event, time_ms=start + number, partition=0)
+        producer.send(topic, None, event, time_ms=start + number, partition=0)
 
 
 @dataclass(slots=True)

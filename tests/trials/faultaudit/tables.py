@@ -91,9 +91,12 @@ def _dropped(stage: Stage) -> None:
 
 
 def _between(rows: pa.Table, first: int, last: int) -> pa.Array:
-    """Return a mask of the rows of dc1 with these numbers."""
-    sequence = pc.struct_field(rows["header"], "sequence")
-    mine = pc.equal(pc.struct_field(rows["header"], "server"), "dc1-web")
+    """Return a mask of the rows of dc1 with these numbers; most rows are of dc1."""
+    if "header" in rows.column_names:
+        sequence, instance = (pc.struct_field(rows["header"], name) for name in ("sequence", "instance"))
+    else:
+        sequence, instance = rows["_sequence"], rows["_instance"]
+    mine = pc.equal(instance, pc.mode(instance)[0]["mode"])
     return pc.and_(mine, pc.and_(pc.greater_equal(sequence, first), pc.less_equal(sequence, last)))
 
 
@@ -111,18 +114,23 @@ def _drop_and_repeat(rows: pa.Table) -> pa.Table:
 
 def _invent(rows: pa.Table) -> pa.Table:
     added = rows.filter(_between(rows, 20, 29))
+    if "header" not in rows.column_names:
+        return pa.concat_tables([rows, _with(added, "_sequence", pc.add(added["_sequence"], 50))])
     header = added["header"].combine_chunks()
     names = [field.name for field in header.type]
     columns = [
         pc.add(column, 50) if name == "sequence" else column
         for name, column in zip(names, header.flatten(), strict=True)
     ]
-    index = rows.schema.get_field_index("header")
     invented = pa.StructArray.from_arrays(columns, fields=[*header.type])
-    return pa.concat_tables([rows, added.set_column(index, rows.schema.field(index), invented)])
+    return pa.concat_tables([rows, _with(added, "header", invented)])
 
 
 def _swap(rows: pa.Table) -> pa.Table:
-    index = rows.schema.get_field_index("url")
-    urls = rows["url"].combine_chunks()
-    return rows.set_column(index, rows.schema.field(index), urls[::-1])
+    return _with(rows, "url", rows["url"].combine_chunks()[::-1])
+
+
+def _with(rows: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    """Return the rows with other values in a column."""
+    index = rows.schema.get_field_index(name)
+    return rows.set_column(index, rows.schema.field(index), column)

@@ -69,7 +69,7 @@ def _reported(stage: Stage) -> None:
 def _without_header(stage: Stage) -> None:
     write_plain(stage, encoded(stage, NEEDED * BATCH))
     copy = stage.place.target_of(HOME, stage.topic)
-    copied = partial(forging.values, stage.place, OFFLINE, stage.topic, copy)
+    copied = partial(forging.messages, stage.place, OFFLINE, stage.topic, copy)
     wait_until(f"{stage.topic} is copied", lambda: len(copied()) == NEEDED * BATCH + 1)
     before = _loaded_uncounted(stage, f"no audit reader counts topic {stage.topic}")
     stage.await_says(_CARRIED)

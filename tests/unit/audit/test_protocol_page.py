@@ -6,8 +6,9 @@ import hashlib
 import hmac
 import json
 import re
+import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -74,23 +75,34 @@ def test_a_record_header(vector: Vector) -> None:
     assert decode_header(value, tag) == RecordHeader(vector["time"], vector["instance"], vector["sequence"])
 
 
+def messages_of(vector: Vector) -> Iterator[tuple[bytes, int | None]]:
+    """The value of each message, and the sequence in its record header."""
+    values = [bytes.fromhex(value) for value in vector["values"]]
+    return zip(values, vector.get("sequences", [None] * len(values)), strict=True)
+
+
+def shake128(value: bytes, sequence: int | None) -> int:
+    behind = b"" if sequence is None else struct.pack(">q", sequence)
+    return int.from_bytes(hashlib.shake_128(value + behind).digest(504), "little")
+
+
 @pytest.mark.parametrize("vector", of_kind("fingerprint"))
 def test_a_fingerprint_is_a_sum_of_hashes(vector: Vector) -> None:
-    values = [bytes.fromhex(value) for value in vector["values"]]
-    assert wrapped(sum(map(fingerprint, values))) == vector["fingerprint"]
-    total = sum(xxhash.xxh64(value, seed=0).intdigest() for value in values) % (1 << 64)
+    messages = list(messages_of(vector))
+    assert wrapped(sum(fingerprint(*message) for message in messages)) == vector["fingerprint"]
+    total = sum(xxhash.xxh64(value, seed=number or 0).intdigest() for value, number in messages) % (1 << 64)
     assert int.from_bytes(total.to_bytes(8, "big"), "big", signed=True) == vector["fingerprint"]
 
 
 @pytest.mark.parametrize("vector", of_kind("strong"))
 def test_a_strong_fingerprint_is_a_longer_sum(vector: Vector) -> None:
-    values = [bytes.fromhex(value) for value in vector["values"]]
-    fast, strong = split(wrapped(sum(map(strong_fingerprint, values))))
+    messages = list(messages_of(vector))
+    fast, strong = split(wrapped(sum(strong_fingerprint(*message) for message in messages)))
     assert strong is not None
     assert (fast, strong.hex()) == (vector["fingerprint"], vector["strong"])
     total = sum(
-        xxhash.xxh64_intdigest(value) + (int.from_bytes(hashlib.shake_128(value).digest(504), "little") << 64)
-        for value in values
+        xxhash.xxh64_intdigest(value, number or 0) + (shake128(value, number) << 64)
+        for value, number in messages
     )
     assert (b"\1" + (total % (1 << 4096) >> 64).to_bytes(504, "big")).hex() == vector["strong"]
 

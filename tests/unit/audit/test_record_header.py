@@ -13,7 +13,7 @@ from millrace.records.messages import seal, write_bytes, write_varint
 from millrace_audit.reader.counting import ROWS, BatchCounter, Tally
 from millrace_audit.reports import header_columns
 from millrace_audit.reports.counts import EARLIEST_MS, WINDOW_MS, SequenceCounts
-from millrace_audit.reports.fingerprints import fingerprint
+from millrace_audit.reports.fingerprints import Fingerprint, agree, fingerprint, strong_fingerprint
 from millrace_audit.reports.header_columns import HeaderReader
 from millrace_audit.reports.record_header import (
     HEADER_NAME,
@@ -184,10 +184,12 @@ Sent = tuple[str, int, int, int]
 """Kind, instance, time and sequence of a message."""
 
 
-def counted(topic: str, messages: Sequence[Message], codec: Codec = Codec.NONE) -> Tally:
+def counted(
+    topic: str, messages: Sequence[Message], codec: Codec = Codec.NONE, digest: Fingerprint = fingerprint
+) -> Tally:
     batch = build_batch(messages, codec=codec)
     tally = Tally()
-    counter = BatchCounter(lambda schema_id: schema_id == 7)
+    counter = BatchCounter(lambda schema_id: schema_id == 7, digest)
     for _ in counter.count(topic, [(BatchHeader.of(batch), memoryview(batch))], 0, tally):
         pass
     return tally
@@ -218,17 +220,31 @@ events = st.tuples(
 def test_a_record_header_counts_before_a_header_in_the_value(messages: list[Sent], codec: Codec) -> None:
     counts, foreign = SequenceCounts(), 0
     for kind, instance, time, sequence in messages:
-        digest = fingerprint(sent(kind, instance, time, sequence).value or b"")
+        value = sent(kind, instance, time, sequence).value or b""
         window = time - time % WINDOW_MS
         if kind == "none":
             foreign += 1
         elif kind in ("value", "forwarded"):
-            counts.add("web-1", "shop", instance, window, sequence, None, digest)
+            counts.add("web-1", "shop", instance, window, sequence, None, fingerprint(value))
         else:
-            counts.add("", "", instance, window, sequence, None, digest)
+            counts.add("", "", instance, window, sequence, None, fingerprint(value, sequence))
     tally = counted(TOPIC, [sent(*event) for event in messages], codec)
     assert tally.counts == counts
     assert sum(count for count, _ in tally.foreign.values()) == foreign
+
+
+@pytest.mark.parametrize("digest", [fingerprint, strong_fingerprint])
+def test_two_messages_that_swap_their_values_have_another_fingerprint(digest: Fingerprint) -> None:
+    (one, header), (other, behind) = (
+        (f"value {n}".encode(), (HEADER_NAME, encode_header(TAG, 5, n, 0))) for n in range(2)
+    )
+    there, swapped = (
+        counted(TOPIC, [Message(0, None, first, [header]), Message(0, None, second, [behind])], digest=digest)
+        for first, second in ((one, other), (other, one))
+    )
+    (before,), (after,) = (tally.counts.tallies.values() for tally in (there, swapped))
+    assert before.pairs() == after.pairs() == [[0, 1]]
+    assert not agree(before.fingerprint, after.fingerprint)
 
 
 def test_messages_with_record_headers_are_counted_without_a_registry() -> None:

@@ -16,7 +16,8 @@ public class Bytes {
     }
 
     private static String hash(String[] words) {
-        return Long.toString(XxHash64.hash(words.length > 1 ? unhex(words[1]) : new byte[0]));
+        byte[] value = unhex(words.length > 2 ? words[2] : "");
+        return Long.toString(XxHash64.hash(value, Long.parseLong(words[1])));
     }
 
     private static String header(String[] words) {

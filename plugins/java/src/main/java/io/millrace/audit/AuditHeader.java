@@ -9,6 +9,7 @@ final class AuditHeader implements Header {
     static final String NAME = "millrace.audit";
     static final int SIZE = 29;
     private static final byte VERSION = 1;
+    private static final byte[] NO_BYTES = {};
 
     final AuditedTopic topic;
     final long window;
@@ -45,7 +46,7 @@ final class AuditHeader implements Header {
     /** Note the bytes of the event's value; null is a value without bytes. */
     void hash(byte[] bytes) {
         if (hasFingerprint) return;
-        fingerprint = bytes == null ? XxHash64.OF_NOTHING : XxHash64.hash(bytes);
+        fingerprint = XxHash64.hash(bytes == null ? NO_BYTES : bytes, sequence);
         hasFingerprint = true;
         topic.hashed(this);
     }

@@ -4,7 +4,7 @@ import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.nio.ByteOrder;
 
-/** XXH64 with seed 0. */
+/** XXH64 of a whole array. */
 final class XxHash64 {
     private static final long P1 = 0x9E3779B185EBCA87L;
     private static final long P2 = 0xC2B2AE3D27D4EB4FL;
@@ -15,19 +15,18 @@ final class XxHash64 {
             MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
     private static final VarHandle INT =
             MethodHandles.byteArrayViewVarHandle(int[].class, ByteOrder.LITTLE_ENDIAN);
-    static final long OF_NOTHING = hash(new byte[0]);
 
     private XxHash64() {}
 
-    static long hash(byte[] bytes) {
+    static long hash(byte[] bytes, long seed) {
         int at = 0;
         int end = bytes.length;
         long hash;
         if (end >= 32) {
-            long a = P1 + P2;
-            long b = P2;
-            long c = 0;
-            long d = -P1;
+            long a = seed + P1 + P2;
+            long b = seed + P2;
+            long c = seed;
+            long d = seed - P1;
             for (; at <= end - 32; at += 32) {
                 a = round(a, (long) LONG.get(bytes, at));
                 b = round(b, (long) LONG.get(bytes, at + 8));
@@ -38,7 +37,7 @@ final class XxHash64 {
                     + Long.rotateLeft(c, 12) + Long.rotateLeft(d, 18);
             hash = merge(merge(merge(merge(hash, a), b), c), d);
         } else {
-            hash = P5;
+            hash = seed + P5;
         }
         hash += end;
         for (; at <= end - 8; at += 8)
