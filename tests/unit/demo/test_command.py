@@ -26,6 +26,15 @@ def test_a_demo_of_nothing_is_refused(option: str) -> None:
     assert CliRunner().invoke(demo, [option, "0"]).exit_code == 2
 
 
+def test_java_services_with_logins_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    words = ["--java-services", str(tmp_path), "--secure", "--keep", str(folder)]
+    done = CliRunner().invoke(demo, words)
+    reason = "--java-services has no logins: omit --secure, and `security` in the deployment"
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (1, f"DEMO FAILED: {reason}")
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("error", "said"), [(KeyboardInterrupt(), "interrupted"), (MillraceError("no Java"), "no Java")]
 )
