@@ -139,7 +139,7 @@ setup: .venv/.installed ## Install everything into .venv
 	@touch $@
 
 mvn:
-	@command -v mvn >/dev/null || { echo "Maven is not installed, which builds Java here: install it (Debian: apt-get install maven)" >&2; exit 1; }
+	@command -v mvn >/dev/null || { echo "mvn is not on the PATH: install Maven (Debian: apt-get install maven)" >&2; exit 1; }
 
 kcat:
 	@command -v kcat >/dev/null || apt-get install --yes --quiet kcat >/dev/null || \

@@ -28,7 +28,7 @@ from millrace.client.transactions import batches_from
 from millrace.config import ClientSecurity
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
-from millrace.security.client import password
+from millrace.security.client import of_process, password
 from millrace.security.folder import SecurityFolder
 from millrace_audit.answer import Completeness, Verdict
 from millrace_audit.client import completeness
@@ -237,8 +237,11 @@ def _running_deployment(options: DemoOptions) -> Iterator[tuple[Endpoints, Super
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
     if options.secure and not config.security:
         config = replace(config, security=str(options.scratch / "security"))
-    if options.java_services is not None and config.security:
-        raise ConfigError("--java-services has no logins: omit --secure, and `security` in the deployment")
+    if options.java_services is not None and (config.security or of_process().protocol != "PLAINTEXT"):
+        raise ConfigError(
+            "--java-services uses neither TLS nor logins: omit --secure, MILLRACE_CLIENT and the deployment's"
+            " `security`"
+        )
     security = None
     if config.security:
         folder = SecurityFolder(Path(config.security))
