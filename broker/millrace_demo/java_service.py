@@ -1,7 +1,7 @@
 """A Java service that sends the demo's events as JSON. Its properties alone make it audited.
 
-The service is `plugins/java/demo`; it reads events from its standard input. What it sent is counted here, not
-by the jar: a service ends with an error unless every event was acknowledged.
+The service is `plugins/java/demo`. It reads events from its standard input, and ends with an error unless
+every event was acknowledged. Sent events are counted here: the proof does not depend on the jar's reports.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ millrace.lateness.ms=1000000000000
 
 
 class JavaService:
-    """One running service. It has those methods of AuditedProducer that the demo calls."""
+    """One running service, with the methods of AuditedProducer that the demo calls."""
 
     def __init__(self, jars: Path, bootstrap: str, registry_url: str, server: str, scratch: Path) -> None:
-        """Start the service `server`; `scratch` gets its properties, and its log."""
+        """Start the service of a server. Its properties and its log are written into `scratch`."""
         self.server = server
         self._bootstrap, self._registry_url = bootstrap, registry_url
         self._sent: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class JavaService:
             )
 
     def send(self, topic: str, schema: str, event: Mapping[str, Any], *, time_ms: int) -> None:
-        """Let the service send an event; a service needs no schema."""
+        """Let the service send an event as JSON, which needs no schema."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{topic}\t{time_ms}\t{json.dumps(event)}\n")
         self._sent[topic] += 1
@@ -71,18 +71,19 @@ class JavaService:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Wait until every event is acknowledged. Raise MillraceError if the service has failed."""
-        was_cut = isinstance(error, BrokenPipeError)  # by a service that has ended: this one or another
-        if error is not None and not was_cut:
+        # This service or another has ended before its last event; the exit code decides which.
+        has_ended = isinstance(error, BrokenPipeError)
+        if error is not None and not has_ended:
             self._process.kill()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         code = self._process.wait()
-        if code and (error is None or was_cut):
+        if code and (error is None or has_ended):
             raise MillraceError(f"the Java service {self.server} failed: see {self._log}") from error
 
     def delivered(self) -> list[Delivered]:
-        """Return the acknowledged events, which are all; only after the service has ended."""
+        """Return all sent events as acknowledged. Call it only after the service has ended."""
         return [Delivered(topic, [(0, count - 1)], []) for topic, count in self._sent.items()]
 
     @cached_property

@@ -99,7 +99,7 @@ def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
     if not files:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     data = pads.dataset([str(file) for file in files], format="parquet")
-    # The header is in the value, or else it was a record header, which a row may lack.
+    # A record header is in columns of its own, which are null in the row of a message without one.
     in_value = "header" in data.schema.names
     names = [("header", "instance"), ("header", "sequence")] if in_value else [("_instance",), ("_sequence",)]
     table = data.to_table(columns={name[-1]: pads.field(*name) for name in names})
