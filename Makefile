@@ -6,18 +6,18 @@ ROUNDS ?= 10
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 # The newest of every minor version that pyproject.toml allows, but for the one in .venv.
 PYSPARKS := 4.0.5 4.1.4 4.2.1
-DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,) $(if $(REPLICAS),--replicas $(REPLICAS),)
+DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,) $(if $(REPLICAS),--replicas $(REPLICAS),) $(if $(JSON),--java-services plugins/java/demo/target/jars,)
 
 # Images of containers often switch it off; every process that a test starts would then compile Millrace again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check sim lines mutants up compat jar test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit fault-restore
+.PHONY: help demo test test-slow check sim lines mutants up compat jar test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat mvn java-service fault-load fault-audit fault-restore
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
+demo: $(if $(JSON),java-service) setup ## The whole path once on real processes, then the proof [JSON=1] [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
 	$(BIN)/millrace demo $(DEMO)
 
 test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (15 min) [ACCESS_LOG=file]
@@ -48,8 +48,12 @@ up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
 	$(BIN)/python -m pytest tests/compat
 
-jar: ## millrace-audit-VERSION.jar, which audits Java producers, into plugins/java/target (needs Maven)
+jar: mvn ## millrace-audit-VERSION.jar, which audits Java producers, into plugins/java/target (needs Maven)
 	mvn -q -B -ntp -f plugins/java clean package
+
+java-service: jar
+	mvn -q -B -ntp -f plugins/java/demo clean package
+	cp plugins/java/target/millrace-audit-*.jar plugins/java/demo/target/jars
 
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs
@@ -133,6 +137,9 @@ setup: .venv/.installed ## Install everything into .venv
 	  --constraint constraints.txt --editable '.[spark,objects,airflow,postgres,dev]' \
 	  | awk '/ MB\)|^Building wheel/ {print} /^Installing/ {print \"Installing\", NF - 3, \"packages\"} {fflush()}'"
 	@touch $@
+
+mvn:
+	@command -v mvn >/dev/null || { echo "mvn is not on the PATH: install Maven (Debian: apt-get install maven)" >&2; exit 1; }
 
 kcat:
 	@command -v kcat >/dev/null || apt-get install --yes --quiet kcat >/dev/null || \

@@ -144,6 +144,12 @@ def _echo(*lines: str) -> None:
     "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
 )
 @_secure
+@click.option(
+    "--java-services",
+    type=_FOLDER,
+    metavar="JARS",
+    help="Let Java services send the events, as JSON; `make demo JSON=1` builds the folder of their jars.",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder, and keep it.")
 def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.

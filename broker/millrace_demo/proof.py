@@ -95,13 +95,16 @@ def loaded_files(topic: Path) -> list[Path]:
 
 
 def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
-    """Return the (instance, sequence) of every row, as two arrays of int64."""
+    """Return the (instance, sequence) of every row, as two arrays of int64; -1 in rows without a header."""
     if not files:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    table = pads.dataset([str(file) for file in files], format="parquet").to_table(
-        columns={"instance": pads.field("header", "instance"), "sequence": pads.field("header", "sequence")}
-    )
-    return table["instance"].to_numpy(), table["sequence"].to_numpy()
+    data = pads.dataset([str(file) for file in files], format="parquet")
+    # A record header is in columns of its own, which are null in the row of a message without one.
+    in_value = "header" in data.schema.names
+    names = [("header", "instance"), ("header", "sequence")] if in_value else [("_instance",), ("_sequence",)]
+    table = data.to_table(columns={name[-1]: pads.field(*name) for name in names})
+    instances, sequences = (column.fill_null(-1).to_numpy() for column in table.columns)
+    return instances, sequences
 
 
 def _compare_instance(entry: Published, loaded: Sequences) -> list[Finding]:

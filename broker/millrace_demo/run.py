@@ -28,14 +28,22 @@ from millrace.client.transactions import batches_from
 from millrace.config import ClientSecurity
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
-from millrace.security.client import password
+from millrace.security.client import of_process, password
 from millrace.security.folder import SecurityFolder
 from millrace_audit.answer import Completeness, Verdict
 from millrace_audit.client import completeness
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC
 from millrace_audit.reports.ranges import merged
 from millrace_demo.proof import Finding, Proof, Published, compare, loaded_files
-from millrace_demo.publish import Span, publish_access_log, publish_made_events, register_schemas, span_of_log
+from millrace_demo.publish import (
+    Producers,
+    Span,
+    publish_access_log,
+    publish_made_events,
+    register_schemas,
+    span_of_log,
+    write_json_schemas,
+)
 from millrace_demo.report import Hour, hours_of, print_hours
 from millrace_demo.table import metadata_location, rows_by_duckdb, rows_by_hour
 from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, UpConfig
@@ -72,6 +80,8 @@ class DemoOptions:
     during the demo."""
     secure: bool
     """True for TLS and logins, whatever the deployment's file says."""
+    java_services: Path | None
+    """Folder of the jars of Java services, which then send the events, as JSON; None: Python sends Avro."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,9 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     print_step("starting everything")
     with _running_deployment(options) as (endpoints, supervisor):
         print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
+        if options.java_services is not None:
+            schemas = write_json_schemas(options.schemas, options.scratch / "schemas")
+            options = replace(options, schemas=schemas)
         register_schemas(endpoints, options.schemas)
 
         def halfway() -> None:
@@ -166,12 +179,13 @@ def _publish(
     options: DemoOptions, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> tuple[list[Published], Span]:
     """Publish the log or generated events; return the acknowledged events and their whole hours."""
+    producers = Producers(endpoints, options.scratch, options.java_services)
     if options.access_log is not None:
         span = span_of_log(options.access_log)
-        return publish_access_log(options.access_log, endpoints, console, halfway), span
+        return publish_access_log(options.access_log, producers, console, halfway), span
     end = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = (end - timedelta(hours=options.hours), end)
-    return publish_made_events(options.events, span, endpoints, console, halfway), span
+    return publish_made_events(options.events, span, producers, console, halfway), span
 
 
 def _failures(
@@ -223,6 +237,11 @@ def _running_deployment(options: DemoOptions) -> Iterator[tuple[Endpoints, Super
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
     if options.secure and not config.security:
         config = replace(config, security=str(options.scratch / "security"))
+    if options.java_services is not None and (config.security or of_process().protocol != "PLAINTEXT"):
+        raise ConfigError(
+            "--java-services uses neither TLS nor logins: omit --secure, MILLRACE_CLIENT and the deployment's"
+            " `security`"
+        )
     security = None
     if config.security:
         folder = SecurityFolder(Path(config.security))
@@ -347,7 +366,13 @@ def _airflow(
     # The mirror process of an Apache Kafka copies every topic; brokers leave BATCH_TOPIC to a task.
     by_task = None if endpoints.aggregate in options.kafka else BATCH_TOPIC
     file = options.scratch / "topics.toml"
-    file.write_text("".join(f"[{topic}]\nmirror = {str(topic == by_task).lower()}\n" for topic in topics))
+    message_format = "avro" if options.java_services is None else "json"
+    file.write_text(
+        "".join(
+            f'[{topic}]\nmirror = {str(topic == by_task).lower()}\nformat = "{message_format}"\n'
+            for topic in topics
+        )
+    )
     environment = {
         **os.environ,
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),

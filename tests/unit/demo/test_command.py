@@ -26,6 +26,23 @@ def test_a_demo_of_nothing_is_refused(option: str) -> None:
     assert CliRunner().invoke(demo, [option, "0"]).exit_code == 2
 
 
+@pytest.mark.parametrize("how", ["--secure", "MILLRACE_CLIENT"])
+def test_java_services_with_tls_are_refused_and_leave_nothing(tmp_path: Path, how: str) -> None:
+    folder, client = tmp_path / "new", tmp_path / "client.toml"
+    client.write_text('protocol = "SSL"\nca = "ca.pem"\n')
+    words = ["--java-services", str(tmp_path), "--events", "1", "--keep", str(folder)]
+    if how == "--secure":
+        done = CliRunner().invoke(demo, [*words, how])
+    else:
+        done = CliRunner().invoke(demo, words, env={how: str(client)})
+    reason = (
+        "--java-services uses neither TLS nor logins: omit --secure, MILLRACE_CLIENT and the deployment's"
+        " `security`"
+    )
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (1, f"DEMO FAILED: {reason}")
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(
     ("error", "said"), [(KeyboardInterrupt(), "interrupted"), (MillraceError("no Java"), "no Java")]
 )

@@ -55,6 +55,17 @@ def test_every_difference_is_named(tmp_path: Path, rows: list[tuple[int, int]], 
     assert [str(finding) for finding in compare(PUBLISHED, files(tmp_path, rows)).findings] == expected
 
 
+def test_a_row_of_a_record_header_counts_as_one_with_the_header_in_its_value(tmp_path: Path) -> None:
+    file = tmp_path / "part.parquet"
+    rows = [*ALL[1:], (None, None)]
+    instances, sequences = (pa.array(column, pa.int64()) for column in zip(*rows, strict=True))
+    pq.write_table(pa.table({"_instance": instances, "_sequence": sequences}), file)
+    assert [str(finding) for finding in compare(PUBLISHED, {"PageView": [file]}).findings] == [
+        "1 lost: PageView, server web-1, instance 11, sequences 0",
+        "1 never acknowledged: PageView, server unknown, instance -1, sequences -1",
+    ]
+
+
 def test_a_topic_without_files_is_lost_whole() -> None:
     proof = compare(PUBLISHED, {"PageView": []})
     assert proof.count("lost") == proof.published == 190
