@@ -16,6 +16,7 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
 from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.log.messages import frames_of
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges, join_stats
@@ -31,6 +32,28 @@ if TYPE_CHECKING:
 
 Start = Callable[..., Process]
 PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": ["null", "string"]},
+        {
+            "name": "placedAt",
+            "type": ["null", {"type": "long", "logicalType": "timestamp-millis", "millrace.json": "iso"}],
+        },
+        {
+            "name": "lines",
+            "type": [
+                "null",
+                {
+                    "type": "array",
+                    "items": {"type": "record", "name": "Line", "fields": [{"name": "qty", "type": "int"}]},
+                },
+            ],
+        },
+    ],
+}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -299,6 +322,124 @@ def test_a_tombstone_is_no_row_and_fails_no_query(spark: SparkSession, world: Wo
     options = {"registry_url": world.registry, "registry_subject": views}
     assert [row.url for row in reader(spark, world, "deleted", **options).load().collect()] == ["/é/1"]
     assert [row.value for row in reader(spark, world, "deleted").load().collect()][1] is None
+
+
+@pytest.fixture(scope="module")
+def orders(world: World) -> str:
+    """A topic of JSON with a schema: good orders, one with an audit header, broken ones and a tombstone."""
+    world.topic("orders", 1)
+    with SchemaRegistryClient(world.registry) as registry:
+        registry.register("orders", ORDER)
+    value = b'{"id":1,"customer":"\xc3\xa9","placedAt":"2015-05-17T08:25:03Z","lines":[{"qty":2}],"more":7}'
+    header = encode_header(topic_tag("orders"), 7, 41, 1431857103000)
+    other_topics = encode_header(topic_tag("PageView"), 7, 42, 1431857103000)
+    produce(world, "orders", [value], key=b"k", headers=[("trace", b"x"), (HEADER_NAME, header)])
+    produce(world, "orders", [b'{"id":2}'], "zstd", headers=[(HEADER_NAME, other_topics)])
+    produce(world, "orders", [b"\0\0\0\0\x09" + b'{"id":3}', None])
+    produce(world, "orders", [b'{"id":4,"lines":[{"qty":"two"}]}', b"{"], key=b"bad")
+    produce(world, "orders", [b'{"id":5}'])
+    return "orders"
+
+
+def test_json_becomes_the_columns_of_a_schema_and_of_the_record_header(
+    spark: SparkSession, world: World, orders: str
+) -> None:
+    options = {"registry_url": world.registry, "value_format": "json", "mode": "PERMISSIVE"}
+    frame = reader(spark, world, orders, **options).load()
+    assert frame.columns == [
+        *("id", "customer", "placedAt", "lines"),
+        *("_topic_partition", "_offset", "_timestamp", "_key", "_schema_id", "_instance", "_sequence"),
+        *("_corrupt_record", "_corrupt_reason"),
+    ]
+    found = frame.selectExpr("*", "unix_millis(placedAt) AS placed").orderBy("_offset").collect()
+    assert [row.id for row in found] == [1, 2, 3, None, None, 5], "and no row of the tombstone"
+    first = found[0]
+    assert (first.customer, first.placed, first.lines[0].qty) == ("é", 1431851103000, 2)
+    assert [(row._instance, row._sequence) for row in found] == [(7, 41), *[(None, None)] * 5]
+    assert [row._schema_id for row in found] == [None, None, 9, None, None, None]
+    keys = [row._key and bytes(row._key) for row in found]
+    assert keys == [b"k", None, None, b"bad", b"bad", None]
+    reasons = [row._corrupt_reason for row in found]
+    assert reasons[3:5] == ["lines[0].qty: Expected int, got string", "Input data was truncated"]
+    assert [reason is None for reason in reasons] == [True, True, True, False, False, True]
+    assert bytes(found[4]._corrupt_record) == b"{"
+
+
+def test_a_json_message_that_does_not_fit_fails_the_query_by_its_offset(
+    spark: SparkSession, world: World, orders: str
+) -> None:
+    frame = reader(spark, world, orders, registry_url=world.registry, value_format="json").load()
+    reason = r"orders-0 offset \d+: lines\[0\]\.qty: Expected int, got string; set mode=PERMISSIVE"
+    with pytest.raises(PySparkException, match=reason):
+        frame.collect()
+
+
+def test_text_and_bytes_need_no_registry_and_have_the_record_header(
+    spark: SparkSession, world: World
+) -> None:
+    world.topic("lines", 1)
+    headers = [(HEADER_NAME, encode_header(topic_tag("lines"), 7, 0, 1431857103000)), ("empty", None)]
+    produce(world, "lines", ["é".encode()], key=b"k", headers=headers)
+    produce(world, "lines", [None, b"\xff", b""])
+    frame = reader(spark, world, "lines", value_format="bytes").load()
+    first, second, third = frame.orderBy("_offset").collect()
+    assert [bytes(row.value) for row in (first, second, third)] == ["é".encode(), b"\xff", b""]
+    assert [header.key for header in first.headers] == [HEADER_NAME, "empty"]
+    assert (first.headers[1].value, second.headers) == (None, [])
+    assert (bytes(first._key), first._schema_id, first._instance, first._sequence) == (b"k", None, 7, 0)
+    text = reader(spark, world, "lines", value_format="text")
+    with pytest.raises(PySparkException, match=r"lines-0 offset \d+: value: .*UTF-8.*; set mode=PERMISSIVE"):
+        text.load().collect()
+    rows = text.option("mode", "PERMISSIVE").load().orderBy("_offset").collect()
+    assert [row.value for row in rows] == ["é", None, ""]
+    assert bytes(rows[1]._corrupt_record) == b"\xff"
+
+
+def test_avro_with_a_record_header_has_its_sender_beside_the_header_in_the_value(
+    spark: SparkSession, world: World, views: str
+) -> None:
+    world.topic("sent", 1)
+    with SchemaRegistryClient(world.registry) as registry:
+        schema_id = registry.lookup(views, PAGE_VIEW)
+        assert schema_id is not None
+    value = message(schema_id.schema_id, PAGE_VIEW, page_view(1))
+    header = encode_header(topic_tag("sent"), 9, 5, 1431857103000)
+    produce(world, "sent", [value], headers=[(HEADER_NAME, header)])
+    produce(world, "sent", [value])
+    options = {"registry_url": world.registry, "registry_subject": views}
+    rows = reader(spark, world, "sent", **options).load().orderBy("_offset").collect()
+    assert [(row.header.sequence, row._instance, row._sequence) for row in rows] == [
+        (1, 9, 5),
+        (1, None, None),
+    ]
+
+
+def test_a_topic_of_json_that_is_read_as_avro_is_told_the_option(
+    spark: SparkSession, world: World, orders: str
+) -> None:
+    frame = reader(spark, world, orders, registry_url=world.registry).load()
+    advice = (
+        r'it looks like JSON; give \.option\("value\.format", "json"\) to read JSON objects, or set mode='
+    )
+    with pytest.raises(PySparkException, match=rf"orders-0 offset \d+: .*{advice}"):
+        frame.collect()
+    world.topic("clicks", 1)
+    produce(world, "clicks", [b'{"x":1}', b'{"x":2}'])
+    needs = reader(spark, world, "clicks", registry_url=world.registry)
+    advice = r'clicks look like JSON objects, and .* expects Avro: give \.option\("value\.format", "json"\)'
+    with pytest.raises(PySparkException, match=advice):
+        needs.load()
+    with pytest.raises(
+        PySparkException, match=r"no schema .*'clicks' .*: draft it with `millrace init schema"
+    ):
+        needs.option("value.format", "json").load()
+
+
+def test_a_schema_that_json_cannot_fill_is_refused_when_the_frame_is_made(
+    spark: SparkSession, world: World, views: str
+) -> None:
+    with pytest.raises(PySparkException, match=r"PageView cannot be read as json .* is an audit header"):
+        reader(spark, world, views, registry_url=world.registry, value_format="json").load()
 
 
 def test_columns_follow_the_schema_that_is_named(spark: SparkSession, world: World, views: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
+from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
 from millrace_warehouse.load.load import LoadResult
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 Start = Callable[..., Process]
 START_MS = 1_431_856_800_000
 ORDERS = "shop.orders.v1"
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {
+            "name": "placedAt",
+            "type": {"type": "long", "logicalType": "timestamp-millis", "millrace.json": "iso"},
+        },
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +51,12 @@ def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempP
     return TestSite.start(start_for_module, f"formats-{uuid4().hex[:6]}", folder, zookeeper)
 
 
-def produce(site: TestSite, topic: str, *values: bytes) -> None:
+def produce(
+    site: TestSite, topic: str, *values: bytes, headers: Sequence[tuple[str, bytes | None]] = (("h", b"\1"),)
+) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": site.cluster.bootstrap})
     for value in values:
-        producer.produce(topic, value, key=b"k", timestamp=START_MS, headers=[("h", b"\1")])
+        producer.produce(topic, value, key=b"k", timestamp=START_MS, headers=[*headers])
     assert producer.flush(WAIT_S) == 0
 
 
@@ -126,3 +141,28 @@ def test_other_messages_are_loaded_without_a_schema(
     assert (result.rows, result.rejected, result.notes) == (30, 0, [])
     row = published(tmp_path, topic, "2015-05-17T10").to_pylist()[0]
     assert (row["value"], row["headers"]) == (value, [{"key": "h", "value": b"\1"}])
+
+
+@pytest.mark.parametrize("format", ["json", "text", "bytes"])
+def test_sparks_data_source_has_the_columns_and_rows_of_a_load(
+    spark: SparkSession, site: TestSite, tmp_path: Path, format: str
+) -> None:
+    topic = f"both-{format}"
+    with site.cluster.client() as client:
+        client.create_topic(topic, 2)
+    options = {"bootstrap": site.cluster.bootstrap, "subscribe": topic, "value.format": format}
+    if format == "json":
+        options["registry.url"] = site.registry
+        with SchemaRegistryClient(site.registry) as registry:
+            registry.register(topic, ORDER)
+    tag = topic_tag(topic)
+    for number in range(20):
+        header = encode_header(tag, 7, number, START_MS)
+        produce(site, topic, order(number), headers=[(HEADER_NAME, header)] if number % 2 else [("h", None)])
+    load(spark, site, tmp_path, topic, format=format)
+    rows = published(tmp_path, topic, "2015-05-17T10").drop_columns(["_time", "_load"])
+    read = spark.read.format("millrace").options(**options).load()
+    assert read.columns == rows.column_names
+    place = [("_topic_partition", "ascending"), ("_offset", "ascending")]
+    assert read.toArrow().sort_by(place).to_pylist() == rows.sort_by(place).to_pylist()
+    assert rows["_sequence"].null_count == 10

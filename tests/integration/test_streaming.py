@@ -20,6 +20,7 @@ from pyspark.errors import StreamingQueryException
 from docs.examples.stream_join import events, followed
 from docs.examples.windowed_count import page_views, views_per_minute
 from millrace.client.cluster_client import LATEST
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
@@ -52,13 +53,18 @@ def topic_of(cluster: TestCluster, partitions: int, prefix: str = "T") -> str:
     return name
 
 
-def produce(cluster: TestCluster, topic: str, values: Iterable[bytes]) -> None:
+def produce(
+    cluster: TestCluster,
+    topic: str,
+    values: Iterable[bytes | None],
+    headers: Callable[[int], list[tuple[str, str | bytes | None]]] = lambda _: [],
+) -> None:
     """In batches of up to 20 records, acknowledged: everything can be read afterwards."""
     producer = Producer(
         {"bootstrap.servers": cluster.bootstrap, "linger.ms": 5, "batch.num.messages": 20, "acks": "all"}
     )
-    for value in values:
-        producer.produce(topic, value)
+    for number, value in enumerate(values):
+        producer.produce(topic, value, headers=headers(number))
     assert producer.flush(WAIT_S) == 0
 
 
@@ -238,12 +244,81 @@ class Events:
 
 
 @pytest.fixture(scope="module")
-def happened(
-    cluster: TestCluster, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory
-) -> Events:
+def registry(start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> str:
     database = f"sqlite:///{tmp_path_factory.mktemp('events') / 'registry.db'}"
-    registry = start_for_module("registry", "--listen", "127.0.0.1:0", "--database-url", database)
-    made = Events(cluster, f"http://{registry.ready()}")
+    started = start_for_module("registry", "--listen", "127.0.0.1:0", "--database-url", database)
+    return f"http://{started.ready()}"
+
+
+NUMBER = {"type": "record", "name": "Number", "fields": [{"name": "value", "type": "long"}]}
+
+
+def number_in(value_format: str, schema_id: int, number: int) -> bytes:
+    """A message with a number."""
+    if value_format == "avro":
+        return b"\0" + schema_id.to_bytes(4, "big") + encode(NUMBER, {"value": number})
+    return b'{"value":%d}' % number if value_format == "json" else b"%d" % number
+
+
+@pytest.mark.parametrize("value_format", ["avro", "json", "text", "bytes"])
+def test_a_stream_decodes_each_format_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, cluster: TestCluster, registry: str, tmp_path: Path, value_format: str
+) -> None:
+    topic = topic_of(cluster, 2)
+    schema_id = 0
+    if value_format in ("avro", "json"):
+        with SchemaRegistryClient(registry) as client:
+            schema_id = client.register(topic, NUMBER)
+
+    def send(first: int) -> None:
+        values = [number_in(value_format, schema_id, first + number) for number in range(50)]
+        tag = topic_tag(topic)
+        produce(
+            cluster,
+            topic,
+            [*values, None],
+            lambda number: [(HEADER_NAME, encode_header(tag, 7, first + number, NOON_MS))],
+        )
+
+    found: list[tuple[int, int, int]] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend((int(row.value), row._instance, row._sequence) for row in batch.collect())
+
+    options = {"value.format": value_format} | ({"registry.url": registry} if schema_id else {})
+    for first in (0, 100):
+        send(first)
+        found.clear()
+        drain(stream(spark, cluster, subscribe=topic, **options), tmp_path, collect)
+        assert sorted(found) == [(number, 7, number) for number in range(first, first + 50)]
+
+
+def test_a_broken_message_stops_a_stream_and_in_permissive_mode_it_goes_on_with_a_row_of_nulls(
+    spark: SparkSession, cluster: TestCluster, registry: str, tmp_path: Path
+) -> None:
+    topic = topic_of(cluster, 1)
+    with SchemaRegistryClient(registry) as client:
+        client.register(topic, NUMBER)
+    found: list[Any] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend(batch.orderBy("_offset").collect())
+
+    options = {"subscribe": topic, "registry.url": registry, "value.format": "json"}
+    produce(cluster, topic, [b'{"value":1}'])
+    drain(stream(spark, cluster, **options), tmp_path, collect)
+    produce(cluster, topic, [b'{"value":2}', b'{"value":"three"}', b'{"value":4}'])
+    with pytest.raises(StreamingQueryException, match="value: Expected int, got string; set mode=PERMISSIVE"):
+        drain(stream(spark, cluster, **options), tmp_path, collect)
+    assert [row.value for row in found] == [1]
+    drain(stream(spark, cluster, mode="PERMISSIVE", **options), tmp_path, collect)
+    assert [row.value for row in found] == [1, 2, None, 4]
+    assert bytes(found[2]._corrupt_record) == b'{"value":"three"}'
+
+
+@pytest.fixture(scope="module")
+def happened(cluster: TestCluster, registry: str) -> Events:
+    made = Events(cluster, registry)
     made.send("PageView", random.Random(1).sample(VIEWS, len(VIEWS)))
     made.send("SearchQuery", SEARCHES)
     made.send("PageView", [{"ms": LATER_MS, "memberId": 99}])

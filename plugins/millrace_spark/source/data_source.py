@@ -3,11 +3,12 @@
     spark.read.format("millrace").option("kafka.bootstrap.servers", "localhost:9092")
          .option("subscribe", "PageView").option("registry.url", "http://localhost:8081").load()
 
-With `registry.url` the columns are those of one schema, pinned when the DataFrame is made. Without it, they
-are key, value, headers, topic, partition, offset, timestamp. Spark finds the source by itself where this
-package is installed (`pyspark_millrace`); elsewhere call `spark.dataSource.register(MillraceDataSource)`. Not
-supported: filters pushed down by Spark (they leak into later queries in 4.3 and give wrong results), and
-writing. Streams need PySpark 4.2, batches 4.0.
+With `registry.url` the columns are those of one schema, pinned when the DataFrame is made. Messages are Avro,
+or JSON with `value.format`, which also reads text and bytes, without a registry. Without these options the
+columns are key, value, headers, topic, partition, offset, timestamp. Spark finds the source by itself where
+this package is installed (`pyspark_millrace`); elsewhere call
+`spark.dataSource.register(MillraceDataSource)`. Not supported: filters pushed down by Spark (they leak into
+later queries in 4.3 and give wrong results), and writing. Streams need PySpark 4.2, batches 4.0.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_spark.source.offsets import cuts_for, freeze, subscribed
 from millrace_spark.source.options import SourceOptions, check_batch, check_stream, parse_options
-from millrace_spark.source.rows import RowReader, table_schema
+from millrace_spark.source.rows import RowReader
+from millrace_spark.source.schema import table_schema
 from millrace_warehouse.log.ranges import Cut
 
 

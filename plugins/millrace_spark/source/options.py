@@ -1,4 +1,4 @@
-"""The options of the data source: topics, start and end, limits, and decoded or raw columns.
+"""The options of the data source: topics, start and end, limits, and the format of the messages.
 
 Names and meaning follow Spark's own Kafka source where it has the option. An unknown option is refused:
 otherwise a misspelt limit or start would be ignored silently. Only parses the options, and asks no broker.
@@ -17,6 +17,8 @@ from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.client import load_client, of_process
+from millrace.topics_file import FORMATS, NO_POLICY, policies_of_environment
+from millrace_warehouse.log.formats import AVRO, PLAIN_SCHEMAS
 
 NAMES = (
     "bootstrap",
@@ -37,6 +39,7 @@ NAMES = (
     "maxBytesPerTrigger",
     "failOnDataLoss",
     "mode",
+    "value.format",
     "registry.url",
     "registry.subject",
     "registry.schema.id",
@@ -50,6 +53,7 @@ HINTS = {
     "maxtriggerdelay": "set a longer trigger interval",
     "maxrecordsperpartition": "give minPartitions",
     "columnnameofcorruptrecord": "the column is always named _corrupt_record",
+    "format": "give value.format for the format of the messages",
     "avroschema": "give registry.url: columns follow the newest schema there, or registry.schema.id",
 }
 """Advice on options of Spark's own sources that this source does not have."""
@@ -118,11 +122,18 @@ class SourceOptions:
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     permissive: bool = False
+    value_format: str = ""
+    """Format from which messages are decoded, one of FORMATS; empty for raw columns."""
     registry_url: str | None = field(default=None, repr=False)
     registry_subject: str | None = None
     """Subject whose newest schema the columns follow; the topic's name by default."""
     registry_schema_id: int | None = None
     """Schema that the columns follow, instead of a subject's newest."""
+
+    @property
+    def topic(self) -> str:
+        """The only topic of a query that decodes."""
+        return self.subscription.topics[0]
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -137,7 +148,6 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     subscription = _subscription(given)
     if "maxOffsetsPerTrigger" in given and "maxBytesPerTrigger" in given:
         raise ConfigError("give one of 'maxOffsetsPerTrigger' and 'maxBytesPerTrigger'")
-    _check_registry(given, subscription)
     return SourceOptions(
         bootstrap=given["bootstrap"],
         subscription=subscription,
@@ -150,6 +160,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         max_bytes=_number(given, "maxBytesPerTrigger"),
         fail_on_data_loss=not _one_of(given, "failOnDataLoss", "true", "false"),
         permissive=_one_of(given, "mode", "failfast", "permissive"),
+        value_format=_value_format(given, subscription),
         registry_url=given.get("registry.url"),
         registry_subject=given.get("registry.subject"),
         registry_schema_id=_number(given, "registry.schema.id"),
@@ -227,16 +238,40 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     return Subscription(tuple(partitions), partitions=partitions)
 
 
-def _check_registry(given: Mapping[str, str], subscription: Subscription) -> None:
-    if "registry.url" in given:
-        if len(subscription.topics) != 1:
-            raise ConfigError("with 'registry.url' give one topic: its schema names the columns")
-        if "registry.subject" in given and "registry.schema.id" in given:
-            raise ConfigError("give either 'registry.subject' or 'registry.schema.id'")
-        return
-    for name in ("registry.subject", "registry.schema.id", "mode"):
-        if name in given:
-            raise ConfigError(f"option {name!r} needs 'registry.url': without it nothing is decoded")
+def _value_format(given: Mapping[str, str], subscription: Subscription) -> str:
+    """Return the given format, else the one of the topic's policy or Avro; empty if nothing is decoded."""
+    if "value.format" not in given and "registry.url" not in given:
+        for name in ("registry.subject", "registry.schema.id", "mode"):
+            if name in given:
+                raise ConfigError(
+                    f"option {name!r} needs 'registry.url' or 'value.format': without them nothing is decoded"
+                )
+        return ""
+    if len(subscription.topics) != 1:
+        raise ConfigError("with 'registry.url' or 'value.format' give one topic, whose columns are decoded")
+    value_format = given.get("value.format", "").strip().lower()
+    if not value_format:
+        value_format = policies_of_environment().get(subscription.topics[0], NO_POLICY).format or AVRO
+    if value_format not in FORMATS:
+        raise ConfigError(f"option 'value.format' is none of {', '.join(FORMATS)}: {value_format!r}")
+    _check_registry(given, value_format)
+    return value_format
+
+
+def _check_registry(given: Mapping[str, str], value_format: str) -> None:
+    registry = [name for name in given if name.startswith("registry.")]
+    if value_format in PLAIN_SCHEMAS and registry:
+        raise ConfigError(
+            f"option {registry[0]!r} is of no use for {value_format}, which has no schema: leave it out, and"
+            f" give value.format={value_format}"
+        )
+    if value_format not in PLAIN_SCHEMAS and "registry.url" not in given:
+        raise ConfigError(
+            f"option 'value.format' {value_format!r} needs 'registry.url': the columns are those of a schema"
+            " there"
+        )
+    if "registry.subject" in given and "registry.schema.id" in given:
+        raise ConfigError("give either 'registry.subject' or 'registry.schema.id'")
 
 
 def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:

@@ -7,6 +7,7 @@ returns fewer rows. Does not import Spark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.records import HEADER_BYTES, BatchHeader, Cursor
 from millrace.records.framing import Frames
 from millrace_registry.client import SchemaRegistryClient
-from millrace_registry.subjects import Subjects
 from millrace_spark.source.options import SourceOptions
-from millrace_warehouse.log import formats, messages
-from millrace_warehouse.log.messages import Decoder, RejectedRecords
+from millrace_warehouse.log import messages
+from millrace_warehouse.log.formats import HEADERS, MessageFormat, header_lists, other_format
+from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.messages import Decoder, Lookup, RejectedRecords
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches, fetch_from, read_cut
 
@@ -28,7 +30,7 @@ RAW_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
-        ("headers", formats.HEADERS),
+        ("headers", HEADERS),
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
@@ -39,19 +41,6 @@ CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_r
 """Columns of permissive mode: the bytes of a message that could not be decoded, and the reason. Null for
 other messages.
 """
-
-
-def table_schema(options: SourceOptions) -> dict[str, Any] | None:
-    """Look up the schema that the columns follow. Return None for raw columns."""
-    if options.registry_url is None:
-        return None
-    with SchemaRegistryClient(options.registry_url) as registry:
-        if options.registry_schema_id is not None:
-            schema: dict[str, Any] = registry.schema(options.registry_schema_id)
-        else:
-            topic = options.subscription.topics[0]
-            schema = registry.latest(options.registry_subject or Subjects.of_environment().of(topic)).schema
-        return schema
 
 
 def _spark_type(type_: pa.DataType) -> pa.DataType:
@@ -78,7 +67,7 @@ class RowReader:
     def arrow_schema(self) -> pa.Schema:
         if self.table is None:
             return RAW_SCHEMA
-        decoded = Decoder(self.table, lambda _: None).arrow_schema
+        decoded = self._decoder(self.table, lambda _: None).arrow_schema
         schema = pa.schema([field.with_type(_spark_type(field.type)) for field in decoded])
         if not self.options.permissive:
             return schema
@@ -98,10 +87,13 @@ class RowReader:
                 stats.gaps += _gap_after(client, cut, stats)
         self.check_loss(cut, stats)
 
+    def _decoder(self, table: Mapping[str, Any], lookup: Lookup) -> Decoder:
+        return Decoder(table, lookup, messages=MessageFormat(self.options.value_format))
+
     def _batches(
         self, cut: Cut, fetched: Iterator[FetchedBatches], stats: RangeStats
     ) -> Iterator[pa.RecordBatch]:
-        if self.table is None or self.options.registry_url is None:
+        if self.table is None:
             for frames, broken in messages.frames_of(cut, fetched, stats):
                 _refuse(cut, broken)
                 for part in frames.slices(messages.SLICE_ROWS):
@@ -109,8 +101,8 @@ class RowReader:
             return
         schema = self.arrow_schema
         columns = pa.schema([field for field in schema if field not in CORRUPT_FIELDS])
-        with SchemaRegistryClient(self.options.registry_url) as registry:
-            for decoded in Decoder(self.table, registry.find_schema).decode(cut, fetched, stats):
+        with _writer_schemas(self.options.registry_url) as lookup:
+            for decoded in self._decoder(self.table, lookup).decode(cut, fetched, stats):
                 rows = decoded.rows if decoded.rows.schema == columns else decoded.rows.cast(columns)
                 if not self.options.permissive:
                     _refuse(cut, decoded.rejected)
@@ -135,6 +127,16 @@ class RowReader:
                     f"{what} are missing in the middle of the log: run `millrace log verify` on its broker,"
                     " or set failOnDataLoss=false"
                 )
+
+
+@contextmanager
+def _writer_schemas(registry_url: str | None) -> Iterator[Lookup]:
+    """Yield the lookup of writer schemas, which only Avro needs."""
+    if registry_url is None:
+        yield lambda _: None
+        return
+    with SchemaRegistryClient(registry_url) as registry:
+        yield registry.find_schema
 
 
 def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
@@ -165,12 +167,14 @@ def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
 
 
 def _refuse(cut: Cut, rejected: Sequence[RejectedRecords]) -> None:
-    if rejected:
-        first = rejected[0]
-        raise MillraceError(
-            f"{cut.range.name} offset {first.offset}: {first.reason}; set mode=PERMISSIVE"
-            " to have such messages as rows of nulls, use `millrace load` to set them aside"
-        )
+    if not rejected:
+        return
+    first = rejected[0]
+    cure = "set mode=PERMISSIVE to have such messages as rows of nulls, use `millrace load` to set them aside"
+    if first.kind == Kind.FOREIGN_FRAMING and (other := other_format([first.raw])):
+        what, format = other
+        cure = f'give .option("value.format", "{format}") to read {what}, or {cure}'
+    raise MillraceError(f"{cut.range.name} offset {first.offset}: {first.reason}; {cure}")
 
 
 def _corrupt_rows(rejected: Sequence[RejectedRecords], schema: pa.Schema) -> pa.RecordBatch:
@@ -203,7 +207,7 @@ def raw_batch(cut: Cut, frames: Frames) -> pa.RecordBatch:
 
 
 def _headers(cut: Cut, frames: Frames) -> pa.Array:
-    headers, faults = formats.header_lists(frames)
+    headers, faults = header_lists(frames)
     if faults:
         raise MillraceError(f"{cut.range.name}: {next(iter(faults.reasons.values()))}")
     return headers

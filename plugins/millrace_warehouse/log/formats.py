@@ -7,7 +7,7 @@ bytes, text   any message: the columns `value` and `headers`, without a schema i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +88,25 @@ def check_format(messages: MessageFormat, table: Record) -> None:
         raise SchemaError(f"it has no field {messages.time} with a timestamp for the time of an event")
 
 
+def other_format(values: Iterable[bytes]) -> tuple[str, str] | None:
+    """Return words for the look that all values share, and the format that takes them, if it is not Avro.
+
+    Return None if some values may be Avro, or look different.
+    """
+    looks = {name_format(value) for value in values}
+    return _OTHER_FORMATS.get(looks.pop()) if len(looks) == 1 else None
+
+
+def other_format_of(client: ClusterClient, topic: str) -> tuple[str, str] | None:
+    """Return `other_format` of the topic's newest messages."""
+    with suppress(CorruptMessage):  # reported when the records are read
+        return other_format(newest_values(client, topic, _LOOKED_AT))
+    return None
+
+
 def check_is_avro(client: ClusterClient, topic: str) -> None:
     """Raise MillraceError if all of the topic's newest messages look like another format than Avro."""
-    looks = set[str]()
-    with suppress(CorruptMessage):  # reported when the records are read
-        looks = {name_format(value) for value in newest_values(client, topic, _LOOKED_AT)}
-    if len(looks) == 1 and (other := _OTHER_FORMATS.get(looks.pop())):
+    if other := other_format_of(client, topic):
         what, format = other
         raise MillraceError(
             f"the newest messages of {topic} look like {what}, and the load expects Avro: write"

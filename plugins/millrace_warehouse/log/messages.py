@@ -129,9 +129,9 @@ class Decoder:
         self._messages = messages
         self._json = JsonDecoder(self.table) if messages.name == JSON else None
         self._fields = arrow_fields(self.table)
-        own = LOG_FIELDS if filing is None else OWN_FIELDS
+        own = [*LOG_FIELDS, *SENDER_FIELDS] if filing is None else OWN_FIELDS
         self.arrow_schema = pa.schema([*self._fields, *own])
-        """The table schema's fields, then LOG_FIELDS. A load has all of OWN_FIELDS.
+        """The table schema's fields, then LOG_FIELDS and SENDER_FIELDS. A load has all of OWN_FIELDS.
 
         All columns are nullable. A file's schema also has field ids, and a separate type for UUIDs.
         """
@@ -255,17 +255,17 @@ class Decoder:
         stats: RangeStats,
     ) -> pa.RecordBatch:
         """Return the rows of some messages. Our own columns follow the columns of the schema."""
+        headers = self._headers.read(frames)
         log_columns = _log_columns(partition, frames, schema_id)
         times = _event_times(self._fields, columns, log_columns, self._messages)
+        times = _with_header_times(times, headers)
+        own = [*log_columns, *_sender_columns(len(frames), headers)]
         if self._filing is not None:
-            headers = self._headers.read(frames)
-            times = _with_header_times(times, headers)
             loads = np.full(len(frames), self._filing.load, np.int64)
             load = FixedWidth(pa.int64(), loads, None).array(len(frames), Faults(0))
-            filed = filed_times(times, self._filing.file_by_ms)
-            log_columns = [filed, *log_columns, *_sender_columns(len(frames), headers), load]
+            own = [filed_times(times, self._filing.file_by_ms), *own, load]
         _note_times(times, stats)
-        return pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
+        return pa.RecordBatch.from_arrays([*columns, *own], schema=self.arrow_schema)
 
     def _decoder(self, schema_id: int) -> BodyDecoder | _Undecodable:
         if schema_id not in self._decoders:

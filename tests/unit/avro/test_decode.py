@@ -104,6 +104,15 @@ def test_rows_carry_where_they_come_from() -> None:
     assert (stats.min_time, stats.max_time) == (START, START)
 
 
+def test_rows_outside_a_load_carry_their_sender_from_the_record_header_too() -> None:
+    header = encode_header(topic_tag("PageView"), 9, 5, START)
+    log = MemoryLog()
+    log.append([Message(START, None, view(0).value, ((HEADER_NAME, header),)), view(1)])
+    rows = table_of(decode(log)[0])
+    assert rows.column_names[-2:] == ["_instance", "_sequence"]
+    assert (rows["_instance"].to_pylist(), rows["_sequence"].to_pylist()) == ([9, None], [5, None])
+
+
 def test_writers_of_several_schemas_fill_one_table() -> None:
     log = MemoryLog()
     log.append([view(0), view(1, 2), view(2), view(3, 2)])

@@ -11,6 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from millrace.errors import ConfigError
 from millrace_spark.source.options import parse_options
 from millrace_spark.source.rows import CORRUPT_FIELDS, RowReader
+from millrace_spark.source.schema import table_schema
 from tests.unit.avro.fuzz_cases import BLOCKS, COLUMNS, INNER
 
 UUID = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
@@ -41,9 +42,22 @@ def test_every_column_has_the_type_that_spark_asks_for(mode: str) -> None:
     assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema)
     assert schema.field("id").type == schema.field("span").type == pa.binary()
     assert "nothing" not in schema.names
-    assert ("_corrupt_record" in schema.names) == (mode == "permissive")
-    assert "_topic_partition" in schema.names
+    own = ["_topic_partition", "_offset", "_timestamp", "_key", "_schema_id", "_instance", "_sequence"]
+    corrupt = ["_corrupt_record", "_corrupt_reason"] if mode == "permissive" else []
+    assert schema.names[-len([*own, *corrupt]) :] == [*own, *corrupt]
     assert not {"_time", "_load", "_partition"} & {*schema.names}
+
+
+@pytest.mark.parametrize(("value_format", "type_"), [("text", pa.string()), ("bytes", pa.binary())])
+def test_messages_without_a_schema_have_columns_of_types_that_spark_asks_for(
+    value_format: str, type_: pa.DataType
+) -> None:
+    options = {"bootstrap": "localhost:9092", "subscribe": "T", "value.format": value_format}
+    parsed = parse_options(options)
+    schema = RowReader(parsed, table_schema(parsed)).arrow_schema
+    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema)
+    assert schema.names[:2] == ["value", "headers"]
+    assert schema.field("value").type == type_
 
 
 def test_a_field_with_the_name_of_a_corrupt_column_is_refused_in_permissive_mode_only() -> None:

@@ -115,6 +115,15 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offset
         ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "5"}, "give one of"),
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
         ({"mode": "permissive"}, "needs 'registry.url'"),
+        ({"registry.schema.id": "3"}, "needs 'registry.url'"),
+        ({"value.format": "csv"}, "'value.format' is none of avro, json, bytes, text: 'csv'"),
+        ({"value.format": "json"}, "'value.format' 'json' needs 'registry.url'"),
+        ({"value.format": "json", "registry.subject": "s"}, "'value.format' 'json' needs 'registry.url'"),
+        ({"value.format": "text", "registry.url": "http://r"}, "leave it out, and give value.format=text"),
+        ({"value.format": "bytes", "registry.schema.id": "3"}, "leave it out, and give value.format=bytes"),
+        ({"subscribe": "a,b", "value.format": "text"}, "give one topic"),
+        ({"subscribe": "", "subscribePattern": "a.*", "value.format": "text"}, "give one topic"),
+        ({"format": "json"}, "unknown option 'format'; give value.format"),
         ({"registry.url": "http://r", "mode": "DROPMALFORMED"}, "neither failfast nor permissive"),
         ({"registry.url": "http://r", "registry.subject": "s", "registry.schema.id": "3"}, "give either"),
     ],
@@ -151,6 +160,34 @@ def test_the_schema_may_be_named_by_its_id_and_rows_of_nulls_be_asked_for() -> N
     options = parse_options({**TYPED, "registry.schema.id": "7", "mode": "PERMISSIVE"})
     assert (options.registry_schema_id, options.permissive) == (7, True)
     assert not parse_options({**TYPED, "mode": "FAILFAST"}).permissive
+
+
+@pytest.mark.parametrize(
+    ("options", "value_format"),
+    [
+        ({}, ""),
+        ({"registry.url": "http://r"}, "avro"),
+        ({"registry.url": "http://r", "value.format": "JSON"}, "json"),
+        ({"value.format": "text", "mode": "PERMISSIVE"}, "text"),
+    ],
+)
+def test_messages_are_decoded_only_with_a_registry_or_a_format(
+    options: dict[str, str], value_format: str
+) -> None:
+    assert parsed(**options).value_format == value_format
+
+
+def test_the_file_of_topics_names_the_format_unless_an_option_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topics.toml").write_text('[T]\nformat = "json"\n[U]\nformat = "text"\n')
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
+    assert parse_options(TYPED).value_format == "json"
+    assert parse_options({**TYPED, "value.format": "avro"}).value_format == "avro"
+    assert parse_options({**TYPED, "subscribe": "V"}).value_format == "avro"
+    assert parse_options(NEEDED).value_format == "", "raw columns stay raw"
+    with pytest.raises(ConfigError, match=r"leave it out, and give value\.format=text"):
+        parse_options({**TYPED, "subscribe": "U"})
 
 
 def test_a_client_file_says_how_brokers_are_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
