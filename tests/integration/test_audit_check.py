@@ -159,12 +159,14 @@ def test_a_sound_producer_breaks_no_rule(crafted: Crafted) -> None:
     crafted.send(0, 1, 2, 4)
     crafted.report([0, 1])
     crafted.report([2], [3, 4])  # the fingerprint of 3, which is not in the log, is not compared
-    crafted.report([], [2], fingerprint=-total([2]))  # it failed after it was acknowledged
+    withdrawn = {"closed_through": WINDOW + 600_000 - 1}
+    crafted.report(closed_through=WINDOW + 600_000)
+    crafted.report([], [2], fingerprint=-total([2]), **withdrawn)  # it failed after it was acknowledged
     crafted.end()
     ((summary,), violations) = crafted.world.check(crafted.topic)
     assert violations == []
     assert (summary.acknowledged, summary.failed, summary.in_log) == (2, 3, 4)
-    assert (summary.fingerprints, summary.closed_through, summary.reports) == ("right", "for ever", 4)
+    assert (summary.fingerprints, summary.closed_through, summary.reports) == ("right", "for ever", 5)
 
 
 def test_a_repeated_report_counts_once(crafted: Crafted) -> None:
@@ -463,6 +465,11 @@ def test_other_producers_of_the_audit_topic_do_not_matter(world: World, crafted:
 
 def test_a_topic_without_a_producer_is_not_right(world: World) -> None:
     assert "no hello and no event of a producer was found" in "".join(texts(world, world.topic()))
+
+
+def test_an_unknown_topic_is_named(world: World) -> None:
+    with pytest.raises(MillraceError, match="no-such-topic"):
+        world.check("no-such-topic")
 
 
 OUTCOMES = {

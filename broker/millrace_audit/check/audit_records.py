@@ -35,9 +35,9 @@ class AuditRecords:
     def __init__(self, topic: str, codec: AuditCodec, violations: Violations) -> None:
         self._topic, self._codec, self._violations = topic, codec, violations
         self.instances = Instances()
-        self.unreadable: list[tuple[str, str]] = []
-        """Places and reasons of records that are neither hellos nor reports, from the topic's first hello on:
-        older records are of earlier versions of the producer."""
+        self.unreadable = Violations()
+        """Records that are neither hellos nor reports, from the topic's first hello on: older records are of
+        earlier versions of the producer."""
         self._has_hello = False
 
     def take(self, stored: Stored) -> None:
@@ -46,10 +46,14 @@ class AuditRecords:
         try:
             record = self._codec.read(stored.record.value)
         except NoAuditRecord as error:
-            self.unreadable.append((place, str(error)))
+            self.unreadable.add(None, f"no hello or report can be read: {error}", place)
             return
         if not isinstance(record, Hello | Report):
-            self.unreadable.append((place, "producers write hellos and reports only"))
+            self.unreadable.add(None, "the record is no hello or report: producers write only these", place)
+            return
+        if not stored.is_committed:
+            rule = "the record belongs to an aborted transaction: write hellos and reports outside of it"
+            self.unreadable.add(None, rule, place)
             return
         if stored.partition != 0:
             topics = {record.topic} if isinstance(record, Hello) else {news.topic for news in record.windows}
@@ -90,7 +94,7 @@ class AuditRecords:
     def _hello(self, instance: Instance, hello: Hello, place: str) -> None:
         if hello.topic == self._topic and not self._has_hello:
             self._has_hello = True
-            self.unreadable.clear()
+            self.unreadable = Violations()
         if instance.names is None:
             instance.names = hello.server, hello.service
             instance.closed_through = hello.closed_through
@@ -114,7 +118,7 @@ class AuditRecords:
                 self._break(instance, place, rule)
             return
         if report.number > instance.next_report:
-            instance.has_all_reports = False
+            instance.missing_reports += report.number - instance.next_report
             rule = f"report {instance.next_report} is missing: write report n + 1 when n is acknowledged"
             self._break(instance, place, rule)
         elif instance.seal and seal_of(report.key) != instance.seal:
@@ -151,7 +155,7 @@ class AuditRecords:
                 f"{news.window} is no window: write time - time mod {WINDOW_MS}, of times in ms from 2000 on"
             )
             self._break(instance, place, rule)
-        if report.closed_through > news.window and instance.closed_through >= news.window + WINDOW_MS:
+        if min(report.closed_through, instance.closed_through) >= news.window + WINDOW_MS:
             rule = (
                 "the report has a window that an earlier closedThrough has closed: close a window when all"
                 " its events are reported"

@@ -41,8 +41,7 @@ def check_topic(
     instances = [one for one in records.instances.values() if topic in one.topics or one.windows]
     summaries = [compare(instance, topic, violations) for instance in instances]
     compare_callbacks(outcomes, instances, violations)
-    for place, reason in records.unreadable:
-        violations.add(None, f"no hello or report can be read: {reason}", place)
     if not instances:
         violations.add(None, "no hello and no event of a producer was found: is this its topic and cluster?")
-    return summaries, violations.of({None, *(instance.number for instance in instances)})
+    named = violations.of({None, *(instance.number for instance in instances)})
+    return summaries, named + records.unreadable.of({None})

@@ -43,7 +43,7 @@ class Instance:
     """Seal of the next report."""
     reports: int = 0
     next_report: int = 0
-    has_all_reports: bool = True
+    missing_reports: int = 0
     last_report: bytes = b""
     """Hash of the last report."""
     closed_through: int = NOTHING
@@ -74,8 +74,8 @@ class Summary:
     """Empty: the cluster in whose topic `audit` the records are."""
     hello: bool
     reports: int
-    all_reports: bool
-    """True if the reports' numbers are 0, 1, 2... without a hole."""
+    missing_reports: int
+    """Holes in the numbers of the reports."""
     closed_through: str
     windows: int
     acknowledged: int
