@@ -15,11 +15,15 @@ import pytest
 from confluent_kafka import Producer
 
 from millrace.errors import MillraceError
+from millrace.records import Record
+from millrace_audit.check.audit_records import AuditRecords
 from millrace_audit.check.callbacks import CallbackOutcomes, read_outcomes
 from millrace_audit.check.checking import check_topic
-from millrace_audit.check.findings import Summary, Violation
+from millrace_audit.check.findings import Summary, Violation, Violations
+from millrace_audit.check.log import Stored
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.event import EventSchema
 from millrace_audit.reports.fingerprints import fingerprint, wrapped
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
@@ -334,6 +338,58 @@ def schema_id_of_no_audit_record(crafted: Crafted) -> None:
     crafted.end()
 
 
+def report_of(*windows: ReportedWindow, **changes: Any) -> Callable[[Crafted], None]:
+    """A producer that reports these windows, of a topic that it has announced, too."""
+
+    def play(crafted: Crafted) -> None:
+        crafted.hello()
+        crafted.hello(topic="another")
+        crafted.report(windows=windows, **changes)
+        crafted.end()
+
+    return play
+
+
+def another(window: int, *acknowledged: tuple[int, int]) -> ReportedWindow:
+    return ReportedWindow("another", window, SequenceRanges(acknowledged), SequenceRanges())
+
+
+def both_outcomes_at_once(crafted: Crafted) -> None:
+    crafted.hello()
+    crafted.send(0)
+    crafted.report([0], [0], fingerprint=0)
+    crafted.end()
+
+
+def two_clusters(crafted: Crafted) -> None:
+    crafted.hello(cluster="dc1")
+    crafted.report(cluster="dc2")
+    crafted.end()
+
+
+def negative_sequence(crafted: Crafted) -> None:
+    crafted.hello()
+    crafted.report([], [-1])
+    crafted.end()
+
+
+def header_in_the_value(server: str, cut: int | None = None) -> Callable[[Crafted], None]:
+    """A producer whose one event has its header in its value."""
+
+    def play(crafted: Crafted) -> None:
+        crafted.hello()
+        header = {"time": START, "server": server, "service": "shop", "instance": crafted.instance}
+        with SchemaRegistryClient(crafted.world.registry) as registry:
+            schema_id = registry.register("PageView", PAGE_VIEW)
+        event = EventSchema(PAGE_VIEW, schema_id).encode({**header, "sequence": 0}, EVENT)[:cut]
+        crafted.world.producer.produce(crafted.topic, event, timestamp=START)
+        assert crafted.world.producer.flush(30) == 0
+        crafted.report([], [0], failed_fingerprint=wrapped(fingerprint(event)))
+        crafted.end()
+
+    return play
+
+
 def changed(at: int, new: bytes) -> Callable[[Crafted, bytes], bytes]:
     return lambda _, header: header[:at] + new + header[at + len(new) :]
 
@@ -412,6 +468,20 @@ BROKEN: dict[str, tuple[Any, ...]] = {
     ),
     "names": (other_names, "server or service differs from the first hello"),
     "reported twice": (reported_twice, "sequences 1: a sequence is reported twice"),
+    "both outcomes": (both_outcomes_at_once, "sequences 0: a sequence is reported twice"),
+    "negative number": (negative_sequence, "a sequence is negative"),
+    "windows": (
+        report_of(*(another(WINDOW + n * 600_000) for n in range(1001))),
+        "the report has more than 1,000 windows",
+    ),
+    "ranges": (
+        report_of(another(WINDOW, *((2 * n, 2 * n) for n in range(20_001)))),
+        "the report has more than 20,000 ranges",
+    ),
+    "clusters": (two_clusters, "the cluster differs from an earlier record"),
+    "long name": (lambda c: c.hello(service="s" * 256), "a name has more than 255 bytes", "no last report"),
+    "names in the value": (header_in_the_value("web-2"), "server or service differs from the first hello"),
+    "cut value": (header_in_the_value("web-1", 12), "the header in its value is cut off"),
     "closed too early": (
         closed_too_early,
         "the report has a window that an earlier closedThrough has closed",
@@ -453,6 +523,20 @@ def test_a_mistake_is_named_once_with_its_first_place(crafted: Crafted) -> None:
     crafted.sound(timestamp=START - 1, partition=1)
     (text,) = texts(crafted.world, crafted.topic)
     assert text.startswith(f"{crafted.topic}-1 offset 0 and 4 more: ")
+
+
+def test_a_record_of_an_aborted_transaction_is_named(world: World) -> None:
+    hello = Hello(time=START, cluster="", server="", service="", instance=1, topic="events", seal=bytes(32))
+    with SchemaRegistryClient(world.registry) as registry:
+        codec = AuditCodec(registry)
+        records = AuditRecords("events", codec, Violations())
+        stored = Stored(0, Record(0, START, None, codec.encode(hello)), False, False)
+        records.take(stored)
+        assert not records.instances
+        (violation,) = records.unreadable.of({None})
+        assert "the record belongs to an aborted transaction" in violation.text
+        records.take(stored._replace(is_committed=True))
+        assert list(records.instances) == [1]
 
 
 def test_other_producers_of_the_audit_topic_do_not_matter(world: World, crafted: Crafted) -> None:
