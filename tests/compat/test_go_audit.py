@@ -43,6 +43,12 @@ def wait_for_line(service: Process, line: str) -> None:
     assert line in service.lines, service.output
 
 
+def check_protocol(bootstrap: str, topic: str) -> None:
+    """Check that the service keeps all rules of the audit's protocol, with the command for such checks."""
+    done = run_millrace("audit-check", topic, "--bootstrap", bootstrap)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def kill(home: Home) -> None:
     (home if isinstance(home, KafkaBroker) else home.process).kill()
 
@@ -82,6 +88,7 @@ def test_every_event_is_reported_with_the_content_of_its_value(
     (instance,) = evidence.told
     assert len(evidence.told[instance].acknowledged) == EVENTS
     check_fingerprint(evidence, instance)
+    check_protocol(address(home), topic)
 
 
 def test_events_are_acknowledged_when_a_killed_broker_is_back(
@@ -161,6 +168,7 @@ def test_events_of_aborted_transactions_are_acknowledged(
     finish(service.start(start, bootstrap=apache.address, **job))
     check_exact(read_evidence(apache.address, topic), outcomes)
     assert read_outcomes(outcomes) == (set(range(6000)), set())
+    check_protocol(apache.address, topic)
     committed = read_evidence(apache.address, topic, committed=True)
     assert sum(map(len, committed.log.values())) == 4000
 

@@ -409,6 +409,10 @@ _NEW_FIELDS = {
 """Kind -> for each older format of the record, newest first, the fields that it lacks at any depth."""
 
 
+class NoAuditRecord(Exception):
+    """A message that cannot be read as an audit record; the text is the reason."""
+
+
 class OtherVersion:
     """An audit record in the form of another version of Millrace, which cannot be read here."""
 
@@ -530,19 +534,31 @@ class AuditCodec:
         Raise MillraceError when the registry does not answer: an audit record must not be mistaken for a
         foreign message.
         """
-        form = self._form(message)
-        if message is None or form is None or issubclass(form.kind, OtherVersion):
+        try:
+            return self.read(message)
+        except NoAuditRecord:
             return None
-        kind = form.kind
+
+    def read(self, message: bytes | None) -> AuditRecord:
+        """Return the record in a message. Raise NoAuditRecord, with the reason, when there is none.
+
+        Raise MillraceError when the registry does not answer.
+        """
+        form = self._form(message)
+        if message is None or form is None:
+            raise NoAuditRecord("it begins neither with the byte 1 nor with 0 and the id of an audit schema")
+        if issubclass(form.kind, OtherVersion):
+            raise NoAuditRecord("its kind or its schema is not one of this version")
         is_fixed = message[0] == _FIXED
         body = BytesIO(message[_FIXED_PREFIX_BYTES if is_fixed else PREFIX_BYTES :])
         try:
             record = fastavro.schemaless_reader(body, _parsed(form), None)
-            if is_fixed and body.read(1):
-                return None
-            return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
-        except Exception:  # an error would stop the process again after every restart
-            return None
+            read = form.kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
+        except Exception as error:  # an error would stop the process again after every restart
+            raise NoAuditRecord(f"its body is no {form.name}: {str(error) or 'it ends early'}") from error
+        if is_fixed and body.read(1):
+            raise NoAuditRecord(f"bytes follow the end of its {form.name}")
+        return read
 
     def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
         """Return the kind of an audit record, from the message's schema alone; None for any other message.
