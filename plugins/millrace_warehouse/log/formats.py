@@ -124,7 +124,7 @@ def header_lists(frames: Frames) -> tuple[pa.Array, Faults]:
     """Return the headers of each record; a record with malformed headers has none and is a fault."""
     faults = Faults(len(frames))
     some = np.flatnonzero(frames.header_count > 0).tolist()
-    if not some:
+    if not some and len(frames):  # `repeat` makes no empty array
         return pa.repeat(pa.scalar([], HEADERS), len(frames)), faults
     values: list[list[dict[str, Any]]] = [[] for _ in range(len(frames))]
     for row in some:

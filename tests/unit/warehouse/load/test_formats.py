@@ -244,3 +244,9 @@ def test_a_tombstone_is_a_row_of_nulls_in_every_format_where_that_is_asked_for(t
         first, _ = rows(folder)
         assert first["value" if format != "json" else "id"] is None
         assert first["_key"] == b"k"
+
+
+def test_a_slice_without_any_text_is_rejected_as_a_whole(tmp_path: Path) -> None:
+    result = loaded(topic_of(b"\xff", b"\xfe"), tmp_path, MessageFormat("text"))
+    assert (result.rows, result.rejected) == (0, 2)
+    assert result.notes == [f"{ORDERS}: rejected: 2 times 'value: not UTF-8'"]
