@@ -32,7 +32,7 @@ from millrace.topic_names import check_topic_name
 VARIABLE = "MILLRACE_TOPICS_FILE"
 PROOFS = ("complete", "carried")
 FINGERPRINTS = ("fast", "strong")
-FORMATS = ("avro", "json", "bytes", "text")
+FORMATS = ("avro", "avro-unframed", "json", "bytes", "text")
 MAX_OWNER_CHARACTERS = 200
 _UNITS_MS = {"h": 3_600_000, "d": 24 * 3_600_000}
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
 from millrace_warehouse.load.load import LoadResult
@@ -126,3 +127,48 @@ def test_other_messages_are_loaded_without_a_schema(
     assert (result.rows, result.rejected, result.notes) == (30, 0, [])
     row = published(tmp_path, topic, "2015-05-17T10").to_pylist()[0]
     assert (row["value"], row["headers"]) == (value, [{"key": "h", "value": b"\1"}])
+
+
+NUMBERED = {"type": "record", "name": "Numbered", "fields": [{"name": "id", "type": "long"}]}
+
+
+def test_avro_without_a_frame_is_loaded_with_the_newest_schema_of_the_topic(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = "numbered-unframed"
+    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
+        client.create_topic(topic, 1)
+        registry.register(topic, NUMBERED)
+    produce(site, topic, *(bytes([0x80 + 2 * number, 1]) for number in range(30)))
+    with pytest.raises(MillraceError, match='load expects Avro: write format = "bytes" or "avro-unframed"'):
+        load(spark, site, tmp_path, topic)
+    result = load(spark, site, tmp_path, topic, format="avro-unframed")
+    assert (result.rows, result.rejected, result.notes) == (30, 0, [])
+    assert sorted(published(tmp_path, topic, "2015-05-17T10")["id"].to_pylist()) == [*range(64, 94)]
+    verified = run_millrace("verify", str(tmp_path), "--rows", "--bootstrap", site.cluster.bootstrap)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "format"),
+    [
+        ("arrays", b'[{"id": 1}]', "text"),
+        ("json-schema", b'\0\0\0\x12\x67{"id": 1}', "json"),
+        ("protobuf", b"\0\0\0\x12\x67\0\x08\x96\x01", "bytes"),
+        ("random", b"\xff\xfe\0\1", "bytes"),
+        ("empty", b"", "bytes"),
+    ],
+)
+def test_a_load_that_expects_avro_names_the_format_of_the_messages_and_that_format_takes_them(
+    spark: SparkSession, site: TestSite, tmp_path: Path, name: str, value: bytes, format: str
+) -> None:
+    topic = f"wrong-{name}"
+    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
+        client.create_topic(topic, 1)
+        registry.register(topic, NUMBERED)
+    produce(site, topic, *[value] * 120)
+    with pytest.raises(MillraceError, match=f'and the load expects Avro: write format = "{format}"'):
+        load(spark, site, tmp_path / "untold", topic)
+    with pytest.raises(MillraceError, match=f'into a new warehouse, with format = "{format}"'):
+        load(spark, site, tmp_path / "avro", topic, format="avro")
+    assert load(spark, site, tmp_path / "right", topic, format=format).rows == 120

@@ -193,6 +193,9 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
         cluster_id = "millrace-b"
 
     class Registry:
+        url = "http://***@r"
+        find_schema = None
+
         def versions(self, subject: str) -> list[int]:
             return [] if subject == "PageRaw" else [1]
 
