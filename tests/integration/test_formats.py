@@ -172,3 +172,17 @@ def test_a_load_that_expects_avro_names_the_format_of_the_messages_and_that_form
     with pytest.raises(MillraceError, match=f'into a new warehouse, with format = "{format}"'):
         load(spark, site, tmp_path / "avro", topic, format="avro")
     assert load(spark, site, tmp_path / "right", topic, format=format).rows == 120
+
+
+def test_a_load_takes_the_format_of_an_expression_that_matches_the_topic(
+    site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topics.toml").write_text("[topics_matching.'legacy\\..*']\nformat = 'text'\n")
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
+    with site.cluster.client() as client:
+        client.create_topic("legacy.lines", 1)
+    produce(site, "legacy.lines", *[b"a line"] * 3)
+    done = run_millrace("load", "legacy.lines", *site.load_options(tmp_path / "warehouse"))
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert (result["rows"], result["rejected"]) == (3, 0)
