@@ -45,7 +45,7 @@ from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequ
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
 from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source
-from millrace_warehouse.log.formats import formats_of
+from millrace_warehouse.log.formats import other_format
 from millrace_warehouse.log.kinds import Kind, Look
 from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
@@ -445,7 +445,4 @@ def _check_rejected(
 
 def _cure(kind: Kind, look: Look | None, format: str) -> str:
     """Return what to do about too many rejected records that look so in a topic of a format."""
-    if look is None or (format in look.formats and format != "text"):
-        return _CURE[kind]
-    setting = 'format = "bytes"' if format in look.formats else formats_of(look)
-    return f"the first looks like {look}: load them into a new warehouse, with {setting} for the topic"
+    return (look and other_format(look, format)) or _CURE[kind]

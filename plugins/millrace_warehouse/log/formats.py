@@ -114,6 +114,17 @@ def formats_of(look: Look) -> str:
     return "format = " + " or ".join(f'"{name}"' for name in look.formats)
 
 
+def other_format(look: Look, format: str) -> str:
+    """Return the advice to load rejected records in another format; empty if the topic's format fits.
+
+    Text that was rejected is not UTF-8.
+    """
+    if format in look.formats and format != "text":
+        return ""
+    setting = 'format = "bytes"' if format in look.formats else formats_of(look)
+    return f"the first looks like {look}: load them into a new warehouse, with {setting} for the topic"
+
+
 def check_is_avro(client: ClusterClient, topic: str, knows: Callable[[int], object | None]) -> None:
     """Raise MillraceError if none of the topic's newest messages looks like Avro in Confluent's framing."""
     look = other_look(client, topic, AVRO, knows)

@@ -42,7 +42,7 @@ from millrace_warehouse.log.reading import FetchedBatches
 SLICE_ROWS = 10_000
 """Rows decoded at a time. Fewer rows cost more calls; more rows exceed the processor's cache (measured)."""
 PREFIX_BYTES = 5
-_BROKEN_BATCH = "the batch cannot be unpacked"
+BROKEN_BATCH = "the batch cannot be unpacked"
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
 )
@@ -109,7 +109,7 @@ class RejectedRecords:
 
     @property
     def is_batch(self) -> bool:
-        return self.reason.startswith(_BROKEN_BATCH)
+        return self.reason.startswith(BROKEN_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def frames_of(
 
 def _rejected_batch(partition: int, broken: BrokenBatch) -> RejectedRecords:
     header, batch = broken.batch
-    reason = f"{_BROKEN_BATCH}: {broken.reason}"
+    reason = f"{BROKEN_BATCH}: {broken.reason}"
     return RejectedRecords(
         partition=partition,
         offset=header.base_offset,

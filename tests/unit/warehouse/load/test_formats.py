@@ -286,4 +286,6 @@ def test_the_schema_of_avro_without_a_frame_is_not_promoted_because_no_message_n
 def test_a_slice_without_any_text_is_rejected_as_a_whole(tmp_path: Path) -> None:
     result = loaded(topic_of(b"\xff", b"\xfe"), tmp_path, MessageFormat("text"))
     assert (result.rows, result.rejected) == (0, 2)
-    assert result.notes == [f"{ORDERS}: rejected: 2 times 'value: not UTF-8'"]
+    assert result.notes[0].startswith(
+        f"{ORDERS}: rejected: 2 times 'value: not UTF-8'; the first looks like no "
+    )

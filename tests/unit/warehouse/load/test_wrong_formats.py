@@ -162,3 +162,21 @@ def test_a_few_messages_of_another_format_do_not_make_the_topic_s_format_wrong(t
     log.append(0, [Message(START, None, b'{"id": 1}')] * MESSAGES)
     with pytest.raises(MillraceError, match="let the producer write Avro with the registry's serializer, or"):
         loaded(log, tmp_path, MessageFormat("avro"))
+
+
+def test_a_load_of_few_messages_of_another_format_is_made_and_its_note_names_the_format(
+    tmp_path: Path,
+) -> None:
+    result = loaded(log_of("text", 3), tmp_path, MessageFormat("json"))
+    assert (result.rows, result.rejected) == (0, 3)
+    assert result.notes == [
+        f"{ORDERS}: rejected: 3 times 'JSON is malformed: invalid character (byte 0)'; the first looks like"
+        ' plain text: load them into a new warehouse, with format = "text" for the topic'
+    ]
+
+
+def test_a_note_on_a_topic_of_the_right_format_names_no_other(tmp_path: Path) -> None:
+    log = log_of("objects", 3)
+    log.append(0, [Message(START, None, b"a line")] * 3)
+    (note,) = loaded(log, tmp_path, MessageFormat("json")).notes
+    assert note == f"{ORDERS}: rejected: 3 times 'JSON is malformed: invalid character (byte 0)'"
