@@ -155,6 +155,9 @@ def test_bytes_that_are_no_text_are_to_be_loaded_as_bytes(tmp_path: Path) -> Non
     for values in ("bytes", "unframed Avro"):
         with pytest.raises(MillraceError, match='with format = "bytes"'):
             loaded(log_of(values), tmp_path / values, MessageFormat("text"))
+    begins_as_text = topic_of(*[b"a" * 100 + b"\xff"] * MESSAGES)
+    with pytest.raises(MillraceError, match=r'looks like plain text: load them .* with format = "bytes" for'):
+        loaded(begins_as_text, tmp_path / "begins as text", MessageFormat("text"))
 
 
 def test_a_few_messages_of_another_format_do_not_make_the_topic_s_format_wrong(tmp_path: Path) -> None:
