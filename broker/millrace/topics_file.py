@@ -1,4 +1,4 @@
-"""Policies of topics, in one file that MILLRACE_TOPICS_FILE names to every command.
+r"""Policies of topics, in one file that MILLRACE_TOPICS_FILE names to every command.
 
     [PageView]                     a file in TOML, with a table for each topic
     ["shop.orders.v1"]             a name with dots is in quotes
@@ -11,7 +11,10 @@
     max_rejected = "1%"
     [SearchQuery]
     mirror = true
+    [topics_matching.'legacy\..*']  every topic whose whole name matches the regular expression
+    proof = "carried"
 
+The value of a key is that of the topic's own table, else of the first matching expression that has the key.
 An option of a command overrides the file. This module depends on no command.
 """
 
@@ -20,9 +23,10 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError, InvalidTopic
@@ -30,11 +34,18 @@ from millrace.escaping import escaped
 from millrace.topic_names import check_topic_name
 
 VARIABLE = "MILLRACE_TOPICS_FILE"
+MATCHING = "topics_matching"
+"""Table of the file whose keys are regular expressions; no topic of this name has a table of its own."""
 PROOFS = ("complete", "carried")
 FINGERPRINTS = ("fast", "strong")
-FORMATS = ("avro", "json", "bytes", "text")
+FORMATS = ("avro", "avro-unframed", "json", "bytes", "text")
 MAX_OWNER_CHARACTERS = 200
+_HELD = 10_000
+"""Most topics whose policies are held: producers choose names of topics."""
 _UNITS_MS = {"h": 3_600_000, "d": 24 * 3_600_000}
+
+Table: TypeAlias = Mapping[str, Any]
+"""A table of the file: setting -> value, as TopicPolicy has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +94,59 @@ TopicPolicies = Mapping[str, TopicPolicy]
 NO_POLICY = TopicPolicy()
 
 
+class FilePolicies(Mapping[str, TopicPolicy]):
+    """Policies of the topics that a file names, and of those that match an expression in it.
+
+    Iteration yields the named topics only: no file knows which topics match.
+    """
+
+    def __init__(self, topics: Mapping[str, Table], matching: Mapping[str, Table]) -> None:
+        self._topics = topics
+        self._matching = {pattern: (re.compile(pattern), table) for pattern, table in matching.items()}
+        self._held: dict[str, TopicPolicy] = {}
+
+    def tables(self, topic: str) -> Iterator[tuple[str, Table]]:
+        """Yield the tables that hold for a topic, with their names; the first that has a key decides."""
+        if topic in self._topics:
+            yield f"[{topic}]", self._topics[topic]
+        for pattern, (expression, table) in self._matching.items():
+            if expression.fullmatch(topic):
+                yield _name_of_matching(pattern), table
+
+    def __getitem__(self, topic: str) -> TopicPolicy:
+        if (held := self._held.get(topic)) is not None:
+            return held
+        tables = [table for _, table in self.tables(topic)]
+        if not tables:
+            raise KeyError(topic)
+        merged = {key: value for table in reversed(tables) for key, value in table.items()}
+        policy = TopicPolicy(**merged)
+        if len(self._held) < _HELD:
+            self._held[topic] = policy
+        return policy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._topics)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __bool__(self) -> bool:
+        return bool(self._topics or self._matching)
+
+
+def policies_of_topics(policies: TopicPolicies, topics: Iterable[str]) -> Mapping[str, TopicPolicy]:
+    """Return the policy of each topic, without the others of the file."""
+    return {topic: policies.get(topic, NO_POLICY) for topic in topics}
+
+
 def policies_of_environment() -> TopicPolicies:
     """Return the policies in the file that MILLRACE_TOPICS_FILE names; none if the variable is not set."""
     file = os.environ.get(VARIABLE)
     return read_policies(file) if file else {}
 
 
-def read_policies(file: str | Path) -> TopicPolicies:
+def read_policies(file: str | Path) -> FilePolicies:
     """Return the policies in a file. Raise ConfigError if it cannot be read or a name or setting is wrong."""
     try:
         tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
@@ -99,15 +156,32 @@ def read_policies(file: str | Path) -> TopicPolicies:
         raise ConfigError(f"{file} is no TOML: {error}") from None
     if not tables:
         raise ConfigError(f"{file} names no topic: write [NAME] for each")
-    for topic in tables:
+    matching = tables.pop(MATCHING, {})
+    if not isinstance(matching, dict):
+        raise ConfigError(
+            f"{file}: {MATCHING} is no table: write [{MATCHING}.'EXPRESSION'] for each expression"
+        )
+    for topic, table in tables.items():
         try:
             check_topic_name(topic)
         except InvalidTopic as error:
             raise ConfigError(f"{file}: {error}") from None
-    return {topic: _policy(table, f"{file}: [{topic}]") for topic, table in tables.items()}
+        _check_table(table, f"{file}: [{topic}]")
+    for pattern, table in matching.items():
+        where = f"{file}: {_name_of_matching(pattern)}"
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{where} is not a regular expression: {error}") from None
+        _check_table(table, where)
+    return FilePolicies(tables, matching)
 
 
-def _policy(table: object, where: str) -> TopicPolicy:
+def _name_of_matching(pattern: str) -> str:
+    return f"[{MATCHING}.'{pattern}']"
+
+
+def _check_table(table: object, where: str) -> None:
     if not isinstance(table, dict):
         raise ConfigError(f"{where} is no table of a topic: write the name in brackets, then its settings")
     if any(isinstance(value, dict) for value in table.values()):
@@ -126,7 +200,6 @@ def _policy(table: object, where: str) -> TopicPolicy:
             f"{where}: silent_after {policy.silent_after!r} is no time: write hours or days, like 24h or 7d"
         )
     _check_owner(policy.owner, where)
-    return policy
 
 
 def _check_owner(owner: str, where: str) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import click
 
 from millrace.errors import ConfigError
 from millrace.printing import json_option, print_rows, say
 from millrace.topic_names import check_topic_name
-from millrace.topics_file import NO_POLICY, VARIABLE, TopicPolicy, read_policies
+from millrace.topics_file import NO_POLICY, VARIABLE, FilePolicies, read_policies
 from millrace_registry.subjects import ENVIRONMENT, Subjects
 
 DEFAULT = "default"
@@ -35,13 +32,12 @@ def policy(topics: Sequence[str], topics_file: str, as_json: bool) -> None:
     """
     if not topics and not topics_file:
         raise ConfigError(f"there is no file of topics: name topics, set {VARIABLE} or give --topics-file")
-    policies = read_policies(topics_file) if topics_file else {}
-    tables: Mapping[str, Any] = tomllib.loads(Path(topics_file).read_text("utf-8")) if topics_file else {}
+    policies = read_policies(topics_file) if topics_file else FilePolicies({}, {})
     words = os.environ.get(ENVIRONMENT, "").split()
     records = []
     for topic in topics or policies:
         check_topic_name(topic)
-        settings = _settings(topic, policies.get(topic, NO_POLICY), tables.get(topic, ()), topics_file, words)
+        settings = _settings(topic, policies, topics_file, words)
         for name, value, origin in settings:
             records.append({"topic": topic, "setting": name, "value": value, "set_by": origin})
     if as_json:
@@ -52,13 +48,16 @@ def policy(topics: Sequence[str], topics_file: str, as_json: bool) -> None:
 
 
 def _settings(
-    topic: str, policy: TopicPolicy, keys: Collection[str], file: str, words: Sequence[str]
+    topic: str, policies: FilePolicies, file: str, words: Sequence[str]
 ) -> Iterator[tuple[str, object, str]]:
-    """Yield name, value and origin of a topic's settings, given its table's keys and MILLRACE_SUBJECTS."""
+    """Yield name, value and origin of a topic's settings, given the words of MILLRACE_SUBJECTS."""
+    policy = policies.get(topic, NO_POLICY)
     for field in fields(policy):
-        value, origin = getattr(policy, field.name), file if field.name in keys else DEFAULT
+        tables = (name for name, table in policies.tables(topic) if field.name in table)
+        table = next(tables, None)
+        value, origin = getattr(policy, field.name), DEFAULT if table is None else f"{file}: {table}"
         if field.name == "subject":
-            value, origin = _subject(topic, policy.subject, file, words)
+            value, origin = _subject(topic, policy.subject, origin, words)
         yield field.name, value, origin
 
 

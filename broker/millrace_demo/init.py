@@ -271,7 +271,7 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
 
 
 def _add_to_topics(file: Path, topic: str) -> None:
-    if topic not in read_policies(file):
+    if topic not in [*read_policies(file)]:  # a task of Airflow has a topic that the file names
         with file.open("a") as topics:
             topics.write(_table(topic))
         say(f"added the topic to {file}")

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.topics_file import TopicPolicies, policies_of_environment
+from millrace.topics_file import NO_POLICY, TopicPolicies, policies_of_environment
 
 if TYPE_CHECKING:
     from millrace_registry.client import SchemaRegistryClient
@@ -45,6 +45,8 @@ class Subjects:
     strategy: Strategy = Strategy.TOPIC
     by_topic: Mapping[str, str] = field(default_factory=dict)
     """Topic -> its own strategy, or the name of its subject."""
+    policies: TopicPolicies = field(default_factory=dict)
+    """Policies of topics that are not in `by_topic`."""
 
     @classmethod
     def parse(cls, words: Iterable[str], policies: TopicPolicies | None = None) -> Subjects:
@@ -53,7 +55,7 @@ class Subjects:
         A word has precedence over the topic's policy.
         """
         strategy = Strategy.TOPIC
-        by_topic = {topic: policy.subject for topic, policy in (policies or {}).items() if policy.subject}
+        by_topic = dict[str, str]()
         for word in words:
             topic, equals, named = word.partition("=")
             if equals and topic and named:
@@ -64,7 +66,7 @@ class Subjects:
                 raise ConfigError(
                     f"subject {word!r} is not understood: write {', '.join(Strategy)}, or TOPIC=SUBJECT"
                 )
-        return cls(strategy, by_topic)
+        return cls(strategy, by_topic, policies or {})
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
@@ -76,7 +78,7 @@ class Subjects:
 
         Raise ConfigError when the strategy is RECORD and the record's name is not known.
         """
-        named = self.by_topic.get(topic, self.strategy)
+        named = self._named(topic)
         match named:
             case Strategy.TOPIC:
                 return topic
@@ -91,6 +93,10 @@ class Subjects:
                 return record
         return named
 
+    def _named(self, topic: str) -> str:
+        """Return the strategy of a topic, or the name of its subject."""
+        return self.by_topic.get(topic) or self.policies.get(topic, NO_POLICY).subject or self.strategy
+
     def of_messages(
         self, topic: str, ids_in: Callable[[], Iterable[int]], registry: SchemaRegistryClient
     ) -> str:
@@ -99,7 +105,7 @@ class Subjects:
 
         Raise MillraceError when the ids are of several records.
         """
-        if self.by_topic.get(topic, self.strategy) != Strategy.RECORD:
+        if self._named(topic) != Strategy.RECORD:
             return self.of(topic)
         records = {full_name(schema) for id_ in ids_in() if (schema := registry.find_schema(id_)) is not None}
         if len(records) > 1:

@@ -116,8 +116,8 @@ class Load:
     policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     format: str = option(
         "--format FORMAT",
-        "Format of the messages: avro, json, bytes or text. The first load of a topic pins it.  [default:"
-        " avro]",
+        "Format of the messages: avro, avro-unframed, json, bytes or text. The first load of a topic pins it."
+        "  [default: avro]",
         option_values.message_format,
         default="",
     )

@@ -166,3 +166,62 @@ def test_sparks_data_source_has_the_columns_and_rows_of_a_load(
     place = [("_topic_partition", "ascending"), ("_offset", "ascending")]
     assert read.toArrow().sort_by(place).to_pylist() == rows.sort_by(place).to_pylist()
     assert rows["_sequence"].null_count == 10
+
+
+NUMBERED = {"type": "record", "name": "Numbered", "fields": [{"name": "id", "type": "long"}]}
+
+
+def test_avro_without_a_frame_is_loaded_with_the_newest_schema_of_the_topic(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = "numbered-unframed"
+    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
+        client.create_topic(topic, 1)
+        registry.register(topic, NUMBERED)
+    produce(site, topic, *(bytes([0x80 + 2 * number, 1]) for number in range(30)))
+    with pytest.raises(MillraceError, match='load expects Avro: write format = "bytes" or "avro-unframed"'):
+        load(spark, site, tmp_path, topic)
+    result = load(spark, site, tmp_path, topic, format="avro-unframed")
+    assert (result.rows, result.rejected, result.notes) == (30, 0, [])
+    assert sorted(published(tmp_path, topic, "2015-05-17T10")["id"].to_pylist()) == [*range(64, 94)]
+    verified = run_millrace("verify", str(tmp_path), "--rows", "--bootstrap", site.cluster.bootstrap)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "format"),
+    [
+        ("arrays", b'[{"id": 1}]', "text"),
+        ("json-schema", b'\0\0\0\x12\x67{"id": 1}', "json"),
+        ("protobuf", b"\0\0\0\x12\x67\0\x08\x96\x01", "bytes"),
+        ("random", b"\xff\xfe\0\1", "bytes"),
+        ("empty", b"", "bytes"),
+    ],
+)
+def test_a_load_that_expects_avro_names_the_format_of_the_messages_and_that_format_takes_them(
+    spark: SparkSession, site: TestSite, tmp_path: Path, name: str, value: bytes, format: str
+) -> None:
+    topic = f"wrong-{name}"
+    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
+        client.create_topic(topic, 1)
+        registry.register(topic, NUMBERED)
+    produce(site, topic, *[value] * 120)
+    with pytest.raises(MillraceError, match=f'and the load expects Avro: write format = "{format}"'):
+        load(spark, site, tmp_path / "untold", topic)
+    with pytest.raises(MillraceError, match=f'into a new warehouse, with format = "{format}"'):
+        load(spark, site, tmp_path / "avro", topic, format="avro")
+    assert load(spark, site, tmp_path / "right", topic, format=format).rows == 120
+
+
+def test_a_load_takes_the_format_of_an_expression_that_matches_the_topic(
+    site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topics.toml").write_text("[topics_matching.'legacy\\..*']\nformat = 'text'\n")
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
+    with site.cluster.client() as client:
+        client.create_topic("legacy.lines", 1)
+    produce(site, "legacy.lines", *[b"a line"] * 3)
+    done = run_millrace("load", "legacy.lines", *site.load_options(tmp_path / "warehouse"))
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    assert (result["rows"], result["rejected"]) == (3, 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from millrace.config import from_mapping
 from millrace.errors import ConfigError
-from millrace.topics_file import policies_of_environment, read_policies
+from millrace.topics_file import TopicPolicy, policies_of_environment, policies_of_topics, read_policies
 from millrace_audit.auditor.options import AuditOptions
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.requests import Load, command_line_fields, parse_request
@@ -52,6 +55,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ('[Click]\nowner = "\\u202eweb"', r"\[Click\]: owner holds .* \\u202e: take it out"),
         (f"[Click]\nowner = '{'x' * 201}'", r"topics.toml: \[Click\]: owner has 201 characters: .* 200"),
         ("[shop.orders]\nproof = 'carried'", 'write a name with dots in quotes, like \\["a.b"\\]'),
+        ("[topics_matching.'(']", r"\[topics_matching.'\('\] is not a regular expression: "),
+        ("[topics_matching.'a.*']\nmax_byte = 1", r"\[topics_matching.'a\.\*'\]: unknown key 'max_byte'"),
+        ("topics_matching = 1", r"is no table: write \[topics_matching.'EXPRESSION'\] for each expression"),
+        ("[topics_matching]\nproof = 'carried'", r"\[topics_matching.'proof'\] is no table of a topic"),
         ("", "names no topic"),
         ("[PageView", "is no TOML"),
         (None, "cannot be read"),
@@ -122,3 +129,76 @@ def test_a_size_that_is_none_is_refused_with_its_topic(tmp_path: Path, file: Pat
     file.write_text("[Click]\nmax_bytes = 'many'")
     with pytest.raises(ConfigError, match="Click: max_bytes 'many' is not a size"):
         load(tmp_path, file).for_topic("Click")
+
+
+MATCHING = """
+[topics_matching.'legacy\\..*']
+proof = "carried"
+subject = "topic-value"
+max_rejected = "5%"
+silent_after = "24h"
+format = "json"
+[topics_matching.'.*\\.orders']
+proof = "complete"
+owner = "team-shop"
+["legacy.orders"]
+max_rejected = "1%"
+accept_rejected = true
+"""
+
+
+@pytest.fixture
+def matching(file: Path) -> Path:
+    file.write_text(MATCHING)
+    return file
+
+
+def test_the_topic_s_own_table_decides_about_its_keys_then_the_first_expression_that_matches(
+    matching: Path,
+) -> None:
+    policies = read_policies(matching)
+    assert policies["legacy.orders"] == TopicPolicy(
+        proof="carried",
+        subject="topic-value",
+        max_rejected="1%",
+        silent_after="24h",
+        format="json",
+        owner="team-shop",
+        accept_rejected=True,
+    )
+    assert policies["shop.orders"] == TopicPolicy(owner="team-shop")
+    assert policies.get("not.legacy.x") is None, "the whole name matches"
+    assert [*policies] == ["legacy.orders"], "Airflow's tasks are of topics that the file names"
+
+
+def test_a_key_of_its_own_table_decides_even_with_the_default_value(file: Path) -> None:
+    file.write_text("[topics_matching.'P.*']\nproof = 'carried'\n[PageView]\nproof = 'complete'")
+    assert read_policies(file)["PageView"].proof == "complete"
+    assert read_policies(file)["PageClick"].proof == "carried"
+
+
+def test_a_file_may_have_expressions_only(file: Path) -> None:
+    file.write_text("[topics_matching.'.*']\nproof = 'carried'")
+    assert read_policies(file)
+    assert read_policies(file)["PageView"].proof == "carried"
+
+
+def test_loads_and_the_auditor_read_the_settings_of_matching_topics(tmp_path: Path, matching: Path) -> None:
+    one = load(tmp_path, matching).for_topic("legacy.x")
+    assert (one.max_rejected, one.format) == ("5%", "json")
+    subjects = Subjects.of_environment()
+    assert (subjects.of("legacy.x"), subjects.of("shop.x")) == ("legacy.x-value", "shop.x")
+    options = AuditOptions(origins=["dc1"], policies=read_policies(matching))
+    assert options.carried_is_enough("legacy.x")
+    assert not options.carried_is_enough("shop.orders")
+    assert options.owner_of("shop.orders") == "team-shop"
+
+
+def test_a_job_gets_the_policies_of_its_topics(tmp_path: Path, matching: Path) -> None:
+    policies = policies_of_topics(read_policies(matching), ["legacy.x", "Other"])
+    request = dataclasses.replace(load(tmp_path, matching), policies=policies)
+    sent = json.loads(json.dumps(dataclasses.asdict(request)))
+    assert from_mapping(Load, sent, "job").policies == {
+        "legacy.x": read_policies(matching)["legacy.x"],
+        "Other": TopicPolicy(),
+    }

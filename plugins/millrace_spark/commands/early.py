@@ -47,7 +47,7 @@ def topics_to_load(
     from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
     from millrace_registry.retained import ids_in
-    from millrace_warehouse.log.formats import JSON, PLAIN_SCHEMAS, check_is_avro
+    from millrace_warehouse.log.formats import AVRO, PLAIN_SCHEMAS, check_is_avro, no_schema
 
     def ids(topic: str) -> Iterable[int]:
         with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
@@ -67,19 +67,11 @@ def topics_to_load(
         without = [name for name in matched if not has_columns(name)]
         # Requested even if a topic has a table, and so a schema: the registry's address may be wrong.
         if not matched and not any(map(has_columns, named)) and _are_new(warehouse, named):
-            if not format_of(named[0]):
-                with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-                    check_is_avro(client, named[0])
-            draft = (
-                f"draft it with `millrace init schema {named[0]} --from-topic`, "
-                if format_of(named[0]) == JSON
-                else ""
-            )
-            raise MillraceError(
-                f"no schema is registered for {named[0]!r} at {without_secret(registry)}: {draft}register it"
-                f" with `millrace schemas apply`, or name its subject with --subject {named[0]}=SUBJECT, then"
-                " load again"
-            )
+            topic, format = named[0], format_of(named[0])
+            with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+                if not format:
+                    check_is_avro(client, topic, schemas.find_schema)
+                raise no_schema(client, topic, repr(topic), schemas, format or AVRO)
     topics = [*named, *(name for name in matched if name not in without)]
     if not topics:
         raise MillraceError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.printing import say
+from millrace.topics_file import policies_of_topics
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
@@ -44,7 +45,7 @@ def load(request: Load, invocation: Invocation) -> None:
     )
     # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
-    request = replace(request, topics=topics)
+    request = replace(request, topics=topics, policies=policies_of_topics(request.policies, topics))
     _check_limits(request)
     answer = run_job("load", request, fair)
     reason = "no schema is registered for it"
@@ -116,6 +117,7 @@ def reload(request: Reload, invocation: Invocation) -> None:
     elif request.hours or request.start or request.end:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     early.check_table(request.warehouse, request.topic, request.loads)
+    request = replace(request, policies=policies_of_topics(request.policies, [request.topic]))
     loads = run_job("reload", request, invocation)
     invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
 

@@ -39,7 +39,7 @@ from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, RejectedLimits
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
 from millrace_warehouse.log.bounds import Bounds
-from millrace_warehouse.log.formats import AVRO, PLAIN_SCHEMAS, MessageFormat, check_is_avro
+from millrace_warehouse.log.formats import AVRO, PLAIN_SCHEMAS, MessageFormat, check_is_avro, no_schema
 from millrace_warehouse.requests import Load, Reload
 from millrace_warehouse.storage import Storage, open_storage
 
@@ -203,8 +203,8 @@ def _pin(
         else:
             with connect() as client:
                 if not told.name:
-                    check_is_avro(client, name)
-                latest = _newest_registered(client, registry, subjects, name)
+                    check_is_avro(client, name, registry.find_schema)
+                latest = _newest_registered(client, registry, subjects, name, messages.name)
             table_schema = pin_first(topic, latest.schema_id, latest.schema, messages)
     check_same_format(table_schema, told)
     table_schema = with_own_columns(topic, table_schema, registry.find_schema)
@@ -212,13 +212,10 @@ def _pin(
 
 
 def _newest_registered(
-    client: ClusterClient, registry: SchemaRegistryClient, subjects: Subjects, topic: str
+    client: ClusterClient, registry: SchemaRegistryClient, subjects: Subjects, topic: str, format: str
 ) -> RegisteredVersion:
     subject = subjects.of_messages(topic, lambda: ids_in(client, topic, tail_only=True), registry)
     try:
         return registry.latest(subject)
     except UnknownSchema:
-        raise MillraceError(
-            f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
-            f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
-        ) from None
+        raise no_schema(client, topic, f"subject {subject!r}", registry, format) from None

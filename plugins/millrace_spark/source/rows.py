@@ -20,8 +20,8 @@ from millrace.records.framing import Frames
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.log import messages
-from millrace_warehouse.log.formats import HEADERS, MessageFormat, header_lists, other_format
-from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.formats import HEADERS, MessageFormat, header_lists
+from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.messages import Decoder, Lookup, RejectedRecords
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches, fetch_from, read_cut
@@ -171,9 +171,9 @@ def _refuse(cut: Cut, rejected: Sequence[RejectedRecords]) -> None:
         return
     first = rejected[0]
     cure = "set mode=PERMISSIVE to have such messages as rows of nulls, use `millrace load` to set them aside"
-    if first.kind == Kind.FOREIGN_FRAMING and (other := other_format([first.raw])):
-        what, format = other
-        cure = f'give .option("value.format", "{format}") to read {what}, or {cure}'
+    look = name_format(first.raw)
+    if first.kind == Kind.FOREIGN_FRAMING and look.formats[0] in ("json", "text"):
+        cure = f'give .option("value.format", "{look.formats[0]}") to read {look.plural}, or {cure}'
     raise MillraceError(f"{cut.range.name} offset {first.offset}: {first.reason}; {cure}")
 
 

@@ -15,14 +15,7 @@ from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.subjects import Subjects
 from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.columns import check_table_schema
-from millrace_warehouse.log.formats import (
-    AVRO,
-    JSON,
-    PLAIN_SCHEMAS,
-    MessageFormat,
-    check_format,
-    other_format_of,
-)
+from millrace_warehouse.log.formats import AVRO, JSON, PLAIN_SCHEMAS, MessageFormat, check_format, other_look
 
 
 def table_schema(options: SourceOptions) -> Mapping[str, Any] | None:
@@ -56,7 +49,7 @@ def _newest_schema(options: SourceOptions, registry: SchemaRegistryClient) -> di
         schema: dict[str, Any] = registry.latest(subject).schema
     except UnknownSchema:
         if options.value_format == AVRO:
-            _check_is_avro(options)
+            _check_is_avro(options, registry)
         draft = f"draft it with `millrace init schema {options.topic} --from-topic`, "
         raise MillraceError(
             f"no schema is registered for subject {subject!r} at {registry.url}:"
@@ -66,12 +59,11 @@ def _newest_schema(options: SourceOptions, registry: SchemaRegistryClient) -> di
     return schema
 
 
-def _check_is_avro(options: SourceOptions) -> None:
+def _check_is_avro(options: SourceOptions, registry: SchemaRegistryClient) -> None:
     with ClusterClient(options.bootstrap, security=options.security) as client:
-        other = other_format_of(client, options.topic)
-    if other:
-        what, format = other
+        look = other_look(client, options.topic, AVRO, registry.find_schema)
+    if look is not None:
         raise MillraceError(
-            f"the newest messages of {options.topic} look like {what}, and the query expects Avro: give"
-            f' .option("value.format", "{format}")'
+            f"the newest messages of {options.topic} look like {look.plural}, and the query expects Avro:"
+            f' give .option("value.format", "{look.formats[0]}")'
         )

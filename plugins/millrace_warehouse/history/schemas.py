@@ -28,7 +28,14 @@ from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import OWN_FIELDS, check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
-from millrace_warehouse.log.formats import AVRO, AVRO_MESSAGES, PLAIN_SCHEMAS, MessageFormat, check_format
+from millrace_warehouse.log.formats import (
+    AVRO,
+    AVRO_MESSAGES,
+    PLAIN_SCHEMAS,
+    UNFRAMED,
+    MessageFormat,
+    check_format,
+)
 from millrace_warehouse.log.messages import Lookup, body_decoder
 from millrace_warehouse.option_values import user_at_machine
 
@@ -278,7 +285,7 @@ def promote_registered(
 ) -> PromoteResult:
     """Promote the table to `schema_id` or the newest schema, registered under the topic's subject."""
     now = pinned(topic)
-    if now is not None and now.message_format in PLAIN_SCHEMAS:
+    if now is not None and now.message_format in (UNFRAMED, *PLAIN_SCHEMAS):
         raise MillraceError(
             f"{topic} cannot be promoted: the columns of format {now.message_format!r} never change; load it"
             " into a new warehouse"

@@ -27,7 +27,9 @@ from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
-from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.formats import other_format
+from millrace_warehouse.log.kinds import Kind, name_format
+from millrace_warehouse.log.messages import BROKEN_BATCH
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.races import Conflict, retried
@@ -214,7 +216,8 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     add_to_ledger(storage, layout.manifest_path(manifest), manifest)
     layout.remember_newest(storage, manifest)
     progress("recorded")
-    notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *_reasons(storage, manifest)]
+    rejected = _reasons(storage, manifest, pinned.table_schema.message_format)
+    notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *rejected]
     message = f"made load {load}"
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 
@@ -243,15 +246,31 @@ def _unknown_fields(manifest: LoadManifest) -> list[str]:
     ]
 
 
-def _reasons(storage: Storage, manifest: LoadManifest) -> list[str]:
-    """Return a note with the reasons of the rejected records, the most frequent first."""
+def _reasons(storage: Storage, manifest: LoadManifest, format: str) -> list[str]:
+    """Return a note with the reasons of the rejected records, the most frequent first.
+
+    If most records were rejected, the note names the format that would take them.
+    """
     reasons = Reasons()
     for file in manifest.rejected_files:
         with open_file(storage, f"{manifest.topic}/{file.path}") as content:
             table = pq.read_table(content, columns=["reason", "records"], partitioning=None)
         counts = table.group_by("reason").aggregate([("records", "sum")])
         reasons.add(zip(counts["reason"].to_pylist(), counts["records_sum"].to_pylist(), strict=True))
-    return [f"{manifest.topic}: rejected: {reasons}"] if reasons.counts else []
+    if not reasons.counts:
+        return []
+    advice = _other_format(storage, manifest, format) if manifest.rejected > manifest.rows else ""
+    return [f"{manifest.topic}: rejected: {reasons}{'; ' if advice else ''}{advice}"]
+
+
+def _other_format(storage: Storage, manifest: LoadManifest, format: str) -> str:
+    """Return the advice to load the rejected records in another format, by the look of the first."""
+    path = f"{manifest.topic}/{manifest.rejected_files[0].path}"
+    with open_file(storage, path) as content, pq.ParquetFile(content) as file:
+        (first,) = next(file.iter_batches(1, columns=["reason", "raw"])).to_pylist()
+    if first["raw"] is None or first["reason"].startswith(BROKEN_BATCH):
+        return ""
+    return other_format(name_format(first["raw"]), format)
 
 
 def _bytes_per_offset(newest: LoadManifest | None) -> float:

@@ -45,7 +45,8 @@ from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequ
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
 from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source
-from millrace_warehouse.log.kinds import Kind, name_format
+from millrace_warehouse.log.formats import other_format
+from millrace_warehouse.log.kinds import Kind, Look
 from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
@@ -66,7 +67,6 @@ _CURE = {
     Kind.UNKNOWN_SCHEMA: "register the schema",
     Kind.BROKEN_BODY: "correct the producer, or promote its schema",
 }
-_CURE_OF_JSON = 'load the JSON objects into a new warehouse, with format = "json" for the topic'
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ def write_ranges(
         without_erased(_account(context, part, cuts.get(part.before.partition, [])), taken) for part in parts
     ]
     _check_gaps(context, draft.topic, partitions)
-    _check_rejected(context, draft.topic, partitions, results)
+    _check_rejected(context, pinned, partitions, results)
     manifest = dataclasses.replace(
         draft,
         created=now(),
@@ -414,7 +414,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
 
 
 def _check_rejected(
-    context: LoadContext, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
+    context: LoadContext, pinned: Pinned, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
     """Raise MillraceError, naming each kind with more rejected records than its limit allows."""
     read = sum(part.read for part in partitions)
@@ -428,15 +428,21 @@ def _check_rejected(
         reasons, foreign = Reasons(), b""
         for result in results:
             reasons.add(result.reasons[kind].items())
-            foreign = foreign or result.foreign
-        is_foreign = kind == Kind.FOREIGN_FRAMING
-        begins = f"; one of them begins with {foreign.hex(' ')}" if is_foreign else ""
+            foreign = foreign or (result.foreign if kind == Kind.FOREIGN_FRAMING else b"")
+        begins = f"; one of them begins with {foreign.hex(' ')}" if foreign else ""
         over[kind] = (
             f"{rejected:,} of {read:,} records {_WRONG[kind]}, allowed are {limit}: {reasons}{begins}"
         )
-        cures.append(_CURE_OF_JSON if is_foreign and name_format(foreign) == "JSON" else _CURE[kind])
+        looks = (result.looks[kind] for result in results if kind in result.looks)
+        look = next(looks, None) if rejected > read / 2 else None  # else the topic has the right format
+        cures.append(_cure(kind, look, pinned.table_schema.message_format))
     if over:
         raise MillraceError(
-            f"{topic}: {'; '.join(over.values())}; nothing was published: {', '.join(cures)}, or raise"
-            " --max-rejected"
+            f"{pinned.table_schema.topic}: {'; '.join(over.values())}; nothing was published:"
+            f" {', '.join(cures)}, or raise --max-rejected"
         )
+
+
+def _cure(kind: Kind, look: Look | None, format: str) -> str:
+    """Return what to do about too many rejected records that look so in a topic of a format."""
+    return (look and other_format(look, format)) or _CURE[kind]

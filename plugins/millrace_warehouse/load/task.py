@@ -36,7 +36,7 @@ from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
 from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
-from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind
+from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind, Look, name_format
 from millrace_warehouse.log.messages import TOMBSTONES, DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
@@ -96,6 +96,8 @@ class CutResult:
     """Hour and kind -> messages that did not become rows."""
     foreign: bytes
     """First bytes of a message with a foreign framing; empty without such a message."""
+    looks: Mapping[Kind, Look]
+    """Kind -> what the first of its rejected records looks like."""
     erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
     """Erasure, partition and hour -> rows that were left out."""
     packed_erased: bytes = b""
@@ -144,6 +146,7 @@ def write_cut(task: CutTask) -> CutResult:
         {kind: reasons.counts for kind, reasons in aside.reasons.items()},
         aside.by_hour,
         aside.foreign,
+        aside.looks,
         *erased.result(),
     )
 
@@ -159,6 +162,7 @@ class _Aside:
         self.reasons = {kind: Reasons() for kind in Kind}
         self.by_hour = Counter[tuple[str, str]]()
         self.foreign = b""
+        self.looks = dict[Kind, Look]()
 
     def add(self, batch: DecodedBatch) -> None:
         if batch.tombstones is not None:
@@ -173,6 +177,8 @@ class _Aside:
         for record, number in zip(batch.rejected, hours, strict=True):
             self.by_hour[_filed(number), record.kind.value] += record.records
             self.reasons[record.kind].add([(record.reason, record.records)])
+            if record.kind not in self.looks and not record.is_batch:
+                self.looks[record.kind] = name_format(record.raw)
             if record.kind == Kind.FOREIGN_FRAMING:
                 self.foreign = self.foreign or record.raw[:FIRST_BYTES]
 

@@ -1,13 +1,15 @@
 """Formats of messages: a topic's first load pins one. Columns of messages without a schema.
 
-avro          Avro after the registry's five bytes, by the schema that the bytes name
-json          JSON objects by the table's Avro schema, also after the five bytes of a JSON Schema
-bytes, text   any message: the columns `value` and `headers`, without a schema in a registry
+avro            Avro after the registry's five bytes, by the schema that the bytes name
+avro-unframed   Avro without these bytes: every message is written with the table's schema
+json            JSON objects by the table's Avro schema, also after the five bytes of a JSON Schema
+bytes, text     any message: the columns `value` and `headers`, without a schema in a registry
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +26,11 @@ from millrace_audit.reports.event import HEADER_FIELD, EventHeader
 from millrace_avro.columns import Slices
 from millrace_avro.json_rows import JsonDecoder
 from millrace_avro.schema import Node, Record, SchemaError, Union, arrow_type
+from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.columns import TIME
-from millrace_warehouse.log.kinds import name_format
+from millrace_warehouse.log.kinds import Look, name_format
 
-AVRO, JSON = "avro", "json"
+AVRO, UNFRAMED, JSON = "avro", "avro-unframed", "json"
 PLAIN_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     name: {
         "type": "record",
@@ -54,8 +57,6 @@ PLAIN_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
 }
 """Format without a schema in a registry -> its columns."""
 _LOOKED_AT = 20
-_OTHER_FORMATS = {"JSON": ("JSON objects", JSON), "plain text": ("plain text", "text")}
-"""Look of values, as `name_format` names it -> words for them, and the format that takes them."""
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 
 
@@ -77,8 +78,8 @@ def check_format(messages: MessageFormat, table: Record) -> None:
     has_header = any(field.name == HEADER_FIELD and _is_audit_header(field.type) for field in table.fields)
     if messages.name == JSON:
         JsonDecoder(table)
-        if has_header:
-            raise SchemaError(f"its field {HEADER_FIELD} is an audit header, which JSON objects cannot have")
+    if messages.name in (JSON, UNFRAMED) and has_header:
+        raise SchemaError(f"its field {HEADER_FIELD} is an audit header, which only framed Avro can have")
     if not messages.time:
         return
     if has_header:
@@ -88,31 +89,68 @@ def check_format(messages: MessageFormat, table: Record) -> None:
         raise SchemaError(f"it has no field {messages.time} with a timestamp for the time of an event")
 
 
-def other_format(values: Iterable[bytes]) -> tuple[str, str] | None:
-    """Return words for the look that all values share, and the format that takes them, if it is not Avro.
+def other_look(
+    client: ClusterClient, topic: str, expected: str, knows: Callable[[int], object | None]
+) -> Look | None:
+    """Return what most of the topic's newest messages look like, or None if some fit the expected format.
 
-    Return None if some values may be Avro, or look different.
+    `knows` returns the Avro schema of an id, or None: with a known id a message is no Protocol Buffers.
     """
-    looks = {name_format(value) for value in values}
-    return _OTHER_FORMATS.get(looks.pop()) if len(looks) == 1 else None
-
-
-def other_format_of(client: ClusterClient, topic: str) -> tuple[str, str] | None:
-    """Return `other_format` of the topic's newest messages."""
+    values = list[bytes]()
     with suppress(CorruptMessage):  # reported when the records are read
-        return other_format(newest_values(client, topic, _LOOKED_AT))
-    return None
+        values = newest_values(client, topic, _LOOKED_AT)
+    looks = Counter[Look]()
+    for value in values:
+        look = name_format(value)
+        is_avro = look == Look.FRAMED_PROTOBUF and knows(int.from_bytes(value[1:5], "big")) is not None
+        looks[Look.FRAMED_AVRO if is_avro else look] += 1
+    if not looks or any(expected in look.formats for look in looks):
+        return None
+    return looks.most_common(1)[0][0]
 
 
-def check_is_avro(client: ClusterClient, topic: str) -> None:
-    """Raise MillraceError if all of the topic's newest messages look like another format than Avro."""
-    if other := other_format_of(client, topic):
-        what, format = other
+def formats_of(look: Look) -> str:
+    """Return the setting of a topic whose messages have this look, with its alternatives."""
+    return "format = " + " or ".join(f'"{name}"' for name in look.formats)
+
+
+def other_format(look: Look, format: str) -> str:
+    """Return the advice to load rejected records in another format; empty if the topic's format fits.
+
+    Text that was rejected is not UTF-8.
+    """
+    if format in look.formats and format != "text":
+        return ""
+    setting = 'format = "bytes"' if format in look.formats else formats_of(look)
+    return f"the first looks like {look}: load them into a new warehouse, with {setting} for the topic"
+
+
+def check_is_avro(client: ClusterClient, topic: str, knows: Callable[[int], object | None]) -> None:
+    """Raise MillraceError if none of the topic's newest messages looks like Avro in Confluent's framing."""
+    look = other_look(client, topic, AVRO, knows)
+    if look is not None:
         raise MillraceError(
-            f"the newest messages of {topic} look like {what}, and the load expects Avro: write"
-            f' format = "{format}" for the topic in the file of topics, or give --format {format}, then load'
-            " again; --format avro loads them as Avro"
+            f"the newest messages of {topic} look like {look.plural}, and the load expects Avro: write"
+            f" {formats_of(look)} for the topic in the file of topics, or give --format {look.formats[0]},"
+            " then load again; --format avro loads them as Avro"
         )
+
+
+def no_schema(
+    client: ClusterClient, topic: str, holder: str, registry: SchemaRegistryClient, expected: str
+) -> MillraceError:
+    """Return the error that no schema is registered for `holder`, with what the topic's messages need."""
+    look = other_look(client, topic, expected, registry.find_schema)
+    other = (
+        f"its newest messages look like {look.plural}: write {formats_of(look)} for the topic; or "
+        if look
+        else ""
+    )
+    draft = f"draft it with `millrace init schema {topic} --from-topic`, " if expected == JSON else ""
+    return MillraceError(
+        f"no schema is registered for {holder} at {registry.url}: {other}{draft}register it with"
+        f" `millrace schemas apply`, or name its subject with --subject {topic}=SUBJECT, then load again"
+    )
 
 
 def _is_audit_header(node: Node) -> bool:
@@ -137,7 +175,7 @@ def header_lists(frames: Frames) -> tuple[pa.Array, Faults]:
     """Return the headers of each record; a record with malformed headers has none and is a fault."""
     faults = Faults(len(frames))
     some = np.flatnonzero(frames.header_count > 0).tolist()
-    if not some:
+    if not some and len(frames):  # `repeat` makes no empty array
         return pa.repeat(pa.scalar([], HEADERS), len(frames)), faults
     values: list[list[dict[str, Any]]] = [[] for _ in range(len(frames))]
     for row in some:

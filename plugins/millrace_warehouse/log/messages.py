@@ -27,7 +27,14 @@ from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS, SENDER_FIELDS, TIME, check_table_schema
-from millrace_warehouse.log.formats import AVRO_MESSAGES, JSON, PLAIN_SCHEMAS, MessageFormat, plain_columns
+from millrace_warehouse.log.formats import (
+    AVRO_MESSAGES,
+    JSON,
+    PLAIN_SCHEMAS,
+    UNFRAMED,
+    MessageFormat,
+    plain_columns,
+)
 from millrace_warehouse.log.kinds import Kind, name_format
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
@@ -35,6 +42,7 @@ from millrace_warehouse.log.reading import FetchedBatches
 SLICE_ROWS = 10_000
 """Rows decoded at a time. Fewer rows cost more calls; more rows exceed the processor's cache (measured)."""
 PREFIX_BYTES = 5
+BROKEN_BATCH = "the batch cannot be unpacked"
 TOMBSTONES = pa.schema(
     [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
 )
@@ -99,6 +107,10 @@ class RejectedRecords:
     keyed: bool = False
     """True if the record has an audit header, so that auditing readers count it by its sequence number."""
 
+    @property
+    def is_batch(self) -> bool:
+        return self.reason.startswith(BROKEN_BATCH)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
@@ -128,6 +140,7 @@ class Decoder:
         self.table = check_table_schema(table_schema)
         self._messages = messages
         self._json = JsonDecoder(self.table) if messages.name == JSON else None
+        self._unframed = body_decoder(self.table, self.table) if messages.name == UNFRAMED else None
         self._fields = arrow_fields(self.table)
         own = [*LOG_FIELDS, *SENDER_FIELDS] if filing is None else OWN_FIELDS
         self.arrow_schema = pa.schema([*self._fields, *own])
@@ -172,6 +185,10 @@ class Decoder:
                 return
         if self._messages.name in PLAIN_SCHEMAS:
             decoded = plain_columns(frames, self._messages.name)
+            yield self._decoded(partition, frames, None, decoded, Kind.BROKEN_BODY, stats)
+            return
+        if self._unframed is not None:
+            decoded = self._unframed.decode(frames.buffer, frames.value, frames.value + frames.value_size)
             yield self._decoded(partition, frames, None, decoded, Kind.BROKEN_BODY, stats)
             return
         tagged = (frames.value_size >= PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
@@ -306,7 +323,7 @@ def frames_of(
 
 def _rejected_batch(partition: int, broken: BrokenBatch) -> RejectedRecords:
     header, batch = broken.batch
-    reason = f"the batch cannot be unpacked: {broken.reason}"
+    reason = f"{BROKEN_BATCH}: {broken.reason}"
     return RejectedRecords(
         partition=partition,
         offset=header.base_offset,

@@ -32,6 +32,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
+def in_table(file: str, topic: str) -> str:
+    return f"{file}: [{topic}]"
+
+
 def run(*words: str) -> str:
     result = CliRunner().invoke(cli, ["topics", "policy", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -47,10 +51,10 @@ def test_every_setting_of_every_topic_is_shown_with_its_origin(file: str) -> Non
     shown = settings()
     names = {field.name for field in fields(TopicPolicy)}
     assert shown.keys() == {(topic, name) for topic in ("PageView", "shop.orders.v1") for name in names}
-    assert shown["shop.orders.v1", "proof"] == ("carried", file)
-    assert shown["shop.orders.v1", "accept_rejected"] == (True, file)
+    assert shown["shop.orders.v1", "proof"] == ("carried", in_table(file, "shop.orders.v1"))
+    assert shown["shop.orders.v1", "accept_rejected"] == (True, in_table(file, "shop.orders.v1"))
     assert shown["shop.orders.v1", "mirror"] == (False, "default")
-    assert shown["PageView", "proof"] == ("complete", file)
+    assert shown["PageView", "proof"] == ("complete", in_table(file, "PageView"))
 
 
 def test_a_topic_that_the_file_does_not_name_has_the_defaults(file: str) -> None:
@@ -61,7 +65,7 @@ def test_the_subject_is_the_one_that_commands_take(file: str, monkeypatch: pytes
     monkeypatch.setenv("MILLRACE_SUBJECTS", "record PageView=Views")
     shown = settings("PageView", "shop.orders.v1", "Other")
     assert shown["PageView", "subject"] == ("Views", "MILLRACE_SUBJECTS")
-    assert shown["shop.orders.v1", "subject"] == ("topic-value", file)
+    assert shown["shop.orders.v1", "subject"] == ("topic-value", in_table(file, "shop.orders.v1"))
     assert shown["Other", "subject"] == ("record", "MILLRACE_SUBJECTS")
 
 
@@ -71,7 +75,7 @@ def test_people_read_values_as_the_file_writes_them(file: str) -> None:
         "shop.orders.v1",
         "accept_rejected",
         "true",
-        file,
+        in_table(file, "shop.orders.v1"),
     ]
 
 
@@ -85,3 +89,15 @@ def test_without_a_file_topics_must_be_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_name_that_no_topic_may_have_is_refused(file: str) -> None:
     with pytest.raises(InvalidTopic, match="is no topic name"):
         run("a b")
+
+
+def test_a_setting_of_matching_topics_names_their_expression(file: str) -> None:
+    with Path(file).open("a") as more:
+        more.write(
+            "[topics_matching.'shop\\..*']\nproof = 'complete'\nmax_bytes = '1GiB'\nsubject = 'record'\n"
+        )
+    shown, matching = settings("shop.orders.v1", "shop.clicks"), f"{file}: [topics_matching.'shop\\..*']"
+    assert shown["shop.orders.v1", "proof"] == ("carried", in_table(file, "shop.orders.v1"))
+    assert shown["shop.orders.v1", "max_bytes"] == ("1GiB", matching)
+    assert shown["shop.clicks", "subject"] == ("record", matching)
+    assert shown["shop.clicks", "owner"] == ("", "default")

@@ -111,6 +111,15 @@ def test_a_dag_loads_the_topics_of_the_schemas_and_those_that_come_later(tmp_pat
     ]
 
 
+def test_a_topic_that_an_expression_matches_gets_a_table_and_so_its_tasks(tmp_path: Path) -> None:
+    run(tmp_path, "event", "First")
+    run(tmp_path, "dag")
+    (tmp_path / "topics.toml").write_text("[topics_matching.'.*']\nproof = 'carried'\n")
+    run(tmp_path, "event", "Signup")
+    policies = read_policies(tmp_path / "topics.toml")
+    assert ([*policies], policies["Signup"].proof) == (["Signup"], "carried")
+
+
 @pytest.mark.parametrize(
     ("topic", "record"),
     [

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from millrace.errors import MillraceError
+from millrace.topics_file import NO_POLICY
 from millrace_audit.auditor import store
 from millrace_audit.auditor.options import AuditOptions
 from millrace_audit.auditor.records.decisions import is_accepted, producers_of, row_of
@@ -72,8 +73,7 @@ def accept_silent(session: Session, options: AuditOptions) -> list[Decision]:
     An instance that reports later is awaited again. A cluster's silence counts up to its newest checkpoint
     with all earlier reports applied, so a slow mirror makes no instance silent.
     """
-    policies = {topic: policy for topic, policy in options.policies.items() if policy.silent_after}
-    if not policies:
+    if not options.policies:
         return []
     now, applied_times, link = options.clock_ms(), Progress(session).applied_times, store.ProducerTopicRow
     waiting = select(ProducerRow, link.topic).join(link, link.producer == ProducerRow.producer)
@@ -83,9 +83,10 @@ def accept_silent(session: Session, options: AuditOptions) -> list[Decision]:
         instances.setdefault(row.instance, []).append((row, topic))
     decisions = []
     for instance, found in instances.items():
-        if not all(topic in policies for _, topic in found):
+        policies = [options.policies.get(topic, NO_POLICY) for _, topic in found]
+        if not all(policy.silent_after for policy in policies):
             continue
-        policy = max((policies[topic] for _, topic in found), key=lambda policy: policy.silent_after_ms or 0)
+        policy = max(policies, key=lambda policy: policy.silent_after_ms or 0)
         known = min(now, *(applied_times.get(row.origin, NOTHING) for row, _ in found))
         before = known - (policy.silent_after_ms or 0)
         if all(row.heard_at < before for row, _ in found):

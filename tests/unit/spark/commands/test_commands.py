@@ -193,6 +193,9 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
         cluster_id = "millrace-b"
 
     class Registry:
+        url = "http://***@r"
+        find_schema = None
+
         def versions(self, subject: str) -> list[int]:
             return [] if subject == "PageRaw" else [1]
 
@@ -329,6 +332,18 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
     shown = CliRunner().invoke(reload, [*AGAIN, "--loads", "7-9", "--run-id", "mine", "--json"])
     assert json.loads(shown.stdout) == {"topic": "A", "loads": submitted["answer"]}
     assert (submitted["settings"]["loads"], submitted["settings"]["run_id"]) == ([7, 8, 9], "mine")
+
+
+def test_a_job_gets_the_settings_of_expressions_that_match_its_topics(
+    submitted: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text("[topics_matching.'A.*']\ntombstones_as_rows = true\n[B]\n")
+    submitted["answer"] = []
+    for command, words in ((load, ["A", *LOAD]), (reload, [*AGAIN, "--hour", "2015-05-17T10Z"])):
+        CliRunner().invoke(command, [*words, "--topics-file", str(file)], catch_exceptions=False)
+        policies = json.loads(json.dumps(submitted.pop("settings")))["policies"]
+        assert {topic: policy["tombstones_as_rows"] for topic, policy in policies.items()} == {"A": True}
 
 
 def test_a_reload_of_a_load_that_is_not_there_is_refused_before_spark_starts(tmp_path: Path) -> None:

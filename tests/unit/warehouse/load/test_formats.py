@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
+from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.subjects import LIKE_TOPICS
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.schemas import (
     check_same_format,
@@ -21,6 +24,7 @@ from millrace_warehouse.history.schemas import (
     pin_plain,
     pinned,
     promote,
+    promote_registered,
     read_schema,
 )
 from millrace_warehouse.load.load import LoadResult, load_topic
@@ -203,8 +207,9 @@ def test_a_schema_record_from_before_formats_is_of_avro(tmp_path: Path) -> None:
         (
             SCHEMA,
             MessageFormat("json"),
-            "its field header is an audit header, which JSON objects cannot have",
+            "its field header is an audit header, which only framed Avro can have",
         ),
+        (SCHEMA, MessageFormat("avro-unframed"), "which only framed Avro can have"),
         (SCHEMA, MessageFormat("avro", "url"), "its audit header has the time of an event"),
         (ORDER, MessageFormat("json", "id"), "it has no field id with a timestamp"),
         (ORDER, MessageFormat("json", "x"), "it has no field x with a timestamp"),
@@ -244,3 +249,43 @@ def test_a_tombstone_is_a_row_of_nulls_in_every_format_where_that_is_asked_for(t
         first, _ = rows(folder)
         assert first["value" if format != "json" else "id"] is None
         assert first["_key"] == b"k"
+
+
+def unframed(**event: Any) -> bytes:
+    value = io.BytesIO()
+    fastavro.schemaless_writer(value, ORDER, {"customer": None, "placedAt": None, **event})
+    return value.getvalue()
+
+
+def test_avro_without_a_frame_is_read_with_the_table_s_schema(tmp_path: Path) -> None:
+    good = [unframed(id=number, customer="é" if number else None, placedAt=START) for number in range(3)]
+    log = topic_of(good[0], b"{}", good[1][:-1], good[1] + b"\0", None, b"", *good[1:])
+    result = loaded(log, tmp_path, MessageFormat("avro-unframed", "placedAt"))
+    found = rows(tmp_path)
+    assert (column("id", found), column("customer", found)) == ([0, 1, 2], [None, "é", "é"])
+    assert column("_schema_id", found) == [None] * 3
+    assert (result.rejected_by_kind["broken_body"], result.rejected, result.tombstones) == (4, 4, 1)
+    assert result.hours == {"2015-05-17T10": 3}
+    reload_topic(ReloadRun(context=load_run(log, tmp_path, "again").context, reason="test"), ORDERS, [1])
+    assert column("id", rows(tmp_path)) == [0, 1, 2]
+
+
+def test_the_schema_of_avro_without_a_frame_is_not_promoted_because_no_message_names_it(
+    tmp_path: Path,
+) -> None:
+    loaded(topic_of(unframed(id=1)), tmp_path, MessageFormat("avro-unframed"))
+    topic = Topic(open_storage(str(tmp_path)), ORDERS)
+    with SchemaRegistryClient("http://127.0.0.1:1") as nowhere, pytest.raises(MillraceError) as caught:
+        promote_registered(topic, nowhere, LIKE_TOPICS, None, "test")
+    assert str(caught.value) == (
+        f"{ORDERS} cannot be promoted: the columns of format 'avro-unframed' never change; load it into a new"
+        " warehouse"
+    )
+
+
+def test_a_slice_without_any_text_is_rejected_as_a_whole(tmp_path: Path) -> None:
+    result = loaded(topic_of(b"\xff", b"\xfe"), tmp_path, MessageFormat("text"))
+    assert (result.rows, result.rejected) == (0, 2)
+    assert result.notes[0].startswith(
+        f"{ORDERS}: rejected: 2 times 'value: not UTF-8'; the first looks like no "
+    )

@@ -184,7 +184,7 @@ def test_what_the_driver_holds_of_ten_thousand_cuts_is_small() -> None:
         for window in range(6):
             counts.add("web1.dc1.example.com", "web", instance << 40, window * WINDOW_MS, 0, 10_000)
     cut = RangeStats(TOPIC, 0, 0, 1 << 26)
-    result = CutResult(cut, [], [], [], pack_sequences(counts), {}, {}, b"")
+    result = CutResult(cut, [], [], [], pack_sequences(counts), {}, {}, b"", {})
     assert result.sequences == counts
     assert len(result.packed_sequences) < 3_000, f"{len(json.dumps(counts.to_json()))} bytes as JSON"
 

@@ -25,6 +25,7 @@ from tests.changes import SCHEMA, batches, broken, changes, key_of
 from tests.published import warehouse
 from tests.unit.warehouse.memory_log import HOUR, SCHEMA_ID, START, TOPIC, MemoryLog, event, load_run
 
+FRAME = b"\0" + (7).to_bytes(4, "big")
 UNKNOWN = b"\0\0\0\0\x63body"
 REJECTED_BY_HOUR = """
     SELECT date_trunc('hour', epoch_ms(CASE WHEN timestamp BETWEEN 0 AND 253402300799999 THEN timestamp END))
@@ -173,8 +174,9 @@ def test_the_error_names_all_kinds_over_their_limits(tmp_path: Path) -> None:
         "PageView: 120 of 200 records have a foreign framing, allowed are 100 records: 120 times 'the message"
         " does not begin with a zero byte and a schema id: it looks like plain text'; one of them begins with"
         " 74 65 78 74; 80 of 200 records have a schema id that the registry does not know, allowed are 1 %:"
-        " 80 times 'schema id 99 is not in the registry'; nothing was published: let the producer write Avro"
-        " with the registry's serializer, register the schema, or raise --max-rejected"
+        " 80 times 'schema id 99 is not in the registry'; nothing was published: the first looks like plain"
+        ' text: load them into a new warehouse, with format = "text" for the topic, register the schema, or'
+        " raise --max-rejected"
     )
 
 
@@ -196,7 +198,7 @@ def test_limits_are_given_for_all_kinds_or_by_name() -> None:
     [
         (b"", "an empty value"),
         (b' {"id": 1}', "JSON"),
-        (b"[1, 2]", "JSON"),
+        (b"[1, 2]", "a JSON array"),
         (b"{\n}", "JSON"),
         (b"[INFO] started", "plain text"),
         ("größe 5".encode(), "plain text"),
@@ -204,7 +206,15 @@ def test_limits_are_given_for_all_kinds_or_by_name() -> None:
         (b"Obj\1rest", "an Avro file"),
         (b"\0\0\0\1", "a schema id that is cut off"),
         (b"\x08\x96\x01\x12\x07testing", "Protocol Buffers"),
+        (b"\x08\x96\x01\x12\x07test", "no format that is known here"),
+        (b"\x09" + bytes(8) + b"\x15" + bytes(4), "Protocol Buffers"),
+        (b"\x0a\x7f" + b"\xff" * 127, "Protocol Buffers"),
+        (b"\x08\xff", "no format that is known here"),
         (b"\xff\xfe\x00\x01", "no format that is known here"),
+        (FRAME + b'{"id": 1}', "JSON in Confluent's framing"),
+        (FRAME + b"\0\x08\x96\x01", "Protocol Buffers in Confluent's framing"),
+        (FRAME + b"\0\x04\x63\x30", "Avro in Confluent's framing"),
+        (FRAME, "Avro in Confluent's framing"),
     ],
 )
 def test_a_foreign_framing_is_named_by_what_its_bytes_look_like(value: bytes, words: str) -> None:
@@ -219,8 +229,8 @@ def test_the_error_for_a_foreign_framing_says_what_the_messages_look_like(tmp_pa
     assert str(caught.value) == (
         "PageView: 200 of 200 records have a foreign framing, allowed are 0.1 % or 100 records: 200 times"
         " 'the message does not begin with a zero byte and a schema id: it looks like JSON'; one of them"
-        " begins with 7b 22 69 64 22 3a 20 30; nothing was published: load the JSON objects into a new"
-        ' warehouse, with format = "json" for the topic, or raise --max-rejected'
+        " begins with 7b 22 69 64 22 3a 20 30; nothing was published: the first looks like JSON: load"
+        ' them into a new warehouse, with format = "json" for the topic, or raise --max-rejected'
     )
 
 
