@@ -186,7 +186,7 @@ def test_events_in_avro_are_the_ones_that_arrive(world: World) -> None:
         (out.getvalue(), {"schema_id": "x"}, 400, "schema_id"),
         (out.getvalue()[:-3], known, 400, "is no Avro array of events of schema"),
         (out.getvalue() + b"xx", known, 400, "2 bytes follow"),
-        (b"\x00", known, 400, "without an event"),
+        (b"\x00", known, 400, "without events"),
         (b"\xff" * 50, known, 400, "is no Avro array"),
         (b"", known, 400, "is no Avro array"),
     ):
@@ -231,7 +231,7 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
         (b"{", "application/json", 400, "it is no JSON"),
         (b"[" * 100_000, "application/json", 400, "nested too deeply"),
         (b'[{"time": NaN}]', "application/json", 400, "NaN is no JSON"),
-        (b"[]", "application/json", 400, "without an event"),
+        (b"[]", "application/json", 400, "without events"),
         (json.dumps([good] * (MAX_BATCH + 1)).encode(), "application/json", 400, f"at most {MAX_BATCH}"),
         (b" " * (5 << 20), "application/json", 413, "body is larger than 4194304 bytes"),
         (json.dumps(good).encode(), "text/plain", 415, "send application/json or application/avro"),
