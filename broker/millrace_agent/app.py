@@ -2,6 +2,7 @@
 
     POST /v1/topics/{topic}/events   one event or a list of them, in JSON (application/json); or an array of
                                      them in Avro (application/avro) with ?schema_id=ID of the registry
+    POST /v1/topics/{topic}/messages one message or a list of them, in JSON (application/json)
     GET  /v1/topics/{topic}/schema   the schema of such an array [?schema_id=ID]
     GET  /healthz                    503 with the reasons while events do not reach the brokers
     GET  /metrics                    for Prometheus
@@ -9,9 +10,9 @@
 With a list of tokens, a client must show a token with the route's role; without a token /healthz shows no
 reasons.
 
-200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none of
-the events was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to
-send again later.
+200 {"accepted": n}: all the events or messages of the request are on this machine's disk. With any other
+answer none of them was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a
+request to send again later.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -34,6 +36,7 @@ from millrace.service.json_answer import JsonAnswer
 from millrace_agent.intake import Intake, Refused, Unknown
 from millrace_agent.numbers import AgentNumbers, Taken
 from millrace_agent.spool import Event, Spool
+from millrace_agent.values import read_values
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REQUESTS = 64
@@ -45,12 +48,17 @@ DECODERS = 2
 
 ROLES: Mapping[tuple[str, str], str] = {
     ("POST", "/v1/topics/{topic}/events"): "write",
+    ("POST", "/v1/topics/{topic}/messages"): "write",
     ("GET", "/v1/topics/{topic}/schema"): "write",
     ("GET", "/healthz"): "",
     ("GET", "/metrics"): "metrics",
 }
 """Method and path -> the role that the client needs for the topic in the path; empty: open to
 every client."""
+
+
+Decode = Callable[[bytes], list[Event]]
+"""Reading of a request's body. It raises MillraceError for a body that is refused."""
 
 
 class _Busy(MillraceError):
@@ -86,35 +94,27 @@ def build_app(
     decoders = ThreadPoolExecutor(DECODERS, "intake")
     requests = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def take(request: Request, topic: str, schema_id: int | None) -> int:
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type == "application/json":
-            decode: Callable[[bytes], list[Event]] = lambda body: intake.from_json(topic, body)  # noqa: E731
-        elif media_type != "application/avro":
-            raise _WrongType("send application/json or application/avro as Content-Type")
-        elif schema_id is None:
-            raise Refused(
-                "an event in Avro needs ?schema_id=ID: the registry's id of the schema it is written with"
-            )
-        else:
-            number = schema_id
-            decode = lambda body: intake.from_avro(topic, number, body)  # noqa: E731
-        with spool.arriving():
-            body = await read_body(request, MAX_BODY_BYTES)
-            events = await asyncio.get_running_loop().run_in_executor(decoders, decode, body)
-            # Even if the client hangs up meanwhile, the events are taken.
-            await asyncio.shield(asyncio.wrap_future(spool.take(events)))
-        return len(events)
+    async def take(request: Request, decode: Decode) -> dict[str, int]:
+        if requests.locked():
+            raise _Busy(f"{MAX_REQUESTS} requests are being taken: send it again later")
+        async with requests:
+            with spool.arriving():
+                body = await read_body(request, MAX_BODY_BYTES)
+                events = await asyncio.get_running_loop().run_in_executor(decoders, decode, body)
+                # Even if the client hangs up meanwhile, the events are taken.
+                await asyncio.shield(asyncio.wrap_future(spool.take(events)))
+        taken.events += len(events)
+        return {"accepted": len(events)}
 
     @app.post("/v1/topics/{topic}/events")
     async def events(topic: str, request: Request, schema_id: int | None = None) -> dict[str, int]:
         """Take the events of a request: all of them, or none."""
-        if requests.locked():
-            raise _Busy(f"{MAX_REQUESTS} requests are being taken: send it again later")
-        async with requests:
-            accepted = await take(request, topic, schema_id)
-        taken.events += accepted
-        return {"accepted": accepted}
+        return await take(request, _decoder_of_events(intake, topic, _media_type(request), schema_id))
+
+    @app.post("/v1/topics/{topic}/messages")
+    async def messages(topic: str, request: Request) -> dict[str, int]:
+        """Take the messages of a request: all of them, or none."""
+        return await take(request, _decoder_of_messages(intake, topic, _media_type(request)))
 
     @app.get("/v1/topics/{topic}/schema")
     def schema(topic: str, schema_id: int | None = None) -> dict[str, Any]:
@@ -135,6 +135,33 @@ def build_app(
     _log_errors_in_one_line(app, taken)
     admit(app, lambda method, path: ROLES.get((method, path)), access, limited_by="topic")
     return app
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _decoder_of_events(intake: Intake, topic: str, media_type: str, schema_id: int | None) -> Decode:
+    if media_type == "application/json":
+        return partial(intake.from_json, topic)
+    if media_type != "application/avro":
+        raise _WrongType("send application/json or application/avro as Content-Type")
+    if schema_id is None:
+        raise Refused(
+            "an event in Avro needs ?schema_id=ID: the registry's id of the schema it is written with"
+        )
+    return partial(intake.from_avro, topic, schema_id)
+
+
+def _decoder_of_messages(intake: Intake, topic: str, media_type: str) -> Decode:
+    if media_type != "application/json":
+        raise _WrongType("send application/json as Content-Type")
+
+    def decode(body: bytes) -> list[Event]:
+        intake.check_topic(topic)
+        return read_values(topic, body)
+
+    return decode
 
 
 def _log_errors_in_one_line(app: FastAPI, taken: Taken) -> None:

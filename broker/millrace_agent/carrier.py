@@ -30,13 +30,14 @@ from millrace.wire.cluster_id import WrongCluster
 from millrace_agent.claim import Claim, SpoolCopied
 from millrace_agent.intake import Unavailable, Unknown
 from millrace_agent.reporter import Reporter
-from millrace_agent.spool import Chunk, Event, Spool, SpooledInstance
+from millrace_agent.spool import Chunk, Event, Form, Spool, SpooledInstance
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
 from millrace_audit.reports.fingerprints import fingerprint_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
 from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Unreported, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_registry.client import SchemaRegistryClient
 
 logger = logging.getLogger("millrace.agent")
@@ -225,7 +226,7 @@ class Carrier:
             while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
                 for behind, event in found:
                     outcome = unreported.setdefault((chunk.topic, window_start(event.time)), Outcome())
-                    digest = fingerprint(_message(event, who, sequences[behind]))
+                    digest = fingerprint(_value(event, who, sequences[behind]) or b"")
                     outcome.add(sequences[behind], digest, failed=True)
                 ids = [number for number in ids if number > behind]
             self._spool.settle(one, chunk.topic, {}, unreported)
@@ -349,23 +350,24 @@ class Carrier:
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
         lane.behind = max(lane.behind, ids[-1])
-        messages = [
-            _message(event, self._instance_bytes, lane.next_sequence + n)
-            for n, (_, event) in enumerate(events)
+        values = [
+            _value(event, self._instance_bytes, lane.next_sequence + n) for n, (_, event) in enumerate(events)
         ]
-        fingerprints = list(map(fingerprint_of(lane.topic, self._policies), messages))
+        fingerprint = fingerprint_of(lane.topic, self._policies)
+        fingerprints = [fingerprint(value or b"") for value in values]
         sent = _Sent(lane.next_sequence, events, fingerprints, outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
-        for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
-            self._produce(sent, place, event, message)
+        for place, (value, (_, event)) in enumerate(zip(values, events, strict=True)):
+            self._produce(sent, place, event, value)
 
-    def _produce(self, sent: _Sent, place: int, event: Event, message: bytes) -> None:
+    def _produce(self, sent: _Sent, place: int, event: Event, value: bytes | None) -> None:
         try:
             self._producer.produce(
                 event.topic,
-                message,
+                value,
                 event.key,
                 timestamp=event.time,
+                headers=_record_headers(event, self.instance, sent.first_sequence + place),
                 on_delivery=partial(self._delivered, sent, place),
             )
         except (KafkaException, BufferError) as error:
@@ -421,8 +423,13 @@ class Carrier:
         return _Retry(time.monotonic() + wait_s, wait_s)
 
 
-def _message(event: Event, who: bytes, sequence: int) -> bytes:
-    """Return the message of an event; `who` are the names and the instance, as bytes of every header."""
+def _value(event: Event, who: bytes, sequence: int) -> bytes | None:
+    """Return the value of an event's message; None for a tombstone.
+
+    `who` are the names and the instance, as bytes of every header in a value.
+    """
+    if event.form != Form.FIELDS:
+        return None if event.form == Form.TOMBSTONE else event.body
     out = bytearray(b"\0")
     out += event.schema_id.to_bytes(4, "big")
     write_varint(out, event.time)
@@ -430,6 +437,15 @@ def _message(event: Event, who: bytes, sequence: int) -> bytes:
     write_varint(out, sequence)
     out += event.body
     return bytes(out)
+
+
+def _record_headers(
+    event: Event, instance: int, sequence: int
+) -> list[tuple[str, str | bytes | None]] | None:
+    """Return the record headers of an event's message: its audit header, unless that is in the value."""
+    if event.form == Form.FIELDS:
+        return None
+    return [(HEADER_NAME, encode_header(topic_tag(event.topic), instance, sequence, event.time))]
 
 
 class BrokersTopics:

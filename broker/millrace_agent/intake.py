@@ -14,23 +14,33 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import fastavro
 
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import BrokerError, MillraceError
 from millrace.records.messages import read_varint
 from millrace.topic_names import check_topic_name
 from millrace_agent.spool import Event
 from millrace_audit.answer import iso
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
-from millrace_audit.reports.event import HEADER_FIELD, PREFIX_BYTES, EventHeader, EventSchema, has_header
-from millrace_audit.reports.messages import now_ms
+from millrace_audit.reports.event import (
+    HEADER_FIELD,
+    PREFIX_BYTES,
+    EventHeader,
+    EventSchema,
+    ValueSchema,
+    has_header,
+)
+from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, now_ms
 from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
-from millrace_registry.directory import NO_HEADER, problem_of
+from millrace_registry.directory import problem_of
 from millrace_registry.subjects import Subjects
 
+T = TypeVar("T")
 MAX_EVENT_BYTES = 1_000_000
 """Largest key and body of an event: by default, a topic of Apache Kafka takes messages of up to 1 MiB."""
 MAX_BATCH = 10_000
@@ -42,7 +52,8 @@ SUBJECT_AGE_S = 60.0
 AWAY_S = 10.0
 """Time for which brokers that did not answer are not asked again. Events would wait for them."""
 _REGISTRY_WAIT_S = 2.0
-_FIELDS = {"time", "key", "event"}
+_FIELDS = ("time", "key", "event")
+_AUDIT_TOPICS = (AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC)
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
 _NO_HEADER_BYTES = len(EventHeader._fields)
 """Avro writes each of these zeros and empty strings in one byte."""
@@ -81,9 +92,9 @@ class _Schema:
     """A schema and its encoder."""
 
     schema_id: int
-    encoder: EventSchema
+    encoder: EventSchema | ValueSchema
     body: dict[str, Any]
-    """The schema without the header."""
+    """The schema without the header, if it begins with one."""
     checked_at: float = -math.inf
     avro_problem: str | None = None
     item: Any = field(default=None)
@@ -113,8 +124,7 @@ class Intake:
 
         Raise Refused, with the first wrong event, when any event is wrong: then no event is accepted.
         """
-        given = _parse_json(body)
-        return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
+        return read_each(listed(parse_json(body)), partial(_event, topic, self._latest(topic)))
 
     def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
         """Return a function that reads a line of a file, as a list of one event. It raises Refused for a
@@ -122,8 +132,8 @@ class Intake:
 
         Raise MillraceError unless events of the topic can be encoded.
         """
-        schema = self._latest(topic)
-        return lambda line: self._events(topic, schema, [_parse_json(line)])
+        read = partial(_event, topic, self._latest(topic))
+        return lambda line: read_each([parse_json(line)], read)
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
         """Return the events of a request in Avro, which are written with the registry's schema of that id."""
@@ -142,41 +152,25 @@ class Intake:
             ) from None
         if rest := len(body) - source.tell():
             raise Refused(f"{rest} bytes follow the Avro array: send one array in a body")
-        return self._events(topic, schema, given)
+        return read_each(given, partial(_event, topic, schema))
 
     def batch_schema(self, topic: str, schema_id: int | None = None) -> tuple[int, Any]:
         """Return an event schema's id, by default the latest one's, and the schema of a request in Avro."""
         schema = self._latest(topic) if schema_id is None else self._by_id(topic, schema_id)
         return schema.schema_id, _batch_of(schema.body)
 
-    def _events(self, topic: str, schema: _Schema, given: Sequence[Any]) -> list[Event]:
-        if not given:
-            raise Refused("a request without an event: send at least one")
-        _check_number(len(given))
-        latest_ms = now_ms() + MOST_AHEAD_MS
-        events: list[Event] = []
-        size = 0
-        for number, one in enumerate(given):
-            try:
-                events.append(_event(topic, schema, one, latest_ms))
-                if (size := size + events[-1].size) > MAX_BATCH_BYTES:
-                    raise Refused(
-                        f"the events up to here have more than {MAX_BATCH_BYTES} bytes: send fewer at once"
-                    )
-            except MillraceError as error:
-                where = f"event {number}: " if len(given) > 1 else ""
-                raise Refused(f"{where}{_one_line(error)}") from None
-        return events
-
     # Topics and schemas of the brokers and the registry.
 
-    def _check_topic(self, topic: str) -> None:
+    def check_topic(self, topic: str) -> None:
+        """Raise Refused for a topic that takes no events. Raise Unavailable when no broker answers."""
         if topic in self._present:
             return
         try:
             check_topic_name(topic)
         except BrokerError as error:
             raise Refused(str(error)) from None
+        if topic in _AUDIT_TOPICS:
+            raise Refused(f"topic {topic} belongs to the audit: send events to a topic of your own")
         with self._lock:
             if self._unanswered is not None and self._clock() < self._unanswered[1]:
                 raise Unavailable(self._unanswered[0])
@@ -189,7 +183,7 @@ class Intake:
             self._present.add(topic)
 
     def _latest(self, topic: str) -> _Schema:
-        self._check_topic(topic)
+        self.check_topic(topic)
         subject = self._subjects.of(topic)
         known = self._schemas.get(subject)
         if known is not None and self._clock() - known.checked_at < SUBJECT_AGE_S:
@@ -216,7 +210,7 @@ class Intake:
             return known
 
     def _by_id(self, topic: str, schema_id: int) -> _Schema:
-        self._check_topic(topic)
+        self.check_topic(topic)
         name = f"id {schema_id}"  # cannot be a subject: no topic's name has a space
         if (known := self._schemas.get(name)) is not None:
             return known
@@ -231,8 +225,6 @@ class Intake:
     def _note(self, name: str, schema_id: int, schema: Any) -> _Schema:
         record = str(schema.get("name", "")).rpartition(".")[2] if isinstance(schema, Mapping) else ""
         problem = problem_of(schema, record) if record else "is not a record"
-        if problem is None and not has_header(schema):
-            problem = NO_HEADER
         if problem is not None:
             raise Refused(f"schema {record or schema_id} cannot be audited: {problem}")
         made = _made(schema_id, schema)
@@ -242,8 +234,12 @@ class Intake:
 
 
 def _made(schema_id: int, schema: Any) -> _Schema:
-    body = {**schema, "fields": schema["fields"][1:]}
-    made = _Schema(schema_id, EventSchema(schema, schema_id), body)
+    if has_header(schema):
+        encoder: EventSchema | ValueSchema = EventSchema(schema, schema_id)
+        body = {**schema, "fields": schema["fields"][1:]}
+    else:
+        encoder, body = ValueSchema(schema, schema_id), schema
+    made = _Schema(schema_id, encoder, body)
     made.avro_problem = _unreadable(body, ())
     if made.avro_problem is None:
         try:
@@ -264,9 +260,9 @@ def _batch_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": item}
 
 
-def _check_number(events: int) -> None:
-    if events > MAX_BATCH:
-        raise Refused(f"{events} events in one request: send at most {MAX_BATCH}")
+def _check_number(count: int, kind: str = "event") -> None:
+    if count > MAX_BATCH:
+        raise Refused(f"{count} {kind}s in one request: send at most {MAX_BATCH}")
 
 
 def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
@@ -286,12 +282,42 @@ def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
         given += (fastavro.schemaless_reader(source, item, None) for _ in range(count))
 
 
-def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
+def listed(given: Any) -> list[Any]:
+    """Return the list of a request, which may also have one item without a list."""
+    return given if isinstance(given, list) else [given]
+
+
+def read_each(given: Sequence[T], read: Callable[[T, int], Event], kind: str = "event") -> list[Event]:
+    """Return the event of each item of a request; `read` also gets the latest allowed time.
+
+    Raise Refused, with the first wrong item, when any item is wrong. The errors call an item a `kind`.
+    """
+    if not given:
+        raise Refused(f"a request without {kind}s: send at least one")
+    _check_number(len(given), kind)
+    latest_ms = now_ms() + MOST_AHEAD_MS
+    events: list[Event] = []
+    size = 0
+    for number, one in enumerate(given):
+        try:
+            events.append(read(one, latest_ms))
+            if (size := size + events[-1].size) > MAX_BATCH_BYTES:
+                raise Refused(
+                    f"the {kind}s up to here have more than {MAX_BATCH_BYTES} bytes: send fewer at once"
+                )
+        except MillraceError as error:
+            where = f"{kind} {number}: " if len(given) > 1 else ""
+            raise Refused(f"{where}{_one_line(error)}") from None
+    return events
+
+
+def time_and_key(given: Any, fields: Sequence[str], latest_ms: int) -> tuple[int, bytes | None]:
+    """Return time and key of an item. Raise Refused if the item is no object or has other fields."""
     if not isinstance(given, dict):
-        raise Refused("it is no object {time, key, event}")
-    if unknown := given.keys() - _FIELDS:
-        raise Refused(f"{min(unknown)}: no such field, an event has time, key and event")
-    time_ms, key, fields = given.get("time"), given.get("key"), given.get("event")
+        raise Refused(f"it is no object {{{', '.join(fields)}}}")
+    if unknown := given.keys() - set(fields):
+        raise Refused(f"{min(unknown)}: no such field, the fields are {', '.join(fields)}")
+    time_ms, key = given.get("time"), given.get("key")
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= latest_ms:
         raise Refused(
             f"time: {str(time_ms)[:40]} is no time in ms since the epoch between {iso(FIRST_EVENT_MS)} and"
@@ -299,24 +325,49 @@ def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
         )
     if key is not None and not isinstance(key, str | bytes):
         raise Refused("key: give a text or null")
-    if not isinstance(fields, dict):
-        raise Refused("event: give an object with the fields of the schema, without the header")
-    if HEADER_FIELD in fields:
-        raise Refused(f"event: leave {HEADER_FIELD} out, the agent writes it")
     try:
-        message = schema.encoder.encode(_NO_HEADER, fields)
-        key = key.encode() if isinstance(key, str) else key
+        return time_ms, key.encode() if isinstance(key, str) else key
+    except UnicodeEncodeError:
+        raise Refused("key: it has half of a surrogate pair: give a text that UTF-8 can encode") from None
+
+
+def check_size(field: str, body: bytes, key: bytes | None) -> None:
+    """Raise Refused when a body from this field and its key are too large for a message."""
+    if len(body) + len(key or b"") > MAX_EVENT_BYTES:
+        raise Refused(
+            f"{field}: {len(body)} bytes with a key of {len(key or b'')}, at most {MAX_EVENT_BYTES}"
+        )
+
+
+def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
+    time_ms, key = time_and_key(given, _FIELDS, latest_ms)
+    fields = given.get("event")
+    if not isinstance(fields, dict):
+        raise Refused("event: give an object with the fields of the schema")
+    try:
+        body = _body(schema.encoder, fields)
     except MillraceError:
         raise
     except Exception as error:  # no event from outside may end the thread that reads it
         raise Refused(f"event: {type(error).__name__}: {_one_line(error)}") from None
-    body = message[PREFIX_BYTES + _NO_HEADER_BYTES :]
-    if len(body) + len(key or b"") > MAX_EVENT_BYTES:
-        raise Refused(f"event: {len(body)} bytes with a key of {len(key or b'')}, at most {MAX_EVENT_BYTES}")
-    return Event(topic, schema.schema_id, time_ms, key, body)
+    check_size("event", body, key)
+    if isinstance(schema.encoder, EventSchema):
+        return Event(topic, schema.schema_id, time_ms, key, body)
+    return Event.of_value(topic, time_ms, key, body)
 
 
-def _parse_json(body: bytes) -> Any:
+def _body(encoder: EventSchema | ValueSchema, fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an event for the spool: the whole value, or all behind the header in it."""
+    if isinstance(encoder, ValueSchema):
+        return encoder.encode(fields)
+    if HEADER_FIELD in fields:
+        raise Refused(f"event: leave {HEADER_FIELD} out, the agent writes it")
+    return encoder.encode(_NO_HEADER, fields)[PREFIX_BYTES + _NO_HEADER_BYTES :]
+
+
+def parse_json(body: bytes | str) -> Any:
+    """Return the content of a JSON text, which has no constants such as NaN. Raise Refused otherwise."""
+
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,11 +46,12 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key
 
 T = TypeVar("T")
-VERSION = 3
+VERSION = 4
 ROW_BYTES = 100
 """Bytes that an event takes besides its body, key and topic's name."""
 MAX_GROUP = 1000
 """Most changes in one transaction."""
+_NO_SCHEMA = 0
 
 _metadata = sa.MetaData()
 _bytes, _long = sa.LargeBinary, sa.BigInteger
@@ -62,6 +64,7 @@ EVENTS = sa.Table(
     sa.Column("time", _long, nullable=False),
     sa.Column("key", _bytes),
     sa.Column("body", _bytes, nullable=False),
+    sa.Column("form", sa.Integer, nullable=False),
     sa.Index("events_of_topic", "topic", "id"),
     sqlite_autoincrement=True,  # ids are never reused: readers continue after the last id
 )
@@ -139,17 +142,32 @@ class SpoolFailed(MillraceError):
     """No event was taken: the disk fails."""
 
 
-class Event(NamedTuple):
-    """A waiting event; `body` is its Avro body after the header.
+class Form(IntEnum):
+    """Content of an event's body, and place of the audit header, which is added when the event is sent."""
 
-    The header is added when the event is sent.
-    """
+    FIELDS = 0
+    """The Avro body after the header: the header is in the value."""
+    VALUE = 1
+    """The whole value: the header is a record header."""
+    TOMBSTONE = 2
+    """Nothing, because the value is null: the header is a record header."""
+
+
+class Event(NamedTuple):
+    """A waiting event; only the form FIELDS needs the schema id."""
 
     topic: str
     schema_id: int
     time: int
     key: bytes | None
     body: bytes
+    form: int = Form.FIELDS
+
+    @classmethod
+    def of_value(cls, topic: str, time: int, key: bytes | None, value: bytes | None) -> Event:
+        """Return the event of a value that is sent as it is. None is a tombstone."""
+        form = Form.TOMBSTONE if value is None else Form.VALUE
+        return cls(topic, _NO_SCHEMA, time, key, value or b"", form)
 
     @property
     def size(self) -> int:
@@ -595,6 +613,9 @@ def _prepare(engine: sa.Engine) -> None:
         if version in (1, 2):  # before strong fingerprints
             for column in ("strong", "failed_strong"):
                 connection.exec_driver_sql(f"ALTER TABLE {UNREPORTED.name} ADD COLUMN {column} BLOB")
+        if version in (1, 2, 3):  # before record headers
+            added_column = f"form INTEGER NOT NULL DEFAULT {Form.FIELDS:d}"
+            connection.exec_driver_sql(f"ALTER TABLE {EVENTS.name} ADD COLUMN {added_column}")
         if connection.execute(sa.select(SPOOL)).first() is None:
             _begin(connection)
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")

@@ -29,20 +29,35 @@ from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import PREFIX_BYTES, read_header
 from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
 from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.record_header import audit_header, topic_tag
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
 from tests.audit_world import audit_of_one_origin
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.integration.test_audit import World as AuditWorld
 from tests.integration.test_audit_producer import World as ProducerWorld
-from tests.page_view import EVENT, START
+from tests.page_view import EVENT, PAGE_VIEW, START
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
+from tests.warehouses import load_here
 
 Start = Callable[..., Process]
 PARSED: Any = fastavro.parse_schema(dict(schema_file("PageView")))
 
 
+PLAIN = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:]}
+PLAIN_PARSED: Any = fastavro.parse_schema(dict(PLAIN))
+
+
 def event(url: str, **more: Any) -> dict[str, Any]:
     return {"time": START, "event": {**EVENT, "url": url}, **more}
+
+
+def message(url: str) -> dict[str, Any]:
+    return {"time": START, "value": {"url": url}}
+
+
+ITEMS: dict[str, Callable[[str], dict[str, Any]]] = {"events": event, "messages": message}
+"""What each route takes."""
 
 
 @dataclass
@@ -64,8 +79,8 @@ class Agent:
         self.process.ready()
         return self.process
 
-    def post(self, topic: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/topics/{topic}/events", json=body, timeout=WAIT_S, **options)
+    def post(self, topic: str, body: Any, route: str = "events", **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/topics/{topic}/{route}", json=body, timeout=WAIT_S, **options)
 
     def metric(self, name: str) -> float:
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
@@ -99,10 +114,15 @@ class World(ProducerWorld):
         """Return the url field of every event in the topic, sorted."""
         with self.cluster.client() as client:
             values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
-        return sorted(str(body(value)["url"]) for value in values)
+        return sorted(url_of(value) for value in values)
 
     def instances(self, topic: str) -> set[int]:
         return {header.instance for header in self.events(topic)}
+
+
+def url_of(value: bytes) -> str:
+    """Return the field `url` of an event with its header, or of a message in JSON."""
+    return str((json.loads(value) if value.startswith(b"{") else body(value))["url"])
 
 
 def body(message: bytes) -> Any:
@@ -186,7 +206,7 @@ def test_events_in_avro_are_the_ones_that_arrive(world: World) -> None:
         (out.getvalue(), {"schema_id": "x"}, 400, "schema_id"),
         (out.getvalue()[:-3], known, 400, "is no Avro array of events of schema"),
         (out.getvalue() + b"xx", known, 400, "2 bytes follow"),
-        (b"\x00", known, 400, "without an event"),
+        (b"\x00", known, 400, "without events"),
         (b"\xff" * 50, known, 400, "is no Avro array"),
         (b"", known, 400, "is no Avro array"),
     ):
@@ -231,7 +251,7 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
         (b"{", "application/json", 400, "it is no JSON"),
         (b"[" * 100_000, "application/json", 400, "nested too deeply"),
         (b'[{"time": NaN}]', "application/json", 400, "NaN is no JSON"),
-        (b"[]", "application/json", 400, "without an event"),
+        (b"[]", "application/json", 400, "without events"),
         (json.dumps([good] * (MAX_BATCH + 1)).encode(), "application/json", 400, f"at most {MAX_BATCH}"),
         (b" " * (5 << 20), "application/json", 413, "body is larger than 4194304 bytes"),
         (json.dumps(good).encode(), "text/plain", 415, "send application/json or application/avro"),
@@ -245,6 +265,60 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
     assert (answer.status_code, f"--subject {without}=SUBJECT" in answer.text) == (404, True)
     assert agent.metric("spool_events") == agent.metric("taken_events_total") == 0
     assert world.events(topic) == []
+
+
+def test_messages_and_events_without_a_header_arrive_with_record_headers_also_after_a_kill(
+    world: World,
+) -> None:
+    topic, kind = world.topic(1), {"Content-Type": "application/json"}
+    with SchemaRegistryClient(world.registry) as schemas:
+        schemas.register(topic, PLAIN)
+    agent = world.agent(topic, subject=f"{topic}={topic}")
+    agent.run()
+    url = f"{agent.url}/v1/topics/{topic}/messages"
+    text = '{"total": 1.10, "url":\n"/0"}'
+    content = f'{{"time": {START}, "key": "k", "value": {text}}}'
+    assert httpx.post(url, content=content, headers=kind).json() == {"accepted": 1}
+    agent.await_sent()
+    world.cluster.brokers[1].kill()
+    others = [
+        {"time": START + 1, "key": "k", "value": None},
+        {"time": START + 2, "key": "k", "value_base64": ""},
+        {"time": START + 3, "value_base64": "/wA="},
+    ]
+    assert agent.post(topic, others, "messages").json() == {"accepted": 3}
+    assert agent.post(topic, event("/4", time=START + 4)).json() == {"accepted": 1}
+    for media_type, sent, status, said in (
+        ("application/x-ndjson", b"{}", 415, "send application/json as Content-Type"),
+        ("application/json", b'{"order": 1}', 400, "order: no such field, the fields are time, key, value"),
+        ("application/json", b'[{"time": %d, "value": "{}"}]' % START, 400, "value: give a JSON object"),
+    ):
+        answer = httpx.post(url, content=sent, headers={"Content-Type": media_type})
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+    assert agent.post("audit", others, "messages").status_code == 400
+    assert agent.process is not None
+    agent.process.kill()
+    world.cluster.restart(1)
+    process = agent.run()
+    agent.await_sent()
+    with world.cluster.client() as client:
+        records = read_topic(client, topic)[0].records
+    *as_they_are, last = records
+    assert [record.value for record in as_they_are] == [text.encode(), None, b"", b"\xff\0"]
+    assert [record.key for record in records] == [b"k", b"k", b"k", None, None]
+    sent_event: Any = fastavro.schemaless_reader(BytesIO((last.value or b"")[5:]), PLAIN_PARSED, None)
+    assert sent_event["url"] == "/4"
+    headers = [audit_header(record.headers, topic_tag(topic)) for record in records]
+    found = [(header.sequence, header.time - START) for header in headers if header is not None]
+    assert found == [(0, 0), *((n - 1, n) for n in range(1, 5))], "the second process numbers from 0 on"
+    assert process.stop() == 0
+    instances = list(dict.fromkeys(header.instance for header in headers if header is not None))
+    assert len(instances) == 2
+    first, second = (told(world.reports(instance)) for instance in instances)
+    assert [ranges.pairs() for ranges in second] == [[[0, 3]], []]
+    assert first[0].pairs() == [[0, 0]], "acknowledged before the kill"
+    assert not first[1] & first[0]
+    assert all(world.reports(instance)[-1].closed_through == FOR_EVER for instance in instances)
 
 
 def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(world: World) -> None:
@@ -576,7 +650,9 @@ def test_a_killed_agents_instance_is_ended_by_the_next_one_with_every_sequence_t
         assert not acknowledged - there
 
 
-def post_until_killed(agent: Agent, topic: str, seconds: float, numbers: Iterator[int]) -> list[str]:
+def post_until_killed(
+    agent: Agent, topic: str, seconds: float, numbers: Iterator[int], route: str = "events"
+) -> list[str]:
     """Kill the agent after so many seconds under the load of three clients; the urls that it accepted."""
     accepted: list[str] = []
 
@@ -585,7 +661,7 @@ def post_until_killed(agent: Agent, topic: str, seconds: float, numbers: Iterato
         while True:
             urls = [f"/{next(numbers)}" for _ in range(chance.choice((1, 5, 200)))]
             try:
-                answer = agent.post(topic, [event(url) for url in urls])
+                answer = agent.post(topic, [ITEMS[route](url) for url in urls], route)
             except httpx.TransportError:
                 return  # killed: it has them or not
             assert answer.status_code == 200, answer.text
@@ -637,10 +713,10 @@ class AgentAudit(AuditWorld):
         """Count the url fields of the events in the aggregate cluster."""
         with self.clusters["offline"].client() as client:
             values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
-        return Counter(str(body(value)["url"]) for value in values)
+        return Counter(url_of(value) for value in values)
 
 
-AUDITED = ["agent-kills", "agent-left", "agent-rounds"]
+AUDITED = ["agent-kills", "agent-json", "agent-left", "agent-rounds"]
 
 
 @pytest.fixture(scope="module")
@@ -649,7 +725,14 @@ def audited(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Te
     return audit_of_one_origin(AgentAudit, start_for_module, zookeeper, folder, AUDITED)
 
 
-def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: list[str]) -> None:
+def assert_nothing_lost_and_complete(
+    world: AgentAudit,
+    topic: str,
+    accepted: list[str],
+    *,
+    subject: str = "PageView",
+    messages: MessageFormat = AVRO_MESSAGES,
+) -> None:
     assert accepted
 
     def there() -> Counter[str] | None:
@@ -658,9 +741,12 @@ def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: li
 
     found = wait_until("what was accepted is in the aggregate cluster", there) or Counter()
     world.await_tier(topic, "offline", found.total())
-    world.load(topic)
+    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
+    load_here(*place, topic, subject=subject, messages=messages)
     (window,) = world.await_verdict(topic, "complete").windows
-    assert (window.findings, window.tiers["dc1"]) == ([], found.total())
+    assert window.findings == []
+    assert window.tiers == dict.fromkeys(("dc1", "offline", "warehouse"), found.total())
+    assert not window.foreign
     assert window.acknowledged <= found.total() <= window.acknowledged + window.failed
     assert httpx.get(f"{world.url}/v1/rejected-records").json() == []
 
@@ -677,6 +763,24 @@ def test_the_windows_of_a_killed_agent_are_complete_without_an_operator(audited:
     agent.await_sent()
     assert process.stop() == 0
     assert_nothing_lost_and_complete(audited, topic, accepted)
+
+
+@pytest.mark.slow
+def test_the_windows_of_a_killed_agent_with_messages_in_json_are_complete(audited: AgentAudit) -> None:
+    topic, numbers = "agent-json", itertools.count()
+    agent = audited.agent(topic)
+    accepted: list[str] = []
+    for _ in range(3):
+        agent.run()
+        accepted += post_until_killed(agent, topic, 0.5, numbers, "messages")
+    process = agent.run()
+    agent.await_sent()
+    assert process.stop() == 0
+    schema = {"type": "record", "name": "Viewed", "fields": [{"name": "url", "type": "string"}]}
+    with SchemaRegistryClient(audited.registry) as registry:
+        registry.register(topic, schema)
+    messages = MessageFormat("json")
+    assert_nothing_lost_and_complete(audited, topic, accepted, subject=topic, messages=messages)
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from millrace_agent.claim import Claim
 from millrace_agent.spool import Event, Spool
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import read_header
-from millrace_audit.reports.fingerprints import is_strong
-from millrace_audit.reports.messages import AuditCodec, Report
+from millrace_audit.reports.fingerprints import fingerprint, is_strong, wrapped
+from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
+from millrace_audit.reports.record_header import RecordHeader, audit_header, topic_tag
 from tests.unit.audit.test_messages import Ids
 
 
@@ -27,6 +28,7 @@ class Brokers:
         self.registry = Ids()
         self.codec = AuditCodec(self.registry)
         self.heard: list[Report | int] = []
+        self.sent: list[tuple[bytes | None, RecordHeader | None]] = []
         self._delivered: list[Callable[[], None]] = []
 
     def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> int:
@@ -35,9 +37,16 @@ class Brokers:
         return 0
 
     def produce(
-        self, topic: str, message: bytes, *_: Any, on_delivery: Callable[..., None], **__: Any
+        self,
+        topic: str,
+        value: bytes | None,
+        *_: Any,
+        timestamp: int,
+        headers: list[tuple[str, bytes]] | None,
+        on_delivery: Callable[..., None],
     ) -> None:
-        self.heard.append(read_header(message).time)
+        self.heard.append(timestamp)
+        self.sent.append((value, audit_header(headers or (), topic_tag(topic))))
         self._delivered.append(lambda: on_delivery(None, None))
 
     def poll(self, timeout_s: float) -> None:
@@ -140,3 +149,47 @@ def test_an_agent_reports_strong_fingerprints_of_a_topic_that_asks_for_them(
     windows = [window for one in brokers.heard if isinstance(one, Report) for window in one.windows]
     kinds = {window.topic: is_strong(window.fingerprint) for window in windows}
     assert kinds == {"t": True, "u": False}
+
+
+def test_events_of_every_form_share_the_numbers_of_their_topic_also_after_a_kill(
+    brokers: Brokers, tmp_path: Path
+) -> None:
+    now = 1_700_000_123_456
+    values = [b'{"order": 1}', b"", None]
+    taken = [Event("t", 1, now, None, b"fields")]
+    taken += [Event.of_value("t", now, b"k", value) for value in values]
+    spool = Spool(tmp_path, 1 << 30)
+    spool.take(taken).result()
+
+    def carried() -> Carrier:
+        brokers.sent.clear()
+        carrying = carrier_of(spool, brokers, lambda: now / 1000)
+        carrying._carry()
+        (in_value, none), *others = brokers.sent
+        header = read_header(in_value or b"")
+        assert (none, header.instance, header.sequence) == (None, carrying.instance, 0)
+        assert others == [
+            (value, RecordHeader(now, carrying.instance, number))
+            for number, value in enumerate(values, start=1)
+        ]
+        return carrying
+
+    killed = carried()
+    sent = [value or b"" for value, _ in brokers.sent]
+    brokers._delivered.clear()  # no broker answers before the kill
+    spool.close()
+    spool = Spool(tmp_path, 1 << 30)
+    following = carried()
+    assert following.instance != killed.instance
+    following._carry()
+    following._report()
+    reports = [one for one in brokers.heard if isinstance(one, Report)]
+    (ended,) = [one for one in reports if one.instance == killed.instance]
+    (window,) = ended.windows
+    assert (window.acknowledged.pairs(), window.failed.pairs()) == ([], [[0, 3]])
+    assert window.failed_fingerprint == wrapped(sum(map(fingerprint, sent)))
+    assert ended.closed_through == FOR_EVER
+    (window,) = [w for one in reports if one.instance == following.instance for w in one.windows]
+    assert (window.acknowledged.pairs(), window.failed.pairs()) == ([[0, 3]], [])
+    assert spool.events == 0
+    spool.close()

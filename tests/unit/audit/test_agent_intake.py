@@ -13,10 +13,11 @@ import pytest
 from millrace.records.messages import write_varint
 from millrace_agent import intake
 from millrace_agent.intake import Intake, Refused, Unavailable
-from millrace_agent.spool import Spool
+from millrace_agent.spool import Form, Spool
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion
 from millrace_registry.subjects import Subjects
+from tests.page_view import PAGE_VIEW
 
 START = 1_431_856_800_000
 FIELDS = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
@@ -111,3 +112,41 @@ def test_brokers_that_do_not_answer_are_not_asked_again_by_each_request(tmp_path
                 taking.from_json(topic, b"{}")
     assert asked == ["new", "new"]
     spool.close()
+
+
+PLAIN = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:]}
+
+
+class PlainRegistry(Registry):
+    """Has PageView without its header."""
+
+    def latest(self, subject: str, **_: Any) -> RegisteredVersion:
+        return RegisteredVersion(7, 1, PLAIN)
+
+    def schema(self, schema_id: int) -> Any:
+        return PLAIN
+
+
+def test_an_event_of_a_schema_without_a_header_is_its_whole_value(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1 << 30)
+    taking = Intake(PlainRegistry(), Topics(), spool, Subjects.parse([]))  # type: ignore[arg-type]
+    (taken,) = taking.from_json("t", json.dumps({"time": START, "key": "k", "event": FIELDS}).encode())
+    assert (taken.topic, taken.time, taken.key, taken.form) == ("t", START, b"k", Form.VALUE)
+    assert taken.body[:5] == b"\0\0\0\0\7"
+    schema: Any = fastavro.parse_schema(dict(PLAIN))
+    read: Any = fastavro.schemaless_reader(BytesIO(taken.body[5:]), schema, None)
+    assert {name: read[name] for name in FIELDS} == FIELDS
+    assert taking.of_lines("t")(json.dumps({"time": START, "key": "k", "event": FIELDS}).encode()) == [taken]
+    in_avro = taking.from_avro("t", 7, block(taking, 1) + b"\0")
+    assert in_avro == [taken._replace(key=None)]
+    with pytest.raises(Refused, match=r"^the event does not fit schema PageView: .*header"):
+        taking.from_json("t", json.dumps({"time": START, "event": {**FIELDS, "header": {}}}).encode())
+    spool.close()
+
+
+@pytest.mark.parametrize("topic", ["audit", "audit-counts", "audit-offline"])
+def test_a_topic_of_the_audit_takes_nothing_from_a_client(taking: Intake, topic: str) -> None:
+    with pytest.raises(Refused, match=f"^topic {topic} belongs to the audit"):
+        taking.check_topic(topic)
+    with pytest.raises(Refused, match="belongs to the audit"):
+        taking.from_json(topic, b"{}")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
-from millrace_agent.spool import Chunk, Event, FilePosition, Spool, SpooledInstance, SpoolFull
+from millrace_agent.spool import Chunk, Event, FilePosition, Form, Spool, SpooledInstance, SpoolFull
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.fingerprints import strong_fingerprint
 from millrace_audit.reports.messages import FOR_EVER
@@ -138,19 +138,59 @@ def test_one_process_at_a_time_has_the_folder(open_spool: Callable[..., Spool], 
         Spool(tmp_path / "spool", PLENTY)
 
 
-def test_a_spool_of_the_version_before_goes_on_with_what_waits(
-    open_spool: Callable[..., Spool], tmp_path: Path
+def test_values_that_were_taken_are_there_after_a_start_and_nothing_differs_from_an_empty_value(
+    open_spool: Callable[..., Spool],
 ) -> None:
     spool = open_spool()
-    spool.take([event(0)]).result()
+    events = [
+        event(0),
+        Event.of_value("t", START, None, b'{"order": 1}'),
+        Event.of_value("t", START, b"k", b""),
+        Event.of_value("t", START, b"k", None),
+    ]
+    spool.take(events).result()
+    size = spool.bytes
     spool.close()
-    with closing(sqlite3.connect(tmp_path / "spool" / "spool.db")) as database:
-        database.execute("drop table spool")
-        for column in ("strong", "failed_strong"):
-            database.execute(f"alter table untold drop column {column}")
-        database.execute("pragma user_version = 1")
     again = open_spool()
-    assert (bodies(again), again.audit_offset) == ([b"0"], None)
+    assert [one for _, one in again.waiting("t", most=9, most_bytes=PLENTY)] == events
+    assert [one.form for one in events] == [Form.FIELDS, Form.VALUE, Form.VALUE, Form.TOMBSTONE]
+    assert again.bytes == size
+
+
+def make_older(folder: Path, version: int) -> None:
+    """Change the database of a spool into the form that an earlier version wrote."""
+    with closing(sqlite3.connect(folder / "spool.db")) as database:
+        database.execute("alter table events drop column form")
+        if version < 3:
+            for column in ("strong", "failed_strong"):
+                database.execute(f"alter table untold drop column {column}")
+        if version < 2:
+            database.execute("drop table spool")
+        database.execute(f"pragma user_version = {version}")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_spool_of_an_earlier_version_goes_on_with_what_waits(
+    open_spool: Callable[..., Spool], tmp_path: Path, version: int
+) -> None:
+    spool = open_spool()
+    spool.take([event(0), event(1)]).result()
+    one = SpooledInstance(spool.next_instance, "c", "s", "v")
+    spool.announce(one, "t")
+    chunk = Chunk("t", one.instance, 0, ids(spool)[:1])
+    spool.hand_over(chunk)
+    spool.close()
+    make_older(tmp_path / "spool", version)
+    again = open_spool()
+    again.take([Event.of_value("t", START, None, b"{}")]).result()
+    for spool in (again, open_spool(copied(tmp_path / "spool", tmp_path / "once more"))):
+        found = [waiting for _, waiting in spool.waiting("t", most=9, most_bytes=PLENTY)]
+        assert found == [event(0), event(1), Event.of_value("t", START, None, b"{}")]
+        assert (spool.left_chunks(), [left.instance for left in spool.left_instances()]) == (
+            [chunk],
+            [one.instance],
+        )
+        assert spool.audit_offset is None
 
 
 def test_every_first_hello_gives_the_next_process_another_instance(open_spool: Callable[..., Spool]) -> None:
@@ -234,7 +274,7 @@ def state(spool: Spool) -> Any:
         for one in spool.left_instances()
     ]
     return (
-        bodies(spool),
+        spool.waiting("t", most=1000, most_bytes=PLENTY),
         spool.left_chunks(),
         instances,
         spool.file_position("/log"),
@@ -260,7 +300,10 @@ class Story:
         note()
 
     def take(self, count: int) -> None:
-        self.spool.take([event(self.events + n) for n in range(count)]).result()
+        numbers = range(self.events + 1, self.events + count)
+        values = [Event.of_value("t", START, b"k", b"%d" % n if n % 2 else None) for n in numbers]
+        taken = [event(self.events), *values]
+        self.spool.take(taken).result()
         self.events += count
 
     def settle(self, count: int) -> None:
