@@ -33,7 +33,7 @@ from millrace_agent.reporter import Reporter
 from millrace_agent.spool import Chunk, Event, Form, Spool, SpooledInstance
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
-from millrace_audit.reports.fingerprints import fingerprint_of
+from millrace_audit.reports.fingerprints import Fingerprint, fingerprint_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
 from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Unreported, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
@@ -226,8 +226,9 @@ class Carrier:
             while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
                 for behind, event in found:
                     outcome = unreported.setdefault((chunk.topic, window_start(event.time)), Outcome())
-                    digest = fingerprint(_value(event, who, sequences[behind]) or b"")
-                    outcome.add(sequences[behind], digest, failed=True)
+                    sequence = sequences[behind]
+                    digest = _digest(fingerprint, event, _value(event, who, sequence), sequence)
+                    outcome.add(sequence, digest, failed=True)
                 ids = [number for number in ids if number > behind]
             self._spool.settle(one, chunk.topic, {}, unreported)
             logger.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
@@ -354,7 +355,10 @@ class Carrier:
             _value(event, self._instance_bytes, lane.next_sequence + n) for n, (_, event) in enumerate(events)
         ]
         fingerprint = fingerprint_of(lane.topic, self._policies)
-        fingerprints = [fingerprint(value or b"") for value in values]
+        fingerprints = [
+            _digest(fingerprint, event, value, lane.next_sequence + n)
+            for n, (value, (_, event)) in enumerate(zip(values, events, strict=True))
+        ]
         sent = _Sent(lane.next_sequence, events, fingerprints, outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
         for place, (value, (_, event)) in enumerate(zip(values, events, strict=True)):
@@ -437,6 +441,11 @@ def _value(event: Event, who: bytes, sequence: int) -> bytes | None:
     write_varint(out, sequence)
     out += event.body
     return bytes(out)
+
+
+def _digest(fingerprint: Fingerprint, event: Event, value: bytes | None, sequence: int) -> int:
+    """Return the fingerprint of an event's message; its sequence is in the value or in a record header."""
+    return fingerprint(value or b"", None if event.form == Form.FIELDS else sequence)
 
 
 def _record_headers(

@@ -146,7 +146,7 @@ def value(sequence: int) -> bytes:
 
 
 def total(sequences: Sequence[int]) -> int:
-    return wrapped(sum(fingerprint(value(n)) for n in sequences))
+    return wrapped(sum(fingerprint(value(n), n) for n in sequences))
 
 
 @pytest.fixture

@@ -118,8 +118,9 @@ def _fingerprint_state(start: int, window: Window, add: Break) -> str:
     wrong = [name for content, reported, name in pairs if not agree(content, reported)]
     for name in wrong:
         add(
-            f"{name} of window {iso(start)} is not the sum over the messages in the log: add the XXH64 (seed"
-            " 0) of each whole value modulo 2^64, or write fingerprinted false and 0"
+            f"{name} of window {iso(start)} is not the sum over the messages in the log: add the XXH64 of"
+            " each whole value, with the sequence in its record header as the seed, modulo 2^64, or write"
+            " fingerprinted false and 0"
         )
     if wrong:
         return WRONG

@@ -53,7 +53,7 @@ class Events:
         self._check(instance, header, stored, place)
         window = instance.windows[window_start(header.time)]
         if header.sequence not in window.log.present:
-            self._add_content(window, header.sequence, record.value or b"")
+            self._add_content(window, header, record.value or b"")
         window.log.add(header.sequence, header.sequence)
         window.aborted += not stored.is_committed
 
@@ -104,14 +104,16 @@ class Events:
         for rule in rules:
             self._violations.add(instance.number, rule, place)
 
-    def _add_content(self, window: Window, sequence: int, value: bytes) -> None:
+    def _add_content(self, window: Window, header: RecordHeader | EventHeader, value: bytes) -> None:
+        sequence = header.sequence
+        seed = sequence if isinstance(header, RecordHeader) else None
         if sequence in window.acknowledged:
             digest = strong_fingerprint if is_strong(window.fingerprint) else fingerprint
-            window.content = added(window.content, digest(value))
+            window.content = added(window.content, digest(value, seed))
             self._outcomes.acknowledge(value)
         elif sequence in window.failed:
             digest = strong_fingerprint if is_strong(window.failed_fingerprint) else fingerprint
-            window.failed_content = added(window.failed_content, digest(value))
+            window.failed_content = added(window.failed_content, digest(value, seed))
 
 
 def header_problem(value: bytes | None, tag: int, names: Mapping[bytes, str]) -> str:
