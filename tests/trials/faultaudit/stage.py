@@ -226,7 +226,7 @@ class Stage:
         def counted() -> bool:
             windows = self.ask()
             reasons = [reason for window in windows for reason in window.reasons]
-            on_its_way = re.compile("on its way|goes on|still read|being judged|not counted yet")
+            on_its_way = re.compile("on its way|holds nothing|goes on|still read|being judged|not counted yet")
             return not any(map(on_its_way.search, reasons)) and OFFLINE in windows[0].tiers
 
         try:

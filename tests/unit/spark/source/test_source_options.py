@@ -116,7 +116,7 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offset
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
         ({"mode": "permissive"}, "needs 'registry.url'"),
         ({"registry.schema.id": "3"}, "needs 'registry.url'"),
-        ({"value.format": "csv"}, "'value.format' is none of avro, json, bytes, text: 'csv'"),
+        ({"value.format": "csv"}, "'value.format' is none of avro, avro-unframed, json, bytes, text: 'csv'"),
         ({"value.format": "json"}, "'value.format' 'json' needs 'registry.url'"),
         ({"value.format": "json", "registry.subject": "s"}, "'value.format' 'json' needs 'registry.url'"),
         ({"value.format": "text", "registry.url": "http://r"}, "leave it out, and give value.format=text"),
