@@ -32,6 +32,7 @@ from tests.trials.faultaudit.place import Place
 START = 1_431_856_800_000
 """2015-05-17T10:00Z."""
 EVENT: dict[str, Any] = {"clientAddress": "10.0.0.1", "method": "GET", "protocol": "HTTP/1.1", "status": 200}
+_ON_ITS_WAY = re.compile("on its way|holds nothing|goes on|still read|being judged|not counted yet")
 _STRANGER = ("place", "kind", "cause", "who")
 HOLDS_S = 1.0
 """A verdict is one that still holds so much later."""
@@ -226,8 +227,7 @@ class Stage:
         def counted() -> bool:
             windows = self.ask()
             reasons = [reason for window in windows for reason in window.reasons]
-            on_its_way = re.compile("on its way|holds nothing|goes on|still read|being judged|not counted yet")
-            return not any(map(on_its_way.search, reasons)) and OFFLINE in windows[0].tiers
+            return not any(map(_ON_ITS_WAY.search, reasons)) and OFFLINE in windows[0].tiers
 
         try:
             wait_until(f"{self.topic} is counted", counted)
