@@ -32,7 +32,9 @@ from tests.trials.faultaudit.place import Place
 START = 1_431_856_800_000
 """2015-05-17T10:00Z."""
 EVENT: dict[str, Any] = {"clientAddress": "10.0.0.1", "method": "GET", "protocol": "HTTP/1.1", "status": 200}
-_ON_ITS_WAY = re.compile("on its way|holds nothing|goes on|still read|being judged|not counted yet")
+_ON_ITS_WAY = re.compile(
+    "on its way|holds nothing|no heartbeat|goes on|still read|being judged|not counted yet"
+)
 _STRANGER = ("place", "kind", "cause", "who")
 HOLDS_S = 1.0
 """A verdict is one that still holds so much later."""
