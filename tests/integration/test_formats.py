@@ -12,6 +12,7 @@ import confluent_kafka
 import pyarrow as pa
 import pytest
 
+from millrace.client import samples
 from millrace.errors import MillraceError
 from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_registry.client import SchemaRegistryClient
@@ -225,3 +226,15 @@ def test_a_load_takes_the_format_of_an_expression_that_matches_the_topic(
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)
     assert (result["rows"], result["rejected"]) == (3, 0)
+
+
+def test_a_sample_has_the_newest_values_within_its_bytes_and_one_at_least(
+    site: TestSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.cluster.client() as client:
+        client.create_topic("sampled", 1)
+        produce(site, "sampled", *(bytes([number]) * 400 for number in range(10)))
+        monkeypatch.setattr(samples, "_MOST_BYTES", 1_300)
+        assert [value[0] for value in samples.newest_values(client, "sampled", 100)] == [7, 8, 9]
+        monkeypatch.setattr(samples, "_MOST_BYTES", 300)
+        assert [value[0] for value in samples.newest_values(client, "sampled", 100)] == [9]
