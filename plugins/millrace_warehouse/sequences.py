@@ -68,16 +68,17 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
 
 
 def count_unkeyed(batch: pa.RecordBatch | pa.Table, windows: Counter[int]) -> None:
-    """Add the rows without a whole audit header to the windows (ms) of their records' times.
+    """Add the rows without an audit header to the windows (ms) of their records' times.
 
-    Rows without that time, or in a table without its column, are in no window.
+    Rows without that time, or in a table without its column, are in no window. Neither are rows whose audit
+    header has a time that no producer sends: the auditor rejects the counts of such windows at every tier.
     """
     index = batch.schema.get_field_index(TIMESTAMP)
     header = _header_fields(batch)
-    whole = None if header is None else _whole(header)
-    if index < 0 or (header is not None and whole is None):
+    keyed = None if header is None else _whole(header[1:])
+    if index < 0 or (header is not None and keyed is None):
         return
-    times = batch.column(index) if whole is None else batch.column(index).filter(pc.invert(whole))
+    times = batch.column(index) if keyed is None else batch.column(index).filter(pc.invert(keyed))
     micros = times.drop_null().cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     found, rows = np.unique(micros // (WINDOW_MS * 1000), return_counts=True)
     for window, count in zip(found.tolist(), rows.tolist(), strict=True):

@@ -115,9 +115,9 @@ def _restored_whole(stage: Stage) -> None:
 
 
 def _spool_copied(stage: Stage) -> None:
-    agent = _Agent(stage, stage.place.folder / "spool")
+    agent = _Agent(stage, stage.place.folder / f"{stage.topic}-spool")
     agent.take_while_brokers_are_away(stage, lambda: agent.process.stop())
-    copy = Path(shutil.copytree(agent.spool, stage.place.folder / "spool-copy"))
+    copy = Path(shutil.copytree(agent.spool, stage.place.folder / f"{stage.topic}-spool-copy"))
     first = _Agent(stage, agent.spool)
     first.await_sent()
     second = _Agent(stage, copy)
@@ -127,9 +127,10 @@ def _spool_copied(stage: Stage) -> None:
 
 
 def _spool_moved(stage: Stage) -> None:
-    agent = _Agent(stage, stage.place.folder / "spool-here")
+    agent = _Agent(stage, stage.place.folder / f"{stage.topic}-here")
     agent.take_while_brokers_are_away(stage, agent.process.kill)
-    next_one = _Agent(stage, agent.spool.rename(stage.place.folder / "spool-there"), server="elsewhere")
+    moved = agent.spool.rename(stage.place.folder / f"{stage.topic}-there")
+    next_one = _Agent(stage, moved, server="elsewhere")
     next_one.await_sent()
     _end_with(stage, next_one)
 
