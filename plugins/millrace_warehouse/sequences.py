@@ -91,7 +91,7 @@ class FileRows:
 
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     unkeyed: Counter[int] = field(default_factory=Counter)
-    """Window (ms) -> rows without a whole audit header."""
+    """Window (ms) -> rows without an audit header."""
     rows: int = 0
     """Rows with and without a header."""
 

@@ -40,7 +40,7 @@ class ReadBack:
     erased: SequenceCounts = field(default_factory=SequenceCounts)
     """Sequence numbers of erased rows, from the manifest, which is their only source."""
     unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
-    """Window -> rows without a whole audit header, and tombstones, which are in no hour's partition."""
+    """Window -> rows without an audit header, and tombstones, which are in no hour's partition."""
     hours: Sequence[HourRows] = ()
     rejected: Sequence[RejectedMessages] = ()
 

@@ -20,6 +20,7 @@ from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import UnkeyedRows
+from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable, TableHour
@@ -238,3 +239,18 @@ def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(
             (H10, {START: 2}),
             (H11, {START + HOUR: 1}),
         ]
+
+
+@pytest.mark.parametrize("time", [-62_135_596_800_000, 1 << 62])
+def test_a_row_whose_record_header_has_a_time_that_no_producer_sends_is_in_no_window(
+    tmp_path: Path, time: int
+) -> None:
+    log = MemoryLog(1)
+    log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
+    headers = [encode_header(topic_tag(TOPIC), 7, number, at) for number, at in enumerate((START, time))]
+    log.append(0, [Message(START, None, b"\0\0\0\0\5\2/", [(HEADER_NAME, header)]) for header in headers])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    storage = open_storage(str(tmp_path))
+    (manifest,) = Loads(Topic(storage, TOPIC)).to_report()
+    found = read_back(storage, manifest)
+    assert (manifest.rows, found.unkeyed, found.counts.total) == (2, {}, 1)
