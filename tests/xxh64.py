@@ -20,7 +20,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 )
 
 
-def forged(message_of: Callable[[str], bytes], hash_: int) -> bytes:
+def forged(message_of: Callable[[str], bytes], hash_: int, seed: int = 0) -> bytes:
     """Return a message `message_of(text)` with the given XXH64; the text is of visible ASCII characters."""
     for number in range(1_000_000):
         text = f"{number:07}{'x' * (24 + number % 32)}"
@@ -28,10 +28,10 @@ def forged(message_of: Callable[[str], bytes], hash_: int) -> bytes:
         place = _place_in(message, text.encode())
         if place is None:
             continue
-        free = _free_bytes(message, place, hash_)
+        free = _free_bytes(message, place, hash_, seed)
         if all(0x21 <= byte < 0x7F for byte in free):
             found = message[:place] + free + message[place + 8 :]
-            assert xxh64_intdigest(found) == hash_
+            assert xxh64_intdigest(found, seed) == hash_
             return found
     raise AssertionError("no text gives a message with that hash")
 
@@ -43,8 +43,8 @@ def _place_in(message: bytes, text: bytes) -> int | None:
     return next((place for place in places if at <= place <= at + len(text) - 8), None)
 
 
-def _free_bytes(message: bytes, place: int, hash_: int) -> bytes:
-    before = _start(message)
+def _free_bytes(message: bytes, place: int, hash_: int, seed: int) -> bytes:
+    before = _start(message, seed)
     for at in range(len(message) - len(message) % 32, place, 8):
         before = (_rotl(before ^ _round(_lane(message, at)), 27) * _P1 + _P4) & _BITS
     behind = _back_to(message, place + 8, hash_)
@@ -53,11 +53,11 @@ def _free_bytes(message: bytes, place: int, hash_: int) -> bytes:
     return lane.to_bytes(8, "little")
 
 
-def _start(message: bytes) -> int:
+def _start(message: bytes, seed: int) -> int:
     """Return the state after the last whole block of 32 bytes of a message."""
     if len(message) < 32:
-        return _P5 + len(message)
-    sums = [_P1 + _P2 & _BITS, _P2, 0, -_P1 & _BITS]
+        return seed + _P5 + len(message) & _BITS
+    sums = [seed + _P1 + _P2 & _BITS, seed + _P2 & _BITS, seed, seed - _P1 & _BITS]
     for at in range(0, len(message) - 31, 32):
         sums = [_round(_lane(message, at + 8 * n), each) for n, each in enumerate(sums)]
     state = sum(_rotl(each, by) for each, by in zip(sums, (1, 7, 12, 18), strict=True)) & _BITS

@@ -16,7 +16,7 @@ from millrace.records.messages import Record
 from millrace_audit.reports.event import EventSchema, ValueSchema, has_header, read_header
 from millrace_audit.reports.fingerprints import fingerprint
 from millrace_audit.reports.messages import AuditCodec, AuditRecord, Hello, Report, now_ms
-from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
+from millrace_audit.reports.record_header import HEADER_NAME, audit_header, encode_header, topic_tag
 from millrace_audit.reports.seals import seal_of
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import read_partition
@@ -63,8 +63,9 @@ def event(place: Place, topic: str, instance: int, sequence: int, time_ms: int, 
 
 def same_xxh64(place: Place, topic: str, lost: Record) -> Record:
     """Return another event with the number and the XXH64 of a lost event."""
-    schema = _schema(place, topic)
-    value = lost.value or b""
+    schema, value = _schema(place, topic), lost.value or b""
+    in_record = audit_header(lost.headers, topic_tag(topic))
+    seed = 0 if in_record is None else in_record.sequence
 
     def value_of(text: str) -> bytes:
         event = {**EVENT, "url": f"/forged/{text}"}
@@ -72,7 +73,7 @@ def same_xxh64(place: Place, topic: str, lost: Record) -> Record:
             return schema.encode(event)
         return schema.encode(read_header(value)._asdict(), event)
 
-    return replace(lost, value=forged(value_of, fingerprint(value)))
+    return replace(lost, value=forged(value_of, fingerprint(value, seed), seed))
 
 
 def _schema(place: Place, topic: str) -> EventSchema | ValueSchema:
