@@ -102,7 +102,7 @@ mutants: setup ## Faults put into a copy, one at a time: the test of each row of
 fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
 	$(BIN)/python -m tests.trials.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
-fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (50 min) [WINDOWS=n] [ONLY=name] [SEED=n]
+fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (an hour) [WINDOWS=n] [ONLY=name] [SEED=n]
 	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.trials.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 fault-restore: setup ## Every store put back from an older copy: noticed, nothing lost, no wrong verdict (25 min) [ONLY=store]

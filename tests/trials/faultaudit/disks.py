@@ -66,7 +66,7 @@ def _segments() -> Iterator[Row]:
         name="copy-flipped",
         what="a bit of the aggregate cluster's log is flipped before its reader has read it",
         plant=_copy_flipped,
-        says=replace(UNKNOWN, reason=r"the log of copy-flipped-\d in offline cannot be read at offset"),
+        says=replace(UNKNOWN, reason=r"the log of copy-flipped\S*-\d in offline cannot be read at offset"),
     )
     yield Row(
         name="log-altered-late",
