@@ -52,6 +52,7 @@ SUBJECT_AGE_S = 60.0
 AWAY_S = 10.0
 """Time for which brokers that did not answer are not asked again. Events would wait for them."""
 _REGISTRY_WAIT_S = 2.0
+TOO_DEEP = "it is no JSON: it is nested too deeply"
 _FIELDS = ("time", "key", "event")
 _AUDIT_TOPICS = (AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC)
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
@@ -374,7 +375,7 @@ def parse_json(body: bytes | str) -> Any:
     try:
         return json.loads(body, parse_constant=refuse)
     except RecursionError:
-        raise Refused("it is no JSON: it is nested too deeply") from None
+        raise Refused(TOO_DEEP) from None
     except ValueError as error:
         raise Refused(f"it is no JSON: {_one_line(error)}") from None
 

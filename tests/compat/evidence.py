@@ -1,4 +1,4 @@
-"""What an audited service has left: its messages in the log, its reports, and its callbacks' outcomes."""
+"""Traces of an audited service: its messages in the log, its reports, and its callbacks' outcomes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def message(url: str) -> dict[str, Any]:
 
 
 ITEMS: dict[str, Callable[[str], dict[str, Any]]] = {"events": event, "messages": message}
-"""What each route takes."""
+"""Route -> an item that it takes."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace_agent.intake import MAX_EVENT_BYTES, Refused
+from millrace_agent.intake import MAX_EVENT_BYTES, TOO_DEEP, Refused
 from millrace_agent.spool import Event, Form
 from millrace_agent.values import read_values
 
@@ -124,3 +124,15 @@ def test_a_body_that_is_no_list_of_messages_is_refused_in_one_sentence(body: byt
         read_values("t", body)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 300
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused_at_every_depth() -> None:
+    refused = []
+    for depth in range(800, 1_010):
+        body = f'{{"time": {START}, "value": {{"a": {"[" * depth}{"]" * depth}}}}}'.encode()
+        try:
+            read_values("orders", body)
+        except Refused as error:
+            refused.append(str(error))
+    assert 0 < len(refused) < 210
+    assert set(refused) == {TOO_DEEP}

@@ -1,4 +1,4 @@
-"""What a user reads whose load expects another format than the messages of the topic have."""
+"""Errors and notes of loads that expect another format than the topic's messages have."""
 
 from __future__ import annotations
 
