@@ -101,7 +101,7 @@ def test_a_wrong_message_is_refused_with_its_number_field_and_reason(wrong: Any,
     assert str(alone.value).startswith(said)
     with pytest.raises(Refused) as third:
         read_values("t", json.dumps([GOOD, GOOD, wrong, GOOD, 7]).encode())
-    assert str(third.value) == f"message 2: {alone.value}"
+    assert str(third.value).startswith(f"message 2: {said}")
 
 
 @pytest.mark.parametrize(
