@@ -96,7 +96,16 @@ def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
             accept_new_topic=request.accept_new_topic,
         )
         result = load_topic(run, topic.name)
-    return dataclasses.replace(result, notes=[*note, *result.notes])
+    return dataclasses.replace(result, notes=[*note, *result.notes, *_show_live(request, topic)])
+
+
+def _show_live(request: Load, topic: Topic) -> list[str]:
+    """Bring branch `live` up to date, or remove it, as the topic's policy says. Return notes."""
+    if request.live is None:
+        return []
+    from millrace_warehouse.publish.live import follow_load  # pyiceberg's catalogs take 0.4 s to import
+
+    return follow_load(topic, request.catalog, on=request.live)
 
 
 def _compare_with_auditor(url: str, topic: Topic) -> list[str]:

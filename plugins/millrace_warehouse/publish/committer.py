@@ -113,18 +113,20 @@ class BranchCommit:
     """Branches from which the manifests are derived: when one moves, the caller decides again."""
 
     def __init__(self, table: Table, schema: Schema | None, properties: Mapping[str, str]) -> None:
-        self._table, self._properties = table, properties
+        self.table, self._properties = table, properties
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
         """Failure of the last try; empty before the first failure."""
+        self.paths: list[str] = []
+        """Metadata files that were written, whether or not the commit was made."""
         self._changes_schema = schema is not None
         self._schema = table.schema()
         if schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
             self._schema = _numbered(schema, number)
         try:
-            self._manifests = self.write()
+            self.manifests = self.write()
         except FileNotFoundError as error:
             raise Conflict(f"a manifest is gone ({first_line(error)})") from error
 
@@ -153,7 +155,7 @@ class BranchCommit:
         raise NotImplementedError
 
     def make(self) -> Table:
-        what = f"branch {self.branch} of {'.'.join(self._table.name())} took no commit"
+        what = f"branch {self.branch} of {'.'.join(self.table.name())} took no commit"
         try:
             made = retried(self._try, what, "check its catalog's log, then run again")
         except Outrun:
@@ -174,10 +176,10 @@ class BranchCommit:
             now = self._now()
             if now is not None and self._head(now) == self._id:
                 return self._after(now.metadata, now.metadata_location)
-            if now is None or self._basis(now) != self._basis(self._table):
+            if now is None or self._basis(now) != self._basis(self.table):
                 return None
-            self._table = now
-        table = self._table
+            self.table = now
+        table = self.table
         updates = self._updates(table)
         try:
             answer = table.catalog.commit_table(table, self._requirements(table), updates)
@@ -189,9 +191,9 @@ class BranchCommit:
         return self._after(answer.metadata, answer.metadata_location)
 
     def _now(self) -> Table | None:
-        namespace, name = self._table.name()
+        namespace, name = self.table.name()
         try:
-            return load_table(self._table.catalog, (namespace, name))
+            return load_table(self.table.catalog, (namespace, name))
         except CatalogError as error:
             raise CatalogError(
                 f"whether {namespace}.{name} took a commit is not known ({self._failure}), and {error}"
@@ -199,7 +201,7 @@ class BranchCommit:
 
     def _after(self, metadata: TableMetadata, location: str) -> Table:
         """Return the table after this commit. Delete metadata files that its metadata log no longer lists."""
-        table = self._table
+        table = self.table
         if metadata.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED) == "true":
             logged = {entry.metadata_file for entry in metadata.metadata_log}
             for path in {entry.metadata_file for entry in table.metadata.metadata_log} - logged:
@@ -231,7 +233,7 @@ class BranchCommit:
         ) as writer:
             # Copies: the writer numbers the new manifests, and the next try has another number.
             writer.add_manifests(
-                [deepcopy(each) if each.added_snapshot_id == self._id else each for each in self._manifests]
+                [deepcopy(each) if each.added_snapshot_id == self._id else each for each in self.manifests]
             )
         snapshot = Snapshot.model_validate(
             {
@@ -292,36 +294,37 @@ class BranchCommit:
 
     def write_entries(self, entries: Iterable[ManifestEntry]) -> list[ManifestFile]:
         """Write manifests, each with at most MANIFEST_FILES files of neighbouring hours."""
-        ordered, spec = sorted(entries, key=_by_hour), self._table.spec()
+        ordered, spec = sorted(entries, key=_by_hour), self.table.spec()
         parts = (ordered[n : n + MANIFEST_FILES] for n in range(0, len(ordered), MANIFEST_FILES))
         return [self._write(spec, part) for part in parts]
 
     def merged(self, kept: Sequence[ManifestFile]) -> tuple[list[ManifestEntry], list[ManifestFile]]:
         """Return the entries of the small manifests if there are many of them, and the other manifests."""
-        small = [each for each in kept if _is_small(each, self._table.spec().spec_id)]
+        small = [each for each in kept if _is_small(each, self.table.spec().spec_id)]
         if len(small) < SMALL_MANIFESTS:
             return [], [*kept]
         rest = [each for each in kept if each not in small]
         return [
-            _existing(entry) for each in small for entry in each.fetch_manifest_entry(self._table.io)
+            _existing(entry) for each in small for entry in each.fetch_manifest_entry(self.table.io)
         ], rest
 
     def _write(self, spec: PartitionSpec, entries: Iterable[ManifestEntry]) -> ManifestFile:
         path = self._path(f"{self._name}-m{next(self._numbers)}.avro")
         with write_manifest(
-            format_version=self._table.metadata.format_version,
+            format_version=self.table.metadata.format_version,
             spec=spec,
             schema=self._schema,
-            output_file=self._table.io.new_output(path),
+            output_file=self.table.io.new_output(path),
             snapshot_id=self._id,
-            avro_compression=_compression(self._table),
+            avro_compression=_compression(self.table),
         ) as writer:
             for entry in entries:
                 writer.add_entry(entry)
         return writer.to_manifest_file()
 
     def _path(self, name: str) -> str:
-        return self._table.location_provider().new_metadata_location(name)
+        self.paths.append(self.table.location_provider().new_metadata_location(name))
+        return self.paths[-1]
 
 
 class _MainCommit(BranchCommit):
@@ -345,9 +348,9 @@ class _MainCommit(BranchCommit):
 
     def _counts(self) -> dict[str, str]:
         """Return the properties of the snapshot's summary that describe this commit alone."""
-        collector, specs = SnapshotSummaryCollector(), self._table.specs()
+        collector, specs = SnapshotSummaryCollector(), self.table.specs()
         for file in self._change.added:
-            collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
+            collector.add_file(file, self._schema, specs[self.table.spec().spec_id])
         for file in self._change.removed:
             collector.remove_file(file, self._schema, specs[file.spec_id])
         return {**collector.build(), **self._change.summary}
@@ -368,7 +371,7 @@ class _MainCommit(BranchCommit):
 
     def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
         """Return main's manifests. Manifests that name removed files are rewritten without them."""
-        table = self._table
+        table = self.table
         head = table.metadata.snapshot_by_name(MAIN_BRANCH)
         manifests = head.manifests(table.io) if head is not None else []
         live = [each for each in manifests if each.has_added_files() or each.has_existing_files()]
