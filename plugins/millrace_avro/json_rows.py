@@ -50,6 +50,8 @@ MAX_UNKNOWN_FIELDS = 20
 _NAME_CHARACTERS = 100
 MAX_VALUES = 10_000_000
 """Most values that the objects of one message may stand for, where arrays or maps hold records."""
+PART_ROWS = 1_000
+"""Messages that become columns at a time: the processor's cache holds them. A multiple of LOOKED_AT."""
 SLICE_VALUES = 1_000_000
 """Number of such values after which messages become columns."""
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -91,13 +93,22 @@ class JsonDecoder:
 
         Each JSON object lies from a start to an end.
         """
-        values, faults = _cut(buffer, start, end), Faults(len(start))
+        parts, faults = [], Faults(len(start))
+        for first in range(0, max(len(start), 1), PART_ROWS):
+            rows = slice(first, first + PART_ROWS)
+            columns, found = self._decode_values(_cut(buffer, start[rows], end[rows]))
+            parts.append(columns)
+            for row, reason in found.reasons.items():
+                faults.mark(np.array([first + row]), reason)
+        return _joined(parts), faults
+
+    def _decode_values(self, values: Sequence[bytes]) -> tuple[list[pa.Array], Faults]:
+        faults = Faults(len(values))
         parts = [self._decode_part(values, rows, faults) for rows in self._parts(values, faults)]
-        columns = parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
         searched = {*range(0, len(values), LOOKED_AT), *faults.reasons}
         for row in searched:
             self._note_unknown(values[row])
-        return columns, faults
+        return _joined(parts), faults
 
     def _parts(self, values: Sequence[bytes], faults: Faults) -> Iterator[Sequence[int]]:
         """Yield the rows in parts that stand for about SLICE_VALUES values at most.
@@ -173,6 +184,10 @@ def _cut(buffer: PaddedBuffer, start: Longs, end: Longs) -> list[bytes]:
     first = int(start[0])
     data = bytes(buffer.data[first : int(end.max())])  # indexing bytes is faster than indexing numpy's memory
     return [data[a:b] for a, b in zip((start - first).tolist(), (end - first).tolist(), strict=True)]
+
+
+def _joined(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    return parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
 
 
 def _reason(error: BaseException) -> str:
