@@ -49,7 +49,7 @@ scan without from_json. All ways take turns for {rounds} rounds. In each round t
 over {records:,} messages counts, for Spark over {spark_records:,}. A cell has the median of the rounds and,
 in brackets, the lowest and the highest.
 
-- Run: `python tests/bench/bench_decode.py --page`, {day}; other processes used {busy} of all cores
+- Run: `python tests/bench/bench_decode.py --page`, {day}; other processes used {busy:.0%} of all cores
   before the rounds
 - Machine: {machine}
 
@@ -141,7 +141,7 @@ def write_page(records: int, rounds: int) -> None:
         records=records,
         spark_records=records * SPARK_TIMES,
         day=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        busy=f"{min(busy):.0%} to {max(busy):.0%}",
+        busy=statistics.fmean(busy),
         machine=in_words(machine()),
         levels="\n".join(levels(rates)),
         rows="\n".join(f"| {name} | {what} | {cell(each)} |" for (name, what), each in rates.items()),
