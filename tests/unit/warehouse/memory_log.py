@@ -27,7 +27,7 @@ from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_broker.storage.epochs import EpochMap
 from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic, loads_after, newest_editions, read_edition
-from millrace_warehouse.history.schemas import pin_first, pinned, with_own_columns
+from millrace_warehouse.history.schemas import first_schema, pinned, with_own_columns
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
@@ -253,7 +253,7 @@ def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
     table_schema = pinned(Topic(storage, topic), used)
     if table_schema is None:
         newest = max(log.schemas)
-        table_schema = pin_first(Topic(storage, topic), newest, log.schemas[newest])
+        table_schema = first_schema(Topic(storage, topic), newest, log.schemas[newest])
     table_schema = with_own_columns(Topic(storage, topic), table_schema, log.schemas.get)
     return Pinned.from_schema(table_schema, lambda: log, log.schemas.get)
 

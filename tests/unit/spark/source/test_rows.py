@@ -78,7 +78,7 @@ def read_broken_batch(reader: RowReader) -> list[dict[str, Any]]:
     raw[HEADER_BYTES] += 2
     struct.pack_into(">I", raw, 17, batch_crc(raw))
     cut = Cut(Range("T", 0, 0, 1000), 0, 1000)
-    fetched = iter([FetchedBatches([(BatchHeader.parse(raw), memoryview(raw))])])
+    fetched = iter([FetchedBatches([(BatchHeader.of(raw), memoryview(raw))])])
     batches = reader._batches(cut, fetched, RangeStats.for_cut(cut))
     return [row for batch in batches for row in batch.to_pylist()]
 
