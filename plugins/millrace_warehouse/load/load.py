@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
 
-from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.client.cluster_client import LATEST, TopicMetadata
+from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
@@ -84,7 +84,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     """
     topic, client = layout.Topic(run.context.storage, name), run.context.client
     layout.check_topic(topic)
-    metadata = _metadata(client, name)
+    metadata = client.topic(name)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(topic)
     _check_same_log(run, topic_id, newest)  # before anything is written
@@ -97,7 +97,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         seen, newest = newest, layout.newest_load(topic)
         if newest != seen:
             _heal(run, newest)
-        check_planned_log(plan, client.cluster_id, _metadata(client, name).topic_id.hex)
+        check_planned_log(plan, client.cluster_id, client.topic(name).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             holder, message = _nothing_to_do(topic, plan, newest, fresh)
@@ -107,15 +107,6 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         raise Conflict("another run has made the load")
 
     return retried(attempt, f"{topic} was not loaded", "run one load at a time")
-
-
-def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
-    try:
-        return client.topic(topic)
-    except UnknownTopicOrPartition:
-        raise MillraceError(
-            f"topic {topic!r} does not exist on {client.bootstrap}: check its name, or create it first"
-        ) from None
 
 
 def _heal(run: LoadRun, newest: LoadManifest | None) -> None:

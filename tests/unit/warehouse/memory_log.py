@@ -19,7 +19,8 @@ import fastavro
 import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.errors import ErrorCode, UnknownTopicOrPartition
+from millrace.client.errors import no_topic
+from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.records.mirror_position import MirrorPosition, Origin
@@ -159,7 +160,7 @@ class MemoryLog(ClusterClient):
 
     def topic(self, name: str) -> TopicMetadata:
         if name != self.name:
-            raise UnknownTopicOrPartition(f"topic {name!r}")
+            raise no_topic(name, self.bootstrap)
         return TopicMetadata(name, self.topic_id, dict.fromkeys(self.partitions, 1))
 
     def list_offsets(
