@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
 
-from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.client.cluster_client import LATEST, TopicMetadata
+from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import check_not_cut, check_same_log
-from millrace_warehouse.history.schemas import dropped_fields
+from millrace_warehouse.history.schemas import dropped_fields, record
 from millrace_warehouse.load import range_writer
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.range_writer import Pinned
@@ -84,7 +84,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     """
     topic, client = layout.Topic(run.context.storage, name), run.context.client
     layout.check_topic(topic)
-    metadata = _metadata(client, name)
+    metadata = client.topic(name)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(topic)
     _check_same_log(run, topic_id, newest)  # before anything is written
@@ -97,7 +97,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         seen, newest = newest, layout.newest_load(topic)
         if newest != seen:
             _heal(run, newest)
-        check_planned_log(plan, client.cluster_id, _metadata(client, name).topic_id.hex)
+        check_planned_log(plan, client.cluster_id, client.topic(name).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             holder, message = _nothing_to_do(topic, plan, newest, fresh)
@@ -107,15 +107,6 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         raise Conflict("another run has made the load")
 
     return retried(attempt, f"{topic} was not loaded", "run one load at a time")
-
-
-def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
-    try:
-        return client.topic(topic)
-    except UnknownTopicOrPartition:
-        raise MillraceError(
-            f"topic {topic!r} does not exist on {client.bootstrap}: check its name, or create it first"
-        ) from None
 
 
 def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
@@ -186,7 +177,7 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """Try once to load from the newest load's end to the plan's. Return None if another driver won."""
-    storage, progress = run.context.storage, run.context.progress
+    topic, progress = layout.Topic(run.context.storage, plan.topic), run.context.progress
     parts = range_writer.parts_to_load(
         run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
     )
@@ -208,15 +199,19 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
             files=(),
             previous=None if newest is None else newest.sha256,
         )
-        return range_writer.write_ranges(run.context, draft, pinned, parts)
+        written = range_writer.write_ranges(run.context, draft, pinned, parts)
+        # Only now: a first load that fails, for example over its limit of rejected records, pins no format.
+        if newest is None and not record(topic, pinned.table_schema):
+            raise Conflict("another run has pinned the topic's schema")
+        return written
 
-    manifest = make(layout.Topic(storage, plan.topic), load, 1, write, progress)
+    manifest = make(topic, load, 1, write, progress)
     if manifest is None:
         return None
-    add_to_ledger(storage, layout.manifest_path(manifest), manifest)
-    layout.remember_newest(storage, manifest)
+    add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
+    layout.remember_newest(topic.storage, manifest)
     progress("recorded")
-    rejected = _reasons(storage, manifest, pinned.table_schema.message_format)
+    rejected = _reasons(topic.storage, manifest, pinned.table_schema.message_format)
     notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *rejected]
     message = f"made load {load}"
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
