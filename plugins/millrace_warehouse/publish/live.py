@@ -113,6 +113,12 @@ class _Shown:
         text = head.summary[SHOWN] if head is not None and head.summary is not None else None
         return cls(**json.loads(text)) if text else None
 
+    @classmethod
+    def without_tail(cls, table: Table, newest: LoadManifest | None, basis: str) -> _Shown:
+        """Return what a branch shows that is up to date, without its tail."""
+        load, sha256 = (newest.load, newest.sha256) if newest is not None else (0, "")
+        return cls(main=head_of(table, MAIN_BRANCH) or 0, basis=basis, load=load, load_sha256=sha256)
+
 
 @dataclass(slots=True)
 class _Part:
@@ -125,6 +131,22 @@ class _Part:
 def is_on(table: Table) -> bool:
     """Return True if the table has branch `live` switched on."""
     return table.properties.get(ON) == "true"
+
+
+def lag_s(topic: Topic, table: Table, head: Snapshot, now: float) -> float:
+    """Return the seconds since the commit of the branch's head, or 0 if the branch shows every load and
+    publication and has no tail.
+
+    Rows that the branch lacks came to the warehouse after that commit. Messages that no load has read, and
+    that no tail shows, are not known here.
+    """
+    newest, shown = layout.newest_load(topic), _Shown.of(table)
+    basis = _basis(_newest_publication(topic, table), layout.newest_editions(topic))
+    if shown is not None and not shown.attempt:
+        current = _Shown.without_tail(table, newest, basis)
+        if replace(current, tail=shown.tail, waiting=shown.waiting) == shown:
+            return 0.0
+    return max(now - head.timestamp_ms / 1000, 0.0)
 
 
 def follow(context: Context, topic: Topic, *, on: bool = False) -> list[str]:
@@ -223,16 +245,11 @@ class Live:
             return None
         shown, newest = _Shown.of(table), layout.newest_load(topic)
         record, editions = _newest_publication(topic, table), layout.newest_editions(topic)
-        now = _Shown(
-            main=head_of(table, MAIN_BRANCH) or 0,
-            basis=_basis(record, editions),
-            load=newest.load if newest is not None else 0,
-            load_sha256=newest.sha256 if newest is not None else "",
-        )
+        now = _Shown.without_tail(table, newest, _basis(record, editions))
         waiting = _Part(keeps=shown is not None and _continues(topic, now, shown))
         schema = record.schema if record is not None else 1
         after = shown.load if shown is not None and waiting.keeps else None
-        for manifest, hours in _loads_that_wait(topic, record, editions, after):
+        for manifest, hours in _loads_that_wait(topic, record, editions, after, now.load):
             waiting.added += entries_of(topic, manifest, hours)
             schema = max(schema, manifest.schema)
         own, there = self._choose_tail(table, shown, now.load + 1, tail, dropped)
@@ -247,7 +264,7 @@ class Live:
             now = replace(now, attempt=there.attempt, tail_files=shown.tail_files)
         if shown is not None and replace(now, tail=shown.tail, waiting=shown.waiting) == shown:
             lease_is_long = own is None or (there and there.until - self._context.clock() > own.lease_s / 2)
-            if waiting.keeps and lease_is_long:
+            if waiting.keeps and lease_is_long and table.properties.get(GC) == "false":
                 return there
         if own is not None:
             until = self._context.clock() + own.lease_s
@@ -310,12 +327,13 @@ def _continues(topic: Topic, now: _Shown, shown: _Shown) -> bool:
 
 
 def _loads_that_wait(
-    topic: Topic, record: Publication | None, editions: Mapping[int, int], after: int | None
+    topic: Topic, record: Publication | None, editions: Mapping[int, int], after: int | None, newest: int
 ) -> Iterator[tuple[LoadManifest, Collection[str]]]:
     """Yield each edition with rows that are not in `main`, and the hours of these rows.
 
-    `after` is the newest load whose rows need not be told again; None for none. Rows that the newest
-    publication knows count in the edition that it names, because `main` has the rest of that edition.
+    `after` is the newest load whose rows need not be told again; None for none. Loads after `newest` are left
+    for the next call, which adds them. Rows that the newest publication knows count in the edition that it
+    names, because `main` has the rest of that edition.
     """
     if after is None:
         hours: dict[tuple[int, int], set[str]] = {}
@@ -326,6 +344,8 @@ def _loads_that_wait(
             yield layout.read_edition(topic, load, edition), of_load
         after = record.loads.load if record is not None else 0
     for first in layout.loads_after(topic, after):
+        if first.load > newest:
+            return
         edition = editions.get(first.load, 1)
         manifest = first if edition == 1 else layout.read_edition(topic, first.load, edition)
         yield manifest, manifest.rows_by_hour().keys()
