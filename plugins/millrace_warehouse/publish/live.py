@@ -2,7 +2,8 @@
 
     live = the tail         rows of the load that is being made, shown by a resident loader
          + what waits       rows of loads that are in no published hour
-         + main             the manifests of branch `main` themselves
+         + main             the manifests of branch `main` themselves; those before it was changed, if another
+                            program has changed its rows
 
 The branch is derived. `follow` makes the same branch from the history, `main` and the tail, whatever was
 there before; it may be behind, wrong or dropped at any moment, because nothing reads it to decide anything.
@@ -45,7 +46,14 @@ from millrace_warehouse.history.manifest import LoadManifest, Publication
 from millrace_warehouse.publish.catalog import connect, first_line, reading
 from millrace_warehouse.publish.committer import LIVE, BranchCommit, TableChange, commit, head_of
 from millrace_warehouse.publish.files import entries_of
-from millrace_warehouse.publish.table import PATH, find_table, make_table, missing_columns
+from millrace_warehouse.publish.table import (
+    PATH,
+    TableChanged,
+    check_table,
+    find_table,
+    make_table,
+    missing_columns,
+)
 from millrace_warehouse.races import Conflict, retried
 
 ON = "millrace.live"
@@ -252,6 +260,8 @@ class Live:
         for manifest, hours in _loads_that_wait(topic, record, editions, after, now.load):
             waiting.added += entries_of(topic, manifest, hours)
             schema = max(schema, manifest.schema)
+        # The branch keeps the rows that main had until another program has changed them.
+        main = _Part(keeps=waiting.keeps and _was_changed(table, record))
         own, there = self._choose_tail(table, shown, now.load + 1, tail, dropped)
         rows = _Part()
         if own is not None:
@@ -272,7 +282,7 @@ class Live:
             there = ShownTail(load=own.load, attempt=own.attempt, ends=ends, until=until)
         properties = {TAIL: json.dumps(asdict(there)) if there is not None else "", ON: "true", GC: "false"}
         columns = missing_columns(topic, table, schema)
-        made = _LiveCommit(table, shown, now, rows, waiting, columns, properties)
+        made = _LiveCommit(table, shown, now, rows, waiting, main, columns, properties)
         try:
             made.make()
         except Conflict:
@@ -312,6 +322,14 @@ class Live:
 def _newest_publication(topic: Topic, table: Table) -> Publication | None:
     path = table.properties.get(PATH)
     return layout.read_checked(topic.storage, Publication, path) if path else None
+
+
+def _was_changed(table: Table, record: Publication | None) -> bool:
+    try:
+        check_table(table, record)
+    except TableChanged:
+        return True
+    return False
 
 
 def _basis(record: Publication | None, editions: Mapping[int, int]) -> str:
@@ -364,10 +382,12 @@ class _LiveCommit(BranchCommit):
         now: _Shown,
         tail: _Part,
         waiting: _Part,
+        main: _Part,
         columns: Schema | None,
         properties: Mapping[str, str],
     ) -> None:
-        self._shown, self._next, self._tail, self._waiting = shown, now, tail, waiting
+        self._shown, self._next = shown, now
+        self._tail, self._waiting, self._main = tail, waiting, main
         changed = {key: value for key, value in properties.items() if table.properties.get(key, "") != value}
         super().__init__(table, columns, changed)
 
@@ -377,7 +397,7 @@ class _LiveCommit(BranchCommit):
         tail = self._part(self._tail, before[:first])
         waiting = self._part(self._waiting, before[first:second])
         self._next = replace(self._next, tail=len(tail), waiting=len(waiting))
-        return [*tail, *waiting, *self._of_head(MAIN_BRANCH)]
+        return [*tail, *waiting, *(before[second:] if self._main.keeps else self._of_head(MAIN_BRANCH))]
 
     def _part(self, part: _Part, before: Sequence[ManifestFile]) -> list[ManifestFile]:
         small, kept = self.merged(before) if part.keeps else ([], [])

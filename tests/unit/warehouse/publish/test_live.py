@@ -95,6 +95,22 @@ def test_the_branch_takes_back_the_right_to_delete_files_from_other_programs(w: 
     assert w.table.properties["gc.enabled"] == "false"
 
 
+def test_rows_that_another_program_deletes_from_main_stay_in_the_branch(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    w.load({NINE: 2, TEN: 1})
+    w.publish(NINE)
+    live(w).follow(on=True)
+    w.table.delete("_load == 2")
+    w.load({TEN: 1})
+    live(w).follow()
+    assert live_offsets(w.table) == list(range(7))
+    assert offsets(w.table) == [0, 1, 2]
+    w.publish(rebuild=True)
+    assert live_offsets(w.table) == list(range(7))
+    assert offsets(w.table) == [0, 1, 2, 3, 4]
+    assert w.problems(rows=True) == []
+
+
 def test_rows_that_a_reload_moved_are_shown_in_the_edition_that_the_publication_names(w: Warehouse) -> None:
     w.load({NINE: 3, TEN: 2})
     w.publish(NINE)
