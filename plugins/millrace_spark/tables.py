@@ -10,8 +10,10 @@ Spark's Parquet reader finds columns by name, and by Iceberg's field id only if 
 the setting. A table with rows that an engine deleted in place is refused too: only Iceberg's own readers
 leave them out.
 
-Not supported: branches, and planning by other columns than the hour. Sessions of Spark 4.0 and 4.1 with the
-runtime support both: `millrace tables TOPIC` prints the command.
+With `live=True` a reader sees branch `live`, whose rows are not proven.
+
+Not supported: other branches, and planning by other columns than the hour. Sessions of Spark 4.0 and 4.1 with
+the runtime support both: `millrace tables TOPIC` prints the command.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.parser import parse
 from pyiceberg.schema import Schema, SchemaVisitor, visit
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -50,7 +53,8 @@ from pyspark.sql.types import DataType
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.publish.catalog import connect
-from millrace_warehouse.publish.readers import open_table
+from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.readers import open_live, open_table
 from millrace_warehouse.storage import open_storage
 
 Hours = tuple[datetime, datetime]
@@ -61,24 +65,36 @@ FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 
 
 def read(
-    spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
+    spark: SparkSession,
+    warehouse: str,
+    topic: str,
+    hours: Hours | None = None,
+    *,
+    catalog: str = "",
+    live: bool = False,
 ) -> DataFrame:
-    """Return the published table of a topic as it is now.
+    """Return the published table of a topic as it is now, or with `live` its branch `live`.
 
-    Raise MillraceError when nothing was published yet.
+    Rows of branch `live` are not proven, except the rows that the published table has, too; the branch may
+    lose rows that it has shown. Raise MillraceError when nothing was published yet, or without the branch.
     """
     with connect(open_storage(warehouse), catalog, create=False) as connected:
+        if live:
+            return read_table(spark, open_live(connected, topic), hours, branch=LIVE)
         return read_table(spark, open_table(connected, topic), hours)
 
 
-def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) -> DataFrame:
-    """Return the rows of an Iceberg table's current snapshot.
+def read_table(
+    spark: SparkSession, table: Table, hours: Hours | None = None, *, branch: str = MAIN_BRANCH
+) -> DataFrame:
+    """Return the rows of the head of an Iceberg table's branch.
 
     Raise MillraceError if Spark would read the table wrong.
     """
     name = ".".join(table.name())
     between = None if hours is None else (_utc(hours[0]), _utc(hours[1]))
-    planned = list(table.scan(row_filter=_filter(between)).plan_files())
+    scan = table.scan(row_filter=_filter(between))
+    planned = list((scan if branch == MAIN_BRANCH else scan.use_ref(branch)).plan_files())
     if any(task.delete_files for task in planned):
         raise MillraceError(
             f"rows of {name} were deleted in place, and only Iceberg's own readers leave them out: compact it"

@@ -103,7 +103,8 @@ def printed_settings(warehouse: Warehouse) -> dict[str, str]:
     return dict(setting.split("=", 1) for setting in settings)
 
 
-def spark_engine(home: Path, warehouse: Warehouse) -> Engine:
-    """Spark as the printed line sets it up."""
-    settings = ON_THIS_MACHINE | printed_settings(warehouse) | {"spark.jars": iceberg_jars()}
+def spark_engine(home: Path, warehouse: Warehouse, **more: str) -> Engine:
+    """Start Spark as the printed line sets it up, with more settings of its catalog."""
+    catalog = {f"spark.sql.catalog.millrace.{name.replace('_', '-')}": value for name, value in more.items()}
+    settings = ON_THIS_MACHINE | printed_settings(warehouse) | {"spark.jars": iceberg_jars()} | catalog
     return Engine(home, "spark", json.dumps(settings))

@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED
+from millrace_warehouse.publish.live import Live
 from millrace_warehouse.publish.readers import describe_table
 from tests.loaded import pin
 from tests.published import TOPIC, Warehouse
@@ -22,6 +24,7 @@ from tests.readers.engines import OLDER_PYSPARKS, POM, environment, iceberg_jars
 
 H10, H11, H12 = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 READERS = ("DuckDB", "pandas", "polars", "PySpark 4.0 to 4.3", "Spark 4.1 with Iceberg")
+MARKED = "Spark 4.1 with Iceberg, each row marked"
 INNER = [{"name": "a", "type": "int"}, {"name": "b", "type": "string"}]
 EVENT = {
     "type": "record",
@@ -44,16 +47,26 @@ EVENT = {
 
 
 def published(scene: Warehouse) -> None:
-    """Seven rows are published, and two wait."""
+    """Publish seven rows. Two rows wait, and branch `live` shows all nine."""
     pin(scene.storage, TOPIC, EVENT)
     scene.load({H10: 3, H11: 2, H12: 2})
     scene.publish(H10, H11)
     scene.load({H10: 1, UNFILED: 1})
     scene.publish(UNFILED)
+    follow(scene)
 
 
-def lines_of(scene: Warehouse) -> Mapping[str, str]:
-    return describe_table(scene.storage, scene.catalog, TOPIC).readers
+def follow(scene: Warehouse) -> None:
+    Live(Context(storage=scene.storage, catalog=scene.catalog), scene.stored).follow(on=True)
+
+
+def lines_of(scene: Warehouse, rows: int) -> Mapping[str, str]:
+    """Return the lines that show the seven published rows, or all nine rows."""
+    described = describe_table(scene.storage, scene.catalog, TOPIC)
+    if rows == 7:
+        return described.readers
+    assert described.live is not None
+    return described.live.readers
 
 
 def shell(line: str, home: Path, **more: str) -> str:
@@ -72,25 +85,48 @@ def shell(line: str, home: Path, **more: str) -> str:
 
 def test_every_line_is_tried_here(scene: Warehouse) -> None:
     published(scene)
-    assert sorted(lines_of(scene)) == sorted(READERS)
+    assert sorted(lines_of(scene, 7)) == sorted(READERS)
+    assert sorted(lines_of(scene, 9)) == sorted([*READERS, MARKED])
 
 
+@pytest.mark.parametrize("rows", [7, 9])
 @pytest.mark.parametrize("reader", ["DuckDB", "pandas", "polars"])
-def test_a_reader_of_files_shows_the_published_rows(scene: Warehouse, home: Path, reader: str) -> None:
+def test_a_reader_of_files_shows_the_published_rows_or_those_of_the_branch(
+    scene: Warehouse, home: Path, reader: str, rows: int
+) -> None:
     published(scene)
-    shown = shell(lines_of(scene)[reader], home)
-    assert len(set(re.findall(r"/\d+\b", shown))) == 7, shown
+    shown = shell(lines_of(scene, rows)[reader], home)
+    assert len(set(re.findall(r"/\d+\b", shown))) == rows, shown
 
 
-def test_spark_with_icebergs_runtime_shows_the_published_rows(scene: Warehouse, home: Path) -> None:
+@pytest.mark.parametrize("rows", [7, 9])
+def test_spark_with_icebergs_runtime_shows_the_published_rows_or_those_of_the_branch(
+    scene: Warehouse, home: Path, rows: int
+) -> None:
     published(scene)
-    words = shlex.split(lines_of(scene)["Spark 4.1 with Iceberg"])
+    shown = spark_sql(lines_of(scene, rows)["Spark 4.1 with Iceberg"], home)
+    assert len(set(re.findall(r"^/\d+\b", shown, re.MULTILINE))) == rows, shown
+
+
+def test_spark_with_icebergs_runtime_marks_the_rows_of_the_branch_that_are_proven(
+    scene: Warehouse, home: Path
+) -> None:
+    published(scene)
+    shown = spark_sql(lines_of(scene, 9)[MARKED], home)
+    marks = re.findall(r"^(/\d+)\b.*(true|false)$", shown, re.MULTILINE)
+    proven = {url for url, mark in marks if mark == "true"}
+    assert len(marks) == 9, shown
+    assert proven == {"/0", "/1", "/2", "/3", "/4", "/7", "/8"}
+
+
+def spark_sql(line: str, home: Path) -> str:
+    """Run a printed line of Spark with the jars that Maven has fetched."""
+    words = shlex.split(line)
     at = words.index("--packages")
     assert set(words[at + 1].split(",")) == packages_of_the_pom()
     words[at : at + 2] = ["--jars", iceberg_jars(), "--conf", "spark.ui.enabled=false"]
     words[at:at] = ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"]
-    shown = shell(shlex.join(words), home)
-    assert len(set(re.findall(r"^/\d+\b", shown, re.MULTILINE))) == 7, shown
+    return shell(shlex.join(words), home)
 
 
 def packages_of_the_pom() -> set[str]:
@@ -101,9 +137,9 @@ def packages_of_the_pom() -> set[str]:
     return {":".join(each.findtext(f"{space}{name}", "") for name in names) for each in dependencies}
 
 
-@pytest.mark.parametrize("version", ["", *OLDER_PYSPARKS])
-def test_pyspark_without_icebergs_runtime_shows_the_published_rows(
-    scene: Warehouse, home: Path, tmp_path: Path, version: str
+@pytest.mark.parametrize(("version", "rows"), [("", 9), *((version, 7) for version in ("", *OLDER_PYSPARKS))])
+def test_pyspark_without_icebergs_runtime_shows_the_published_rows_or_those_of_the_branch(
+    scene: Warehouse, home: Path, tmp_path: Path, version: str, rows: int
 ) -> None:
     published(scene)
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
@@ -114,17 +150,21 @@ def test_pyspark_without_icebergs_runtime_shows_the_published_rows(
     python["SPARK_CONF_DIR"] = str(conf)
     if version:
         python["PYTHONPATH"] = older_pyspark(version)
-    shown = shell(lines_of(scene)["PySpark 4.0 to 4.3"], home, **python)
-    assert len(re.findall(r"^\| +/\d+\|", shown, re.MULTILINE)) == 7, shown
+    shown = shell(lines_of(scene, rows)["PySpark 4.0 to 4.3"], home, **python)
+    assert len(re.findall(r"^\| +/\d+\|", shown, re.MULTILINE)) == rows, shown
 
 
-def test_what_is_told_of_a_table_is_what_it_holds(scene: Warehouse) -> None:
+def test_the_description_of_a_table_is_what_the_table_holds(scene: Warehouse) -> None:
     published(scene)
     scene.load({H12: 1})
-    told = describe_table(scene.storage, scene.catalog, TOPIC)
-    assert (told.table, told.catalog, told.publication) == ("millrace.PageView", "millrace", 2)
-    assert (told.rows, told.published, told.complete) == (7, f"{H10} to {H11}", f"{H10} to {H12}")
-    assert (told.through_load, told.loads_behind) == (2, 1)
-    assert (told.waiting_hours, told.waiting_rows) == (1, 2)
-    metadata = json.loads(Path(told.metadata_location.removeprefix("file://")).read_text())
-    assert metadata["current-snapshot-id"] == told.snapshot_id
+    described = describe_table(scene.storage, scene.catalog, TOPIC)
+    assert (described.table, described.catalog, described.publication) == ("millrace.PageView", "millrace", 2)
+    assert (described.rows, described.published, described.complete) == (
+        7,
+        f"{H10} to {H11}",
+        f"{H10} to {H12}",
+    )
+    assert (described.through_load, described.loads_behind) == (2, 1)
+    assert (described.waiting_hours, described.waiting_rows) == (1, 2)
+    metadata = json.loads(Path(described.metadata_location.removeprefix("file://")).read_text())
+    assert metadata["current-snapshot-id"] == described.snapshot_id

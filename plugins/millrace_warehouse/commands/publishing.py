@@ -159,8 +159,23 @@ def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
     for answer in answers:
-        facts = ((name.replace("_", " "), value) for name, value in answer.items() if name != "readers")
-        show_rows(({"name": name, "value": value} for name, value in facts), ("", "name"), ("", "value"))
-        for reader, line in answer["readers"].items():
-            for shown in ("", f"# {reader}", *line.splitlines()):
-                say(shown)
+        live = answer["live"]
+        facts = {name: value for name, value in answer.items() if name != "readers"}
+        facts["live"] = _live_state(live) if live else "off"
+        rows = ({"name": name.replace("_", " "), "value": value} for name, value in facts.items())
+        show_rows(rows, ("", "name"), ("", "value"))
+        _show_lines(answer["readers"], "")
+        _show_lines(live["readers"] if live else {}, ": branch live, not proven")
+
+
+def _live_state(live: Mapping[str, Any]) -> str:
+    if live["snapshot_id"] is None:
+        return "dropped by another program; the next load or publication recreates it"
+    behind = f"behind by {live['behind_s']:,.0f} s" if live["behind_s"] else "shows every load"
+    return f"{behind}, {live['rows_not_proven']:,} rows not proven"
+
+
+def _show_lines(readers: Mapping[str, str], what: str) -> None:
+    for reader, line in readers.items():
+        for shown in ("", f"# {reader}{what}", *line.splitlines()):
+            say(shown)

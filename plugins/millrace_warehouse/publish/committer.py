@@ -457,10 +457,12 @@ def _old_snapshots(table: Table, head_only: bool) -> list[int]:
     return [id_ for id_ in line[SNAPSHOTS - 1 :] if id_ not in named]
 
 
-def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[DataFile]:
-    """Yield the entries of the data files in branch `main`, of all hours or of the given hours."""
+def live_files(
+    table: Table, hours: Collection[str] | None = None, branch: str = MAIN_BRANCH
+) -> Iterator[DataFile]:
+    """Yield the entries of the data files in a branch, of all hours or of the given hours."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
-    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    snapshot = table.metadata.snapshot_by_name(branch)
     with reading(table):
         for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
             if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):

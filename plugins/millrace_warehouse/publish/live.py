@@ -2,7 +2,8 @@
 
     live = the tail         rows of the load that is being made, shown by a resident loader
          + what waits       rows of loads that are in no published hour
-         + main             the manifests of branch `main` themselves
+         + main             the manifests of branch `main` themselves; those before it was changed, if another
+                            program has changed its rows
 
 The branch is derived. `follow` makes the same branch from the history, `main` and the tail, whatever was
 there before; it may be behind, wrong or dropped at any moment, because nothing reads it to decide anything.
@@ -46,7 +47,15 @@ from millrace_warehouse.history.manifest import LoadManifest, Publication
 from millrace_warehouse.publish.catalog import connect, first_line, reading
 from millrace_warehouse.publish.committer import LIVE, BranchCommit, TableChange, commit, head_of
 from millrace_warehouse.publish.files import entries_of
-from millrace_warehouse.publish.table import PATH, find_table, make_table, missing_columns
+from millrace_warehouse.publish.table import (
+    PATH,
+    SHA256,
+    TableChanged,
+    check_table,
+    find_table,
+    make_table,
+    missing_columns,
+)
 from millrace_warehouse.races import Conflict, retried
 
 ON = "millrace.live"
@@ -128,6 +137,19 @@ def is_on(table: Table) -> bool:
     return table.properties.get(ON) == "true"
 
 
+def lag_s(topic: Topic, table: Table, head: Snapshot, now: float) -> float:
+    """Return the seconds since the commit of the branch's head, or 0 if the branch shows every load and
+    publication and has no tail.
+
+    Rows that the branch lacks came to the warehouse after that commit. Messages that no load has read, and
+    that no tail shows, are not known here.
+    """
+    shown = _Shown.of(table)
+    if shown is not None and not shown.attempt and _History.read(topic, table).is_shown_by(shown):
+        return 0.0
+    return max(now - head.timestamp_ms / 1000, 0.0)
+
+
 def follow(context: Context, topic: Topic, *, on: bool = False) -> list[str]:
     """Bring the branch up to date after other work is done. Return a note if it stays behind."""
     try:
@@ -186,6 +208,8 @@ class Live:
         self._context, self._topic = context, topic
         self.refused = 0
         """Number of commits that the catalog refused, or that came too late."""
+        self._record: Publication | None = None
+        """Newest publication that was read."""
         self._written: dict[str, float] = {}
         """Metadata file that this object wrote -> time in seconds since the epoch."""
 
@@ -222,14 +246,17 @@ class Live:
         table = self._table(on)
         if table is None:
             return None
-        shown, history = _Shown.of(table), _History.read(topic, table)
-        now, record = history.shown, history.record
+        shown, history = _Shown.of(table), _History.read(topic, table, self._record)
+        now, record = history.now, history.record
+        self._record = record
         waiting = _Part(keeps=shown is not None and _continues(topic, now, shown))
         schema = record.schema if record is not None else 1
         after = shown.load if shown is not None and waiting.keeps else None
         for manifest, hours in history.waiting(topic, after):
             waiting.added += entries_of(topic, manifest, hours)
             schema = max(schema, manifest.schema)
+        # The branch keeps the rows that main had until another program has changed them.
+        keeps_main = waiting.keeps and _was_changed(table, record)
         own, there = self._choose_tail(table, shown, now.load + 1, tail, dropped)
         rows = _Part()
         if own is not None:
@@ -242,7 +269,7 @@ class Live:
             now = replace(now, attempt=there.attempt, tail_files=shown.tail_files)
         if shown is not None and replace(now, tail=shown.tail, waiting=shown.waiting) == shown:
             lease_is_long = own is None or (there and there.until - self._context.clock() > own.lease_s / 2)
-            if waiting.keeps and lease_is_long:
+            if waiting.keeps and lease_is_long and table.properties.get(GC) == "false":
                 return there
         if own is not None:
             until = self._context.clock() + own.lease_s
@@ -250,7 +277,7 @@ class Live:
             there = ShownTail(load=own.load, attempt=own.attempt, ends=ends, until=until)
         properties = {TAIL: json.dumps(asdict(there)) if there is not None else "", ON: "true", GC: "false"}
         columns = missing_columns(topic, table, schema)
-        made = _LiveCommit(table, shown, now, rows, waiting, columns, properties)
+        made = _LiveCommit(table, shown, now, rows, waiting, keeps_main, columns, properties)
         try:
             made.make()
         except Conflict:
@@ -291,24 +318,32 @@ class Live:
 class _History:
     """The state of a topic's loads and of its table's newest publication."""
 
-    shown: _Shown
+    now: _Shown
     """What a branch made from them shows, without a tail."""
     record: Publication | None
     editions: Mapping[int, int]
 
     @classmethod
-    def read(cls, topic: Topic, table: Table) -> _History:
+    def read(cls, topic: Topic, table: Table, known: Publication | None = None) -> _History:
+        """Read the history. `known` is a publication that need not be read again, if it is the newest."""
         newest, path = layout.newest_load(topic), table.properties.get(PATH)
-        record = layout.read_checked(topic.storage, Publication, path) if path else None
+        record = known if known is not None and known.sha256 == table.properties.get(SHA256) else None
+        if record is None and path:
+            record = layout.read_checked(topic.storage, Publication, path)
         editions = layout.newest_editions(topic)
         stated = [record.sha256 if record is not None else "", sorted(editions.items())]
-        shown = _Shown(
+        now = _Shown(
             main=head_of(table, MAIN_BRANCH) or 0,
             basis=hashlib.sha256(json.dumps(stated).encode()).hexdigest(),
             load=newest.load if newest is not None else 0,
             load_sha256=newest.sha256 if newest is not None else "",
         )
-        return cls(shown, record, editions)
+        return cls(now, record, editions)
+
+    def is_shown_by(self, shown: _Shown) -> bool:
+        """Return True if a head of the branch is up to date, whatever its tail is."""
+        stated = (shown.main, shown.basis, shown.load, shown.load_sha256)
+        return stated == (self.now.main, self.now.basis, self.now.load, self.now.load_sha256)
 
     def waiting(
         self, topic: Topic, after: int | None = None
@@ -327,6 +362,8 @@ class _History:
                 yield layout.read_edition(topic, load, edition), of_load
             after = self.record.loads.load if self.record is not None else 0
         for first in layout.loads_after(topic, after):
+            if first.load > self.now.load:
+                return  # made meanwhile: the next call adds it
             edition = self.editions.get(first.load, 1)
             manifest = first if edition == 1 else layout.read_edition(topic, first.load, edition)
             yield manifest, manifest.rows_by_hour().keys()
@@ -338,11 +375,10 @@ def wrong_files(topic: Topic, table: Table) -> list[str] | None:
     The files of a tail are not looked at. Raise MillraceError when a manifest of a load is missing.
     """
     shown, history = _Shown.of(table), _History.read(topic, table)
-    if shown is None:
+    if shown is None or not history.is_shown_by(shown):
         return None
-    now = replace(history.shown, waiting=shown.waiting, tail=shown.tail)
-    if replace(now, attempt=shown.attempt, tail_files=shown.tail_files) != shown:
-        return None
+    if _was_changed(table, history.record):
+        return []  # `main` is reported
     there = Counter[str]()
     for number, manifest in enumerate(_manifests(table, LIVE)):
         if number >= shown.tail:
@@ -367,6 +403,14 @@ def _manifests(table: Table, branch: str) -> list[ManifestFile]:
     return [each for each in manifests if each.has_added_files() or each.has_existing_files()]
 
 
+def _was_changed(table: Table, record: Publication | None) -> bool:
+    try:
+        check_table(table, record)
+    except TableChanged:
+        return True
+    return False
+
+
 def _continues(topic: Topic, now: _Shown, shown: _Shown) -> bool:
     """Return True if loads were added at most since the branch's head was made."""
     if shown.basis != now.basis or shown.load > now.load:
@@ -387,10 +431,12 @@ class _LiveCommit(BranchCommit):
         now: _Shown,
         tail: _Part,
         waiting: _Part,
+        keeps_main: bool,
         columns: Schema | None,
         properties: Mapping[str, str],
     ) -> None:
-        self._shown, self._next, self._tail, self._waiting = shown, now, tail, waiting
+        self._shown, self._next = shown, now
+        self._tail, self._waiting, self._keeps_main = tail, waiting, keeps_main
         changed = {key: value for key, value in properties.items() if table.properties.get(key, "") != value}
         super().__init__(table, columns, changed)
 
@@ -400,7 +446,8 @@ class _LiveCommit(BranchCommit):
         tail = self._part(self._tail, before[:first])
         waiting = self._part(self._waiting, before[first:second])
         self._next = replace(self._next, tail=len(tail), waiting=len(waiting))
-        return [*tail, *waiting, *_manifests(self.table, MAIN_BRANCH)]
+        main = before[second:] if self._keeps_main else _manifests(self.table, MAIN_BRANCH)
+        return [*tail, *waiting, *main]
 
     def _part(self, part: _Part, before: Sequence[ManifestFile]) -> list[ManifestFile]:
         small, kept = self.merged(before) if part.keeps else ([], [])

@@ -18,6 +18,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
@@ -274,16 +275,16 @@ def _described(schema: Schema) -> dict[int, tuple[str, str]]:
     }
 
 
-def counted_rows(table: Table) -> tuple[int, int]:
-    """Return the number of rows of the table's head and of its delete files: by its summary, else counted."""
-    head = table.current_snapshot()
+def counted_rows(table: Table, branch: str = MAIN_BRANCH) -> tuple[int, int]:
+    """Return the number of rows of a branch's head and of its delete files: by its summary, else counted."""
+    head = table.metadata.snapshot_by_name(branch)
     if head is None:
         return 0, 0
     totals: Any = head.summary.additional_properties if head.summary is not None else {}
     deletes = int(totals.get("total-delete-files", "0"))
     if "total-records" in totals:
         return int(totals["total-records"]), deletes
-    return sum(file.record_count for file in live_files(table)), deletes
+    return sum(file.record_count for file in live_files(table, branch=branch)), deletes
 
 
 def properties_of(publication: Publication, path: str) -> dict[str, str]:

@@ -9,6 +9,8 @@ import pytest
 from pyiceberg.table import Table
 
 from millrace_warehouse.context import Context
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.publish.catalog import CatalogError
 from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.live import Live, switch_off
@@ -84,6 +86,31 @@ def test_nothing_is_committed_when_the_branch_is_up_to_date(w: Warehouse) -> Non
     assert w.table.metadata_location == before
 
 
+def test_the_branch_takes_back_the_right_to_delete_files_from_other_programs(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    live(w).follow(on=True)
+    with w.table.transaction() as transaction:
+        transaction.set_properties({"gc.enabled": "true"})
+    live(w).follow()
+    assert w.table.properties["gc.enabled"] == "false"
+
+
+def test_rows_that_another_program_deletes_from_main_stay_in_the_branch(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    w.load({NINE: 2, TEN: 1})
+    w.publish(NINE)
+    live(w).follow(on=True)
+    w.table.delete("_load == 2")
+    w.load({TEN: 1})
+    live(w).follow()
+    assert live_offsets(w.table) == list(range(7))
+    assert offsets(w.table) == [0, 1, 2]
+    w.publish(rebuild=True)
+    assert live_offsets(w.table) == list(range(7))
+    assert offsets(w.table) == [0, 1, 2, 3, 4]
+    assert w.problems(rows=True) == []
+
+
 def test_rows_that_a_reload_moved_are_shown_in_the_edition_that_the_publication_names(w: Warehouse) -> None:
     w.load({NINE: 3, TEN: 2})
     w.publish(NINE)
@@ -95,6 +122,25 @@ def test_rows_that_a_reload_moved_are_shown_in_the_edition_that_the_publication_
     live(w).follow()
     assert live_offsets(w.table) == [0, 1, 2, 3, 4]
     assert len(offsets(w.table)) == 2
+
+
+def test_a_load_that_is_made_while_the_branch_follows_is_shown_once(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w.load({NINE: 3})
+    live(w).follow(on=True)
+    w.load({TEN: 2})
+    listed = layout.loads_after
+
+    def after_another_load(topic: layout.Topic, after: int) -> Iterator[LoadManifest]:
+        monkeypatch.undo()
+        w.load({TEN: 1})
+        return listed(topic, after)
+
+    monkeypatch.setattr(layout, "loads_after", after_another_load)
+    live(w).follow()
+    live(w).follow()
+    assert live_offsets(w.table) == list(range(6))
 
 
 def test_a_dropped_branch_and_one_of_another_program_are_made_anew(w: Warehouse) -> None:
