@@ -76,6 +76,9 @@ class TopicPolicy:
     tombstones_as_rows: bool = False
     """True if the topic's loads write each tombstone as a row of nulls; else tombstones are stored beside the
     rows."""
+    live: bool | None = None
+    """True if loads bring branch `live` of the topic's table up to date, with rows that are not proven yet;
+    false removes the branch."""
     mirror: bool = False
     """True if a task of Airflow mirrors the topic from each origin before each load; else the brokers do."""
     conn_id: str = ""

@@ -20,7 +20,7 @@ from millrace_airflow.settings import MillraceSettings
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
 """Pattern of the times that `interval` accepts, for DAG forms: Airflow checks patterns, not `date-time`."""
 COMMANDS = {
-    "load": ("bootstrap", "warehouse", "run_id", "master"),
+    "load": ("bootstrap", "warehouse", "catalog", "run_id", "master"),
     "publish": ("warehouse", "catalog", "run_id"),
     "compact": ("warehouse", "catalog"),
     "reload": ("bootstrap", "warehouse", "run_id", "master"),

@@ -173,6 +173,13 @@ class Load:
     accept_gaps: bool = option(
         "--accept-gaps", "Continue although offsets are missing in the log.", default=False
     )
+    live: bool | None = option(
+        "--live",
+        "Show the rows at once in branch `live` of the topic's table, before their hours are proven.",
+        default=False,
+    )
+    catalog: str = option(*CATALOG, default="")
+    """Used for branch `live` only."""
     cut_bytes: int = CUT_BYTES
 
     def for_topic(self, topic: str) -> Load:
@@ -189,6 +196,7 @@ class Load:
             max_bytes=most if self.max_bytes is None else self.max_bytes,
             max_rejected=self.max_rejected or policy.max_rejected,
             accept_rejected=self.accept_rejected or policy.accept_rejected,
+            live=self.live or policy.live,
         )
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace_warehouse.columns import OWN_FIELDS
 from millrace_warehouse.load.load import load_topic
 from tests.published import TOPIC, Warehouse
 from tests.readers.engines import Engine, spark_engine
@@ -129,7 +130,8 @@ def test_spark_with_icebergs_runtime_reads_every_type(published: Warehouse, home
     finally:
         engine.close()
     assert dict(zip(SPARK, row, strict=True)) == SPARK
-    assert len(everything) == len(SCHEMA["fields"]) + len(TYPES) - 1 + 7  # null alone is no column
+    columns = len(SCHEMA["fields"]) + len(TYPES) - 1  # null alone is no column
+    assert len(everything) == columns + len(OWN_FIELDS)
 
 
 def test_duckdb_reads_every_type(published: Warehouse, duckdb: Engine) -> None:

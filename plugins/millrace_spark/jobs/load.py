@@ -13,7 +13,13 @@ from millrace.errors import MillraceError
 from millrace_spark.jobs.entry import describe, jvm_has_ended
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
-from millrace_warehouse.commands.load_context import compare_with_auditor, load_context, notes_on, run_of
+from millrace_warehouse.commands.load_context import (
+    compare_with_auditor,
+    load_context,
+    notes_on,
+    run_of,
+    show_live,
+)
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
@@ -65,7 +71,7 @@ def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
     note = compare_with_auditor(request.auditor, topic)
     with load_context(request, "load", topic, partial(in_tasks, spark, write_cut_in_task)) as context:
         result = load_topic(run_of(context, request), topic.name)
-    return dataclasses.replace(result, notes=[*note, *result.notes])
+    return dataclasses.replace(result, notes=[*note, *result.notes, *show_live(request, topic)])
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:

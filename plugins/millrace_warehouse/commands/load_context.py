@@ -58,6 +58,15 @@ def notes_on(topic: Topic, request: Load, result: LoadResult) -> list[str]:
     return [*_other_subjects(topic, request, result), *unpublished_notes(topic, result)]
 
 
+def show_live(request: Load, topic: Topic) -> list[str]:
+    """Bring branch `live` up to date, or remove it, as the topic's policy says. Return notes."""
+    if request.live is None:
+        return []
+    from millrace_warehouse.publish.live import follow_load  # pyiceberg's catalogs take 0.4 s to import
+
+    return follow_load(topic, request.catalog, on=request.live)
+
+
 def compare_with_auditor(url: str, topic: Topic) -> list[str]:
     """Compare the topic's folder with the auditor's counts. Return a note when the auditor does not answer.
 

@@ -105,6 +105,8 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
     for answer in answers:
         say(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
+        for note in answer["notes"]:
+            say(f"note: {note}", err=True)
 
 
 def _outcome(answer: Mapping[str, Any]) -> str:
@@ -149,6 +151,8 @@ def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
     for answer in answers:
         for hour, reason in answer["kept"].items():
             say(f"kept: {answer['topic']} {hour}: {reason}", err=True)
+        for note in answer["notes"]:
+            say(f"note: {note}", err=True)
         if not answer["hours"]:
             say(f"{answer['topic']}: no quiet hour has more than 8 small files")
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
@@ -26,8 +27,9 @@ from millrace_warehouse.history.manifest import LoadManifest, PreviousPublicatio
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
-from millrace_warehouse.publish.committer import TableChange, commit
+from millrace_warehouse.publish.committer import LIVE, TableChange, commit
 from millrace_warehouse.publish.expire import METADATA_S, STALE_S
+from millrace_warehouse.publish.live import Live
 from millrace_warehouse.publish.table import find_table, make_table
 from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage import Listed
@@ -63,6 +65,7 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
         f"old snapshots of {topic} stay",
         "check its catalog, then run again",
     )
+    Live(context, topic).follow()  # its head names no replaced edition then
     named_before = _named_ever(table, topic.name)
     old |= {path: file for path, file in _files(topic) if path in named_before}
     table = _only_head(context, topic.name, table)
@@ -187,7 +190,7 @@ def _left(topic: layout.Topic, table: Table, named: set[str]) -> Iterator[Left]:
         until = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
         yield Left(what=f"{len(times)} files in {topic}/{kind}/ of attempts that lost", until=until)
     for name, ref in sorted(table.metadata.refs.items()):
-        if name != "main":
+        if name not in (MAIN_BRANCH, LIVE):
             yield Left(
                 what=f"{ref.snapshot_ref_type} {name} of the table: snapshot {ref.snapshot_id}", until=None
             )

@@ -72,6 +72,8 @@ MANIFEST_FILES = 256
 """Most files that one manifest names. A day needs one or two manifests; a file costs about 50 us."""
 SMALL_MANIFESTS = 10
 """Number of small manifests (less than half of MANIFEST_FILES) that the next commit merges into one."""
+LIVE = "live"
+"""Branch with the rows that are not proven yet, too: see `publish.live`."""
 SNAPSHOTS = 30
 """Most snapshots in a table's own history. metadata.json then stays at about 30 kB."""
 
@@ -100,33 +102,65 @@ def commit(table: Table, change: TableChange) -> Table:
     file, or the catalog refuses every attempt. Raise CatalogError when the catalog does not tell whether the
     change was made.
     """
-    return _Commit(table, change).make()
+    return _MainCommit(table, change).make()
 
 
-class _Commit:
-    def __init__(self, table: Table, change: TableChange) -> None:
-        self._table, self._change = table, change
+class BranchCommit:
+    """One commit of a branch, tried until it is made or refused. A subclass decides what it changes."""
+
+    branch = MAIN_BRANCH
+    relies_on: Collection[str] = (MAIN_BRANCH,)
+    """Branches from which the manifests are derived: when one moves, the caller decides again."""
+
+    def __init__(self, table: Table, schema: Schema | None, properties: Mapping[str, str]) -> None:
+        self.table, self._properties = table, properties
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
         """Failure of the last try; empty before the first failure."""
+        self.paths: list[str] = []
+        """Metadata files that were written, whether or not the commit was made."""
+        self._changes_schema = schema is not None
         self._schema = table.schema()
-        if change.schema is not None:
+        if schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
-            self._schema = _numbered(change.schema, number)
+            self._schema = _numbered(schema, number)
         try:
-            self._new, self._kept = self._manifests()
+            self.manifests = self.write()
         except FileNotFoundError as error:
             raise Conflict(f"a manifest is gone ({first_line(error)})") from error
-        self._counted = self._counts()
+
+    def write(self) -> Sequence[ManifestFile]:
+        """Write the new manifests. Return all manifests of the snapshot, in the order of its list.
+
+        New manifests have no sequence number yet.
+        """
+        raise NotImplementedError
+
+    def summary(self, parent: Snapshot | None) -> Summary:
+        """Return the summary of the snapshot, given the branch's head."""
+        raise NotImplementedError
+
+    def retention(self, table: Table) -> Mapping[str, Any]:
+        """Return the settings of the branch's reference: those that it has, or nothing for a new branch."""
+        ref = table.metadata.refs.get(self.branch)
+        return ref.model_dump(by_alias=True, exclude={"snapshot_ref_type"}) if ref is not None else {}
+
+    def forgets(self, table: Table) -> Sequence[int]:
+        """Return the snapshots that the commit removes."""
+        raise NotImplementedError
+
+    def asserts(self, table: Table) -> Collection[str]:
+        """Return the branches and tags whose heads must not move until the commit is made."""
+        raise NotImplementedError
 
     def make(self) -> Table:
-        what = f"the table {'.'.join(self._table.name())} took no commit"
+        what = f"branch {self.branch} of {'.'.join(self.table.name())} took no commit"
         try:
             made = retried(self._try, what, "check its catalog's log, then run again")
         except Outrun:
             now = self._now()  # the last answer may be lost, too
-            if now is None or _head(now) != self._id:
+            if now is None or self._head(now) != self._id:
                 raise
             made = self._after(now.metadata, now.metadata_location)
         if made is None:
@@ -134,21 +168,21 @@ class _Commit:
         return made
 
     def _try(self) -> Table | None:
-        """Commit once. Return None if another commit has moved branch `main`.
+        """Commit once. Return None if another commit has moved a branch that this one relies on.
 
-        Raise Conflict if the commit failed and `main` has not moved; the caller then retries.
+        Raise Conflict if the commit failed and none has moved; the caller then retries.
         """
         if self._failure:
             now = self._now()
-            if now is not None and _head(now) == self._id:
+            if now is not None and self._head(now) == self._id:
                 return self._after(now.metadata, now.metadata_location)
-            if now is None or _basis(now) != _basis(self._table):
+            if now is None or self._basis(now) != self._basis(self.table):
                 return None
-            self._table = now
-        table = self._table
+            self.table = now
+        table = self.table
         updates = self._updates(table)
         try:
-            answer = table.catalog.commit_table(table, _requirements(table, self._change), updates)
+            answer = table.catalog.commit_table(table, self._requirements(table), updates)
         except MillraceError:  # the storage refused new metadata, so the catalog received no request
             raise
         except Exception as error:  # refused, or lost: whatever the catalog answers, only the table decides
@@ -157,9 +191,9 @@ class _Commit:
         return self._after(answer.metadata, answer.metadata_location)
 
     def _now(self) -> Table | None:
-        namespace, name = self._table.name()
+        namespace, name = self.table.name()
         try:
-            return load_table(self._table.catalog, (namespace, name))
+            return load_table(self.table.catalog, (namespace, name))
         except CatalogError as error:
             raise CatalogError(
                 f"whether {namespace}.{name} took a commit is not known ({self._failure}), and {error}"
@@ -167,7 +201,7 @@ class _Commit:
 
     def _after(self, metadata: TableMetadata, location: str) -> Table:
         """Return the table after this commit. Delete metadata files that its metadata log no longer lists."""
-        table = self._table
+        table = self.table
         if metadata.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED) == "true":
             logged = {entry.metadata_file for entry in metadata.metadata_log}
             for path in {entry.metadata_file for entry in table.metadata.metadata_log} - logged:
@@ -181,12 +215,12 @@ class _Commit:
 
     def _updates(self, table: Table) -> tuple[TableUpdate, ...]:
         """Write a manifest list with the table's next number; return the changes for the catalog."""
-        metadata, change = table.metadata, self._change
+        metadata = table.metadata
         updates: list[TableUpdate] = []
-        if change.schema is not None:
+        if self._changes_schema:
             updates.append(AddSchemaUpdate(schema=self._schema))
             updates.append(SetCurrentSchemaUpdate.model_validate({"schema-id": -1}))
-        parent, number = metadata.snapshot_by_name(MAIN_BRANCH), metadata.next_sequence_number()
+        parent, number = metadata.snapshot_by_name(self.branch), metadata.next_sequence_number()
         parent_id = parent.snapshot_id if parent is not None else None
         path = self._path(f"snap-{self._id}-{next(self._numbers)}-{self._name}.avro")
         with write_manifest_list(
@@ -198,37 +232,130 @@ class _Commit:
             avro_compression=_compression(table),
         ) as writer:
             # Copies: the writer numbers the new manifests, and the next try has another number.
-            writer.add_manifests([*deepcopy(self._new), *self._kept])
+            writer.add_manifests(
+                [deepcopy(each) if each.added_snapshot_id == self._id else each for each in self.manifests]
+            )
         snapshot = Snapshot.model_validate(
             {
                 "snapshot-id": self._id,
                 "parent-snapshot-id": parent_id,
                 "sequence-number": number,
                 "manifest-list": path,
-                "summary": self._summary(parent),
+                "summary": self.summary(parent),
                 "schema-id": self._schema.schema_id,
             }
         )
-        main = metadata.refs.get(MAIN_BRANCH)
-        retention = main.model_dump(by_alias=True, exclude={"snapshot_ref_type"}) if main is not None else {}
-        main_is_here = {**retention, "ref-name": MAIN_BRANCH, "type": "branch", "snapshot-id": self._id}
-        updates += AddSnapshotUpdate(snapshot=snapshot), SetSnapshotRefUpdate.model_validate(main_is_here)
-        if change.properties:
-            updates.append(SetPropertiesUpdate(updates=dict(change.properties)))
-        if old := _old_snapshots(table, change.head_only):
+        branch_is_here = {"ref-name": self.branch, "type": "branch", "snapshot-id": self._id}
+        ref = SetSnapshotRefUpdate.model_validate({**self.retention(table), **branch_is_here})
+        updates += AddSnapshotUpdate(snapshot=snapshot), ref
+        if self._properties:
+            updates.append(SetPropertiesUpdate(updates=dict(self._properties)))
+        if old := self.forgets(table):
             updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}))
         return tuple(updates)
 
+    def _requirements(self, table: Table) -> tuple[TableRequirement, ...]:
+        heads = {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
+        columns = {"last-assigned-field-id": table.metadata.last_column_id}
+        return (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            *(
+                AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": heads.get(name)})
+                for name in sorted(self.asserts(table))
+            ),
+            *([AssertLastAssignedFieldId.model_validate(columns)] if self._changes_schema else []),
+        )
+
+    def _head(self, table: Table) -> int | None:
+        return head_of(table, self.branch)
+
+    def _basis(self, table: Table) -> tuple[object, ...]:
+        """Return the state on which the commit's work is based. While it stays equal, only the manifest list
+        is written again.
+        """
+        metadata = table.metadata
+        heads = tuple(head_of(table, name) for name in self.relies_on)
+        columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
+        return metadata.table_uuid, heads, columns, metadata.default_spec_id, metadata.format_version
+
+    def entry(
+        self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
+    ) -> ManifestEntry:
+        """Return this snapshot's entry of a file. An added file's entry has no sequence number: the manifest
+        list has it.
+        """
+        return ManifestEntry.from_args(
+            status=status,
+            snapshot_id=self._id,
+            sequence_number=old.sequence_number if old is not None else None,
+            file_sequence_number=old.file_sequence_number if old is not None else None,
+            data_file=file,
+        )
+
+    def write_entries(self, entries: Iterable[ManifestEntry]) -> list[ManifestFile]:
+        """Write manifests, each with at most MANIFEST_FILES files of neighbouring hours."""
+        ordered, spec = sorted(entries, key=_by_hour), self.table.spec()
+        parts = (ordered[n : n + MANIFEST_FILES] for n in range(0, len(ordered), MANIFEST_FILES))
+        return [self._write(spec, part) for part in parts]
+
+    def merged(self, kept: Sequence[ManifestFile]) -> tuple[list[ManifestEntry], list[ManifestFile]]:
+        """Return the entries of the small manifests if there are many of them, and the other manifests."""
+        small = [each for each in kept if _is_small(each, self.table.spec().spec_id)]
+        if len(small) < SMALL_MANIFESTS:
+            return [], [*kept]
+        rest = [each for each in kept if each not in small]
+        return [
+            _existing(entry) for each in small for entry in each.fetch_manifest_entry(self.table.io)
+        ], rest
+
+    def _write(self, spec: PartitionSpec, entries: Iterable[ManifestEntry]) -> ManifestFile:
+        path = self._path(f"{self._name}-m{next(self._numbers)}.avro")
+        with write_manifest(
+            format_version=self.table.metadata.format_version,
+            spec=spec,
+            schema=self._schema,
+            output_file=self.table.io.new_output(path),
+            snapshot_id=self._id,
+            avro_compression=_compression(self.table),
+        ) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+    def _path(self, name: str) -> str:
+        self.paths.append(self.table.location_provider().new_metadata_location(name))
+        return self.paths[-1]
+
+
+class _MainCommit(BranchCommit):
+    """The commit of a TableChange to branch `main`."""
+
+    def __init__(self, table: Table, change: TableChange) -> None:
+        self._change = change
+        super().__init__(table, change.schema, change.properties)
+        self._counted = self._counts()
+
+    def asserts(self, table: Table) -> Collection[str]:
+        """Return `main` and every branch or tag whose snapshots the commit might remove otherwise.
+
+        Branch `live` moves often, and a commit that keeps its snapshots does not wait for it.
+        """
+        others = {*table.metadata.refs} - ({LIVE} if not self._change.head_only else set())
+        return {MAIN_BRANCH, *others}
+
+    def forgets(self, table: Table) -> Sequence[int]:
+        return _old_snapshots(table, self._change.head_only)
+
     def _counts(self) -> dict[str, str]:
         """Return the properties of the snapshot's summary that describe this commit alone."""
-        collector, specs = SnapshotSummaryCollector(), self._table.specs()
+        collector, specs = SnapshotSummaryCollector(), self.table.specs()
         for file in self._change.added:
-            collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
+            collector.add_file(file, self._schema, specs[self.table.spec().spec_id])
         for file in self._change.removed:
             collector.remove_file(file, self._schema, specs[file.spec_id])
         return {**collector.build(), **self._change.summary}
 
-    def _summary(self, parent: Snapshot | None) -> Summary:
+    def summary(self, parent: Snapshot | None) -> Summary:
         operation = Operation.OVERWRITE if self._change.removed else Operation.APPEND
         summary = Summary(operation=operation, **self._counted)
         update_snapshot_summaries(summary, parent.summary if parent is not None else None)
@@ -236,23 +363,15 @@ class _Commit:
             return Summary(operation=Operation.REPLACE, **summary.additional_properties)
         return summary
 
-    def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return the snapshot's manifests: the manifests written now, and the manifests taken over."""
-        table, spec = self._table, self._table.spec()
-        added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
+    def write(self) -> Sequence[ManifestFile]:
+        added = [self.entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
         new, kept = self._without_removed()
-        small = [each for each in kept if _is_small(each, spec.spec_id)]
-        if len(small) >= SMALL_MANIFESTS:
-            kept = [each for each in kept if each not in small]
-            added += [_existing(entry) for each in small for entry in each.fetch_manifest_entry(table.io)]
-        added.sort(key=_by_hour)
-        for first in range(0, len(added), MANIFEST_FILES):
-            new.append(self._write(spec, added[first : first + MANIFEST_FILES]))
-        return new, kept
+        small, kept = self.merged(kept)
+        return [*new, *self.write_entries([*added, *small]), *kept]
 
     def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
         """Return main's manifests. Manifests that name removed files are rewritten without them."""
-        table = self._table
+        table = self.table
         head = table.metadata.snapshot_by_name(MAIN_BRANCH)
         manifests = head.manifests(table.io) if head is not None else []
         live = [each for each in manifests if each.has_added_files() or each.has_existing_files()]
@@ -276,71 +395,18 @@ class _Commit:
                 spec = table.specs()[manifest.partition_spec_id]
                 new.append(self._write(spec, map(_existing, stay)))
             leave = (entry for entry in entries if entry.data_file.file_path in removed)
-            deleted = (self._entry(ManifestEntryStatus.DELETED, entry.data_file, entry) for entry in leave)
+            deleted = (self.entry(ManifestEntryStatus.DELETED, entry.data_file, entry) for entry in leave)
             gone.setdefault(manifest.partition_spec_id, []).extend(deleted)
         found = {entry.data_file.file_path for entries in gone.values() for entry in entries}
         if missing := sorted(removed - found):
             raise Conflict(f"the table no longer has {len(missing)} of the files, such as {missing[0]}")
         return new + [self._write(table.specs()[spec_id], gone[spec_id]) for spec_id in gone], kept
 
-    def _entry(
-        self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
-    ) -> ManifestEntry:
-        """Return this snapshot's entry of a file. An added file's entry has no sequence number: the manifest
-        list has it.
-        """
-        return ManifestEntry.from_args(
-            status=status,
-            snapshot_id=self._id,
-            sequence_number=old.sequence_number if old is not None else None,
-            file_sequence_number=old.file_sequence_number if old is not None else None,
-            data_file=file,
-        )
 
-    def _write(self, spec: PartitionSpec, entries: Iterable[ManifestEntry]) -> ManifestFile:
-        path = self._path(f"{self._name}-m{next(self._numbers)}.avro")
-        with write_manifest(
-            format_version=self._table.metadata.format_version,
-            spec=spec,
-            schema=self._schema,
-            output_file=self._table.io.new_output(path),
-            snapshot_id=self._id,
-            avro_compression=_compression(self._table),
-        ) as writer:
-            for entry in entries:
-                writer.add_entry(entry)
-        return writer.to_manifest_file()
-
-    def _path(self, name: str) -> str:
-        return self._table.location_provider().new_metadata_location(name)
-
-
-def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """Return a requirement for each branch and tag: `main` stays, other snapshots are kept."""
-    heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
-    columns = {"last-assigned-field-id": table.metadata.last_column_id}
-    return (
-        AssertTableUUID(uuid=table.metadata.table_uuid),
-        *(
-            AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": head})
-            for name, head in heads.items()
-        ),
-        *([AssertLastAssignedFieldId.model_validate(columns)] if change.schema is not None else []),
-    )
-
-
-def _head(table: Table) -> int | None:
-    main = table.metadata.refs.get(MAIN_BRANCH)
-    return main.snapshot_id if main is not None else None
-
-
-def _basis(table: Table) -> tuple[object, ...]:
-    """Return the state on which a commit's work is based. While it stays equal, only the manifest list is
-    written again.
-    """
-    metadata = table.metadata
-    columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
-    return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
+def head_of(table: Table, branch: str) -> int | None:
+    """Return the snapshot at the head of a branch, or None without such a branch."""
+    ref = table.metadata.refs.get(branch)
+    return ref.snapshot_id if ref is not None else None
 
 
 def _compression(table: Table) -> Any:

@@ -21,6 +21,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, publications_from
 from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
+from millrace_warehouse.publish.live import follow
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
 from millrace_warehouse.races import retried
@@ -52,6 +53,8 @@ class CompactResult:
     hours: Sequence[CompactedHour]
     kept: Mapping[str, str]
     """Hour that keeps its many small files -> reason."""
+    notes: Sequence[str] = ()
+    """Remarks on a compaction that was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def compact_topic(context: Context, request: Compact, name: str) -> CompactResul
         if not request.dry_run:
             batch = _compact(context, topic, batch, kept)
         done += batch
-    return CompactResult(topic=name, hours=[_described(hour) for hour in done], kept=kept)
+    notes = follow(context, topic) if done and not request.dry_run else []
+    return CompactResult(topic=name, hours=[_described(hour) for hour in done], kept=kept, notes=notes)
 
 
 def _described(hour: _SmallFiles) -> CompactedHour:

@@ -37,7 +37,7 @@ from millrace_warehouse.publish import contents
 from millrace_warehouse.publish.catalog import load_table
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.table import PATH, published_table, require_loads
+from millrace_warehouse.publish.table import PATH, find_table, published_table, require_loads
 from millrace_warehouse.races import Conflict
 from millrace_warehouse.requests import Expire
 from millrace_warehouse.storage import Listed
@@ -96,6 +96,9 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
         published.check_files(rows.keys() | rewritten.keys())
     found = _Unneeded()
     _find_rows(context, request, topic, newest.load, published, found, rows)
+    if found.strays:  # branch `live` may still show the tail of an attempt
+        shown = published.named if published is not None else _named_unpublished(context, topic)
+        found.strays = {path: file for path, file in found.strays.items() if path not in shown}
     metadata: dict[str, Listed] = {}
     if published is not None:
         found.compacted = dict(_old_compacted(context, published, rewritten))
@@ -188,6 +191,12 @@ class _Published:
     def waits(self, hour: str, load: int) -> bool:
         """Return True when the hour, or the load's rows of it, are not published."""
         return any(part.load == load for part in self.publication.unpublished.get(hour, ()))
+
+
+def _named_unpublished(context: Context, topic: Topic) -> set[str]:
+    """Return the paths of every file that a snapshot names of a table without a publication."""
+    table = find_table(context.catalog, topic.name)
+    return contents.named_files(table, topic.name) if table is not None else set()
 
 
 def _find_rows(

@@ -9,6 +9,7 @@
     5  store the publication's manifest under a unique name
     6  make one commit: schema, files, properties that name the manifest           committer.py
     7  write the ledger and the table of hours                                     hours_table.py
+       bring branch `live` up to date, if it is on                                 live.py
 
 If another commit to `main` was faster, everything starts over with the new table. That table may already name
 this run's manifest, if an answer was lost. A failed attempt leaves its manifest behind, without effect.
@@ -47,6 +48,7 @@ from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
+from millrace_warehouse.publish.live import follow
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
 from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, PendingChange, TableState
@@ -101,6 +103,8 @@ class PublishResult:
     """Changes by this run's publication; empty without one."""
     waiting: Sequence[WaitingHour] = ()
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
+    notes: Sequence[str] = ()
+    """Remarks on a publication that was made."""
 
 
 def publish_topic(context: Context, request: Publish, name: str, auditor: Auditor) -> PublishResult:
@@ -123,6 +127,7 @@ class _Attempts:
         self._to_rebuild = request.rebuild
         self._read = ""
         """Location of the table's metadata that this run read last."""
+        self._notes: Sequence[str] = ()
         self._made: set[str] = set()
         """Paths of the publications that this run tried to commit: the table may name any of them."""
 
@@ -330,6 +335,7 @@ class _Attempts:
         context.progress("recorded")
         bring_up_to_date(context.catalog, self._topic, table, publication)
         context.progress("table of hours written")
+        self._notes = follow(context, self._topic)
 
     def _finish(self, table: Table, publication: Publication) -> PublishResult:
         self._settle(table, publication)
@@ -368,4 +374,5 @@ class _Attempts:
                 # "none" sorts after every year.
                 for hour, loads in sorted(unpublished.items())
             ],
+            notes=self._notes,
         )

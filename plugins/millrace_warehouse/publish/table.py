@@ -29,7 +29,7 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
-from millrace_warehouse.history.schemas import read_schema
+from millrace_warehouse.history.schemas import read_schema, schema_numbers
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.races import Conflict
@@ -187,7 +187,7 @@ def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None
             if table is not None:
                 check_table(table, publication)
                 if publication is not None:
-                    check_columns(table, read_schema(topic, publication.schema).schema)
+                    check_columns(table, topic, publication.schema)
             return table, publication
         except TableChanged:
             again = find_table(catalog, topic.name)
@@ -232,15 +232,17 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
     return None
 
 
-def check_columns(table: Table, columns: Schema) -> None:
-    """Raise TableChanged unless the table has these columns, and only `hour(_time)` as partition."""
-    topic = table.properties[TOPIC]
+def check_columns(table: Table, topic: layout.Topic, number: int) -> None:
+    """Raise TableChanged unless the table has the columns of a schema, and only `hour(_time)` as partition.
+
+    The columns may be those of a later schema, which branch `live` needs before `main`.
+    """
     if not is_partitioned_as_made(table):
         raise TableChanged(
             f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
             f" `millrace publish {topic} --rebuild`, which drops and rebuilds the table"
         )
-    if not has_columns(table, columns):
+    if missing_columns(topic, table, number) is not None:
         raise TableChanged(
             f"another program has changed the columns of the table of {topic}: undo the change, or run"
             f" `millrace publish {topic} --rebuild`; use `millrace promote` to change columns"
@@ -254,6 +256,15 @@ def is_partitioned_as_made(table: Table) -> bool:
 def has_columns(table: Table, columns: Schema) -> bool:
     """Return True if every column has the same id, name and type; its documentation may differ."""
     return _described(table.schema()) == _described(columns)
+
+
+def missing_columns(topic: layout.Topic, table: Table, number: int) -> Schema | None:
+    """Return the columns of a schema, or None if the table has them, or those of a later schema."""
+    columns = read_schema(topic, number).schema
+    if has_columns(table, columns):
+        return None
+    later = (each for each in schema_numbers(topic) if each > number)
+    return None if any(has_columns(table, read_schema(topic, each).schema) for each in later) else columns
 
 
 def _described(schema: Schema) -> dict[int, tuple[str, str]]:
@@ -302,13 +313,13 @@ def commit_publication(
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     context.storage.create(path, encode(publication))
     context.progress("publication written")
-    columns = read_schema(layout.Topic(context.storage, publication.topic), publication.schema).schema
+    topic = layout.Topic(context.storage, publication.topic)
     properties = properties_of(publication, path)
     made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(
         added=added,
         removed=removed,
-        schema=None if has_columns(table, columns) else columns,
+        schema=missing_columns(topic, table, publication.schema),
         properties=properties,
         summary=properties | made_by,
     )

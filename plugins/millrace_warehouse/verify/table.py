@@ -19,7 +19,6 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.history.schemas import read_schema
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
 from millrace_warehouse.publish.table import (
     PATH,
@@ -119,7 +118,7 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     """Report changed columns or partitions: readers find the rows' values by them."""
     try:
-        check_columns(table, read_schema(check.topic, newest.schema).schema)
+        check_columns(table, check.topic, newest.schema)
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:

@@ -11,7 +11,7 @@ from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.publish.publishing import TOPIC, table_of
 
-BRANCH = "live"
+BRANCH = "experiment"
 
 
 def commit_on_branch(catalog: Catalog, topic: str = TOPIC) -> None:
