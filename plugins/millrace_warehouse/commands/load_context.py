@@ -117,11 +117,11 @@ def unpublished_notes(topic: Topic, result: LoadResult) -> list[str]:
 
 @contextmanager
 def load_context(
-    request: Load | Reload, command: str, topic: Topic, run_tasks: RunTasks
+    request: Load | Reload, command: str, topic: Topic, run_tasks: RunTasks, *, timeout_s: float = 30
 ) -> Iterator[LoadContext]:
     """Yield the context of a load or re-load while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
-    connect = partial(ClusterClient, request.bootstrap, security=of_process())
+    connect = partial(ClusterClient, request.bootstrap, timeout_s=timeout_s, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
         subjects = Subjects.parse(request.subjects, request.policies)
         context = LoadContext(
