@@ -146,9 +146,12 @@ class Resident:
 
     def _read_on(self, newest: LoadManifest | None) -> LoadResult | None:
         client, began = self._run.context.client, time.time()
+        topic_id = metadata_of(client, self._topic.name).topic_id.hex
         ends = client.list_offsets(self._topic.name, LATEST)
+        if self._load is not None and self._load.plan.topic_id != topic_id:
+            self._drop()  # the topic was recreated
         if self._load is None or self._load.is_empty:
-            self._load, self._began = self._begin(newest, ends), self._clock()
+            self._load, self._began = self._begin(topic_id, newest, ends), self._clock()
         if (load := self._load) is None:
             self._note_shown(began)
             return None
@@ -164,10 +167,9 @@ class Resident:
         is_due = self._is_due(load) or (reached and self._answer is Answer.OFF)
         return self._seal(load) if is_due else None
 
-    def _begin(self, newest: LoadManifest | None, ends: Mapping[int, int]) -> OpenLoad | None:
+    def _begin(self, topic_id: str, newest: LoadManifest | None, ends: Mapping[int, int]) -> OpenLoad | None:
         """Return an open load after the newest load, or None if the log holds nothing new."""
-        client, name = self._run.context.client, self._topic.name
-        topic_id = metadata_of(client, name).topic_id.hex
+        name = self._topic.name
         check_log(self._run, topic_id, newest)
         loaded = loaded_parts(topic_id, newest)
         check_ends(name, ends, loaded)

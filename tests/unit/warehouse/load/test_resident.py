@@ -417,6 +417,26 @@ def test_a_topic_that_was_recreated_is_refused(tmp_path: Path) -> None:
         loader.turn()
 
 
+def test_a_topic_that_was_recreated_while_it_was_read_is_refused(tmp_path: Path) -> None:
+    log, branch = filled_log(), SharedBranch(tmp_path)
+    load_topic(load_run(log, tmp_path), TOPIC)
+    loader = resident(log, branch)
+    log.append_events(0, [START])
+    loader.turn()
+    assert branch.tail() != []
+    other = filled_log()
+    other.append_events(0, [START + n for n in range(900)])
+    log.topic_id, log.partitions = other.topic_id, other.partitions
+    with pytest.raises(RefusedLog, match="was deleted and recreated"):
+        loader.turn()
+    assert branch.tail() == []
+    again = resident(log, branch, run_id="again", accept_new_topic=True)
+    again.turn()
+    made = again.stop()
+    assert made is not None
+    assert made.rows == 1080
+
+
 def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
     log, branch = MemoryLog(), SharedBranch(tmp_path)
     failures = [0]
