@@ -31,6 +31,7 @@ from millrace_warehouse.commands.load_context import (
 from millrace_warehouse.context import Context, quiet
 from millrace_warehouse.history.layout import Topic, check_topic
 from millrace_warehouse.history.same_log import RefusedLog
+from millrace_warehouse.history.schemas import schema_numbers
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.open_load import OpenLoad
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
@@ -54,12 +55,18 @@ SWEEP_S = 3600.0
 class LiveBranch(Branch):
     """Branch `live` of a topic's table, as a resident loader keeps it up to date."""
 
-    def __init__(self, topic: Topic, open_catalog: Callable[[], Catalog], lease_s: float) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        open_catalog: Callable[[], Catalog],
+        lease_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.trouble: str | None = None
         """Reason why the branch is behind; None while it is not."""
-        self._topic, self._open_catalog, self._lease_s = topic, open_catalog, lease_s
+        self._topic, self._open_catalog, self._lease_s, self._clock = topic, open_catalog, lease_s, clock
         self._live: Live | None = None
-        self._sweep_at = time.monotonic() + SWEEP_S
+        self._sweep_at = clock() + SWEEP_S
 
     @property
     def refused(self) -> int:
@@ -67,6 +74,8 @@ class LiveBranch(Branch):
         return 0 if self._live is None else self._live.refused
 
     def show(self, load: OpenLoad | None) -> Answer:
+        if load is None and not schema_numbers(self._topic):
+            return Answer.SHOWN  # nothing was ever read of the topic, and the table would have no columns
         tail = None if load is None else self._tail(load)
         return self._ask(lambda live: live.follow(tail, on=True), load)
 
@@ -86,9 +95,9 @@ class LiveBranch(Branch):
     def _ask(self, question: Callable[[Live], ShownTail | None], load: OpenLoad | None) -> Answer:
         try:
             if self._live is None:
-                self._live = Live(
-                    Context(storage=self._topic.storage, catalog=self._open_catalog()), self._topic
-                )
+                catalog = self._open_catalog()
+                context = Context(storage=self._topic.storage, catalog=catalog, clock=self._clock)
+                self._live = Live(context, self._topic)
             shown = question(self._live)
             self._sweep(self._live)
         except Exception as error:  # also of a catalog's library: loads go on whatever it raises
@@ -96,11 +105,11 @@ class LiveBranch(Branch):
             return Answer.UNKNOWN
         self.trouble = None
         is_of_other = shown is not None and (load is None or shown.attempt != load.attempt)
-        return Answer.TAKEN if shown and is_of_other and shown.until > time.time() else Answer.SHOWN
+        return Answer.TAKEN if shown and is_of_other and shown.until > self._clock() else Answer.SHOWN
 
     def _sweep(self, live: Live) -> None:
-        if time.monotonic() >= self._sweep_at:
-            self._sweep_at = time.monotonic() + SWEEP_S
+        if self._clock() >= self._sweep_at:
+            self._sweep_at = self._clock() + SWEEP_S
             live.sweep(SWEEP_S)
 
     def _note(self, error: Exception) -> None:

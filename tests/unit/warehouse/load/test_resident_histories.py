@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from millrace_warehouse.verify import VerifyRun, verify
 from tests.counted import Counted
 from tests.support import ROUNDS
 from tests.unit.warehouse.load.residents import SharedBranch, resident
-from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, load_run, rows_of, with_field
+from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, Row, load_run, rows_of, with_field
 from tests.unit.warehouse.storages import CutOff, MortalStorage, UnansweredStorage
 
 STEPS = 40
@@ -43,20 +44,23 @@ STEPS = 40
 class History:
     """One topic, its warehouse, and the loaders that run now."""
 
-    def __init__(self, warehouse: Path, chance: random.Random) -> None:
-        self.warehouse, self.chance = warehouse, chance
-        self.log, self.branch = MemoryLog(3), SharedBranch(warehouse)
-        self.stored = Topic(open_storage(str(warehouse)), TOPIC)
+    def __init__(self, branch: SharedBranch, chance: random.Random) -> None:
+        self.branch, self.warehouse, self.chance = branch, branch.folder, chance
+        self.log = MemoryLog(3)
+        self.stored = Topic(open_storage(str(self.warehouse)), TOPIC)
         self.runs = 0
         self.erased: set[int] = set()
         """Sequence numbers of erased rows."""
         self.done: list[str] = []
         self.loaders = [self.loader(), self.loader()]
 
-    def step(self) -> None:
+    def steps(self) -> list[Callable[[], None]]:
         often = [self.produce, self.turn, self.turn, self.turn, self.wait]
         seldom = [self.die, self.stop, self.load, self.erase, self.promote, self.control, self.catalog]
-        what = self.chance.choice([*often, *often, *seldom])
+        return [*often, *often, *seldom]
+
+    def step(self) -> None:
+        what = self.chance.choice(self.steps())
         self.done.append(what.__name__)
         what()
         self.look()
@@ -162,7 +166,7 @@ class History:
             assert set(counted.values()) <= {1}, self.done
 
     def settle(self) -> None:
-        """Let a last loader read everything; compare its loads with one load of the whole log."""
+        """Let a last loader read everything. Then the loads are proven, and say what one load says."""
         self.branch.is_down = False
         self.branch.clock.now += 1_000
         last = resident(self.log, self.branch, run_id="last")
@@ -171,30 +175,32 @@ class History:
             last.turn()
         last.stop()
         self.look()
+        self.compare()
         with closing(connect(self.stored.storage)) as catalog:
             run = VerifyRun(storage=self.stored.storage, catalog=catalog, client=self.log, rows=True)
             (report,) = verify(run, TOPIC)
         assert report.problems == [], self.done
-        self.compare(self.warehouse.parent / "plain")
 
-    def compare(self, plain: Path) -> None:
+    def expected(self) -> list[Row]:
+        """Return the rows of one load of the whole log, without the erased ones."""
+        plain = self.warehouse.parent / "plain"
         load_topic(load_run(self.log, plain, "plain"), TOPIC)
-        (whole,) = [read_load(Topic(open_storage(str(plain)), TOPIC), 1)] if rows_of(plain) else [None]
-        if whole is None:
-            return
-        rows = [(row.sequence, row.partition, row.offset, row.hour) for row in rows_of(self.warehouse)]
-        expected = [
-            (row.sequence, row.partition, row.offset, row.hour)
-            for row in rows_of(plain)
-            if row.sequence not in self.erased
-        ]
-        assert rows == expected, self.done
+        return [replace(row, load=0) for row in rows_of(plain) if row.sequence not in self.erased]
+
+    def compare(self) -> None:
+        assert [replace(row, load=0) for row in rows_of(self.warehouse)] == self.expected(), self.done
+        self.compare_counts()
+
+    def compare_counts(self) -> None:
+        """Compare the accounts and the sequence numbers of all loads with those of one load."""
+        plain = Topic(open_storage(str(self.warehouse.parent / "plain")), TOPIC)
+        whole = read_load(plain, 1)
         assert self.accounts(self.loads()) == self.accounts([whole]), self.done
         counts = SequenceCounts()
         for load in self.loads():
             counts.merge(sequences_of(self.stored.storage, load))
             counts.merge(erased_sequences_of(self.stored.storage, load))
-        assert counts.to_json() == sequences_of(open_storage(str(plain)), whole).to_json(), self.done
+        assert counts.to_json() == sequences_of(plain.storage, whole).to_json(), self.done
 
     @staticmethod
     def accounts(loads: list[LoadManifest]) -> Mapping[tuple[int, str], int]:
@@ -210,7 +216,8 @@ class History:
 
 def run(seed: int, folder: Path) -> None:
     (folder / "warehouse").mkdir()
-    history = History(folder / "warehouse", random.Random(seed))
+    history = History(SharedBranch(folder / "warehouse"), random.Random(seed))
+    history.produce()
     for _ in range(STEPS):
         history.step()
     history.settle()
