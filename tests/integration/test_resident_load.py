@@ -62,6 +62,7 @@ def metric(process: Process, name: str, topic: str) -> float:
     return float(found[0])
 
 
+@pytest.mark.slow
 def test_rows_are_shown_at_once_and_loaded_once_though_the_loader_is_killed(
     start: Start, site: TestSite, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_rows_are_shown_at_once_and_loaded_once_though_the_loader_is_killed(
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
+@pytest.mark.slow
 def test_the_second_loader_stands_by_and_takes_over_when_the_first_one_is_killed(
     start: Start, site: TestSite, tmp_path: Path
 ) -> None:

@@ -189,8 +189,7 @@ class OpenLoad:
             assert part.range is not None
             self._parts[partition] = replace(part, range=replace(part.range, end=range_.end))
             cuts = (result.stats for result in results if result.stats.partition == partition)
-            before = self._reached.get(partition, part.before)
-            self._reached[partition] = end_of(before, join_stats(range_, cuts))
+            self._reached[partition] = end_of(part.before, join_stats(range_, cuts))
         self._results += results
         for result in results:
             self.bytes += result.stats.bytes

@@ -118,6 +118,7 @@ def run(seed: int, folder: Path) -> None:
         history.settle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_branch_shows_each_row_once_whatever_happens(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path)

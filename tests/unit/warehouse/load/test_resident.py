@@ -18,6 +18,7 @@ from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.same_log import RefusedLog
 from millrace_warehouse.history.schemas import promote
 from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load import open_load
 from millrace_warehouse.load import resident as resident_module
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.open_load import TAIL
@@ -201,14 +202,21 @@ def test_a_large_backlog_is_read_in_turns_and_shown_when_its_end_is_reached(
 
 def test_the_second_loader_stands_by_and_goes_on_where_the_first_one_died(tmp_path: Path) -> None:
     log, branch = MemoryLog(), SharedBranch(tmp_path)
-    first, second = resident(log, branch, run_id="first"), resident(log, branch, run_id="second")
+    read: list[CutTask] = []
+
+    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
+        read.extend(tasks)
+        return local_run(tasks)
+
+    first = resident(log, branch, run_id="first")
+    second = resident(log, branch, run_id="second", run_tasks=run_tasks)
     log.append_events(0, [START + n for n in range(20)])
     assert first.turn() is None
     shown = branch.attempt
     for _ in range(3):
         assert second.turn() is None
     assert branch.attempt == shown
-    assert len([*(tmp_path / TOPIC / "rows").iterdir()]) == 1, "the one that stands by reads nothing"
+    assert read == [], "the one that stands by reads nothing"
     log.append_events(0, [START + n for n in range(5)])  # the first one has died
     branch.clock.now += LEASE_S + 1
     ends = dict(branch.ends)
@@ -276,12 +284,18 @@ def test_the_loser_of_the_last_moment_makes_no_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: bool) -> None:
     log, branch = filled_log(), SharedBranch(tmp_path)
-    silent = [True]
+    silent, created = [True], set[bytes]()
 
     def happens(path: str) -> bool | None:
         return arrives if "/loads/" in path and "ledger" not in path and silent[0] else None
 
-    loader = resident(log, branch, UnansweredStorage(tmp_path, happens))
+    class Recording(UnansweredStorage):
+        def create(self, path: str, content: bytes) -> bool:
+            if path.endswith("/loads/0000000001.json") and "ledger" not in path:
+                created.add(content)
+            return super().create(path, content)
+
+    loader = resident(log, branch, Recording(tmp_path, happens))
     loader.turn()
     branch.clock.now += SEAL_S
     with pytest.raises(MillraceError, match="is not known"):
@@ -291,6 +305,7 @@ def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: 
     made = loader.turn()
     assert made is not None
     assert made.rows == 180
+    assert len(created) == 1, "a create that is still under way may not bring another manifest"
     assert loader.turn() is None
     made = loader.stop()
     assert made is not None
@@ -460,6 +475,28 @@ def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
     assert made is not None
     assert made.rows == sum(7 + turn + turn % 3 for turn in range(6))
     assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_load_that_could_not_be_read_for_days_has_the_hours_of_the_day_on_which_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, branch, fails = filled_log(), SharedBranch(tmp_path), [True]
+
+    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
+        if fails.pop():
+            raise MillraceError("the broker does not answer")
+        return local_run(tasks)
+
+    fails.insert(0, False)
+    loader = resident(log, branch, run_tasks=run_tasks)
+    monkeypatch.setattr(open_load, "now", lambda: "2015-05-10T00:00:00.000+00:00")
+    with pytest.raises(MillraceError, match="does not answer"):
+        loader.turn()
+    monkeypatch.setattr(open_load, "now", lambda: "2015-05-18T00:00:00.000+00:00")
+    loader.turn()
+    made = loader.stop()
+    assert made is not None
+    assert list(made.hours) == ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
 
 
 def test_retention_that_overtakes_the_loader_is_a_gap(tmp_path: Path) -> None:
