@@ -195,7 +195,7 @@ class Load:
         "With --follow: address on which to serve /metrics for Prometheus, and /healthz.",
         default="",
     )
-    access: str = option(
+    access_file: str = option(
         "--access FILE",
         "Show metrics only to users with a token in this file (`millrace access`).",
         default="",

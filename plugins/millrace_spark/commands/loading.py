@@ -93,7 +93,7 @@ def _follow(request: Load, invocation: Invocation) -> None:
     stop_on_signals(stop.set)
     numbers = FollowNumbers()
     serve_metrics(
-        numbers, numbers.health, request.metrics_listen, request.access, request.certificate, request.key
+        numbers, numbers.health, request.metrics_listen, request.access_file, request.certificate, request.key
     )
     say(f"ready: follows {', '.join(request.topics)}", err=invocation.as_json)
     sys.stdout.flush()
