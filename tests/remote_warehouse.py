@@ -186,4 +186,4 @@ class RemoteWarehouse:
 
 def at_each_step(hook: Callable[[str], None]) -> AbstractContextManager[object]:
     """While inside, loads in this process call `hook` with every step, in their own thread."""
-    return patch("millrace_spark.jobs.load.to_stderr", lambda what: hook)
+    return patch("millrace_warehouse.commands.load_context.to_stderr", lambda what: hook)

@@ -45,6 +45,13 @@ def parse_age(text: str, option: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
+def parse_pause(text: str, option: str) -> float:
+    """Parse an age like `5s` that is not zero, as seconds."""
+    if not (seconds := parse_age(text, option)):
+        raise ConfigError(f"{option} {text!r} leaves no pause: give at least 1s")
+    return seconds
+
+
 def parse_time_ms(text: str, option: str) -> int:
     return int(parse_time(text, option).timestamp() * 1000)
 

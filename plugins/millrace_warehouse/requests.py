@@ -180,6 +180,30 @@ class Load:
     )
     catalog: str = option(*CATALOG, default="")
     """Used for branch `live` only."""
+    follow: bool = option(
+        "--follow",
+        "Do not end: read new messages all the time, without Spark, and make a load of each topic every 5"
+        " minutes or 256 MiB, and at SIGTERM. Branch `live` shows the rows earlier; a topic without that"
+        " branch gets a load a minute.",
+        default=False,
+    )
+    every_s: float = option(
+        "--every AGE", "With --follow: pause between two readings.", option_values.parse_pause, default="5s"
+    )
+    metrics_listen: str = option(
+        "--metrics-listen HOST:PORT",
+        "With --follow: address on which to serve /metrics for Prometheus, and /healthz.",
+        default="",
+    )
+    access_file: str = option(
+        "--access FILE",
+        "Show metrics only to users with a token in this file (`millrace access`).",
+        default="",
+    )
+    certificate: str = option("--certificate FILE", "Serve metrics by HTTPS with this PEM file.", default="")
+    key: str = option(
+        "--key FILE", "Key of the certificate, if it is in another file; mode 0600.", default=""
+    )
     cut_bytes: int = CUT_BYTES
 
     def for_topic(self, topic: str) -> Load:

@@ -132,11 +132,8 @@ class _Steps:
         return Decoder(self._task.source.table_schema, self._task.source.lookup, self._task.filing)
 
     def _fetched(self, stats: RangeStats) -> Iterator[FetchedBatches]:
-        client = self._task.source.connect()
-        try:
+        with self._task.source.connect() as client:
             yield from read_cut(client, self._task.cut, stats)
-        finally:
-            client.close()
 
     def _decoded(self) -> Iterator[DecodedBatch]:
         stats = self._stats()

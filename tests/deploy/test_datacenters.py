@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from millrace_warehouse.commands.following import FollowNumbers
 from millrace_warehouse.commands.textfile import METRICS, SUCCESS
 from tests.deploy.machines import Machine, Network, install_all, two_datacenters, why_not
 from tests.support import REPOSITORY, START_S, wait_until
@@ -170,6 +171,7 @@ def test_alerts_and_dashboards_read_only_metrics_that_are_served(machines: dict[
             endings = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
             served |= {name + ending for ending in endings}
     served |= {SUCCESS, *(name for fields in METRICS.values() for name, _, _ in fields.values())}
+    served |= {metric.name for metric in FollowNumbers().collect()}
     asked = {name for expression in expressions() for name in metrics_in(expression)}
     assert len(asked) > 30
     assert asked - served == set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -21,12 +22,14 @@ from prometheus_client import ProcessCollector, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from millrace.config import parse_address
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList, Unauthenticated
 from millrace.service.exposition import EscapingRegistry
+from millrace.service.options import tls_of
 from millrace.service.unproven import Unproven
 
+logger = logging.getLogger("millrace.metrics")
 MAX_REQUESTS = 16
 """Largest number of concurrent requests. When a further request arrives, the oldest request's connection is
 closed."""
@@ -141,6 +144,33 @@ class MonitoringServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+
+def serve_metrics(
+    collector: Collector,
+    health: Callable[[], tuple[bool, Mapping[str, Any]]],
+    listen: str,
+    access_file: str = "",
+    certificate: str = "",
+    key: str = "",
+) -> str:
+    """Serve what the options of a command name, until the process ends. Return the URL.
+
+    With an empty `listen` nothing is served. Raise ConfigError if other options are given in that case.
+    """
+    tls = tls_of(certificate, key)
+    if not listen:
+        if access_file or tls is not None:
+            raise ConfigError("--access and --certificate are for the metrics: give --metrics-listen, too")
+        return ""
+    access = AccessList(access_file) if access_file else None
+    certificates = ServerCertificates(tls, ["none"]) if tls is not None else None
+    if certificates is not None:
+        certificates.watch()
+    server = MonitoringServer(listen, "--metrics-listen", collector, health, access, certificates)
+    server.start()
+    logger.info("metrics on %s/metrics", server.url)
+    return server.url
 
 
 def _routes(

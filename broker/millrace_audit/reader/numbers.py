@@ -5,7 +5,6 @@ The reader's thread updates plain numbers; requests read them in a thread of the
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,16 +14,11 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from millrace.errors import ConfigError
-from millrace.security.certificates import ServerCertificates
-from millrace.service.access import AccessList
-from millrace.service.monitoring import MonitoringServer
-from millrace.service.options import tls_of
+from millrace.service.monitoring import serve_metrics
 from millrace_audit.reader.counting import Part
 from millrace_audit.reader.partition import Partition
 from millrace_audit.reports.messages import now_ms
 
-logger = logging.getLogger("millrace.audit")
 PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
@@ -146,21 +140,9 @@ def serve(
 
     With an empty `listen` nothing is served. Raise ConfigError if other options are given in that case.
     """
-    tls = tls_of(certificate, key)
-    if not listen:
-        if access_file or tls is not None:
-            raise ConfigError("--access and --certificate are for the metrics: give --metrics-listen, too")
-        return ""
 
     def health() -> tuple[bool, Mapping[str, Any]]:
         troubles = numbers.troubles()
         return not troubles, {"tier": numbers.tier, "turn": numbers.turn, "troubles": troubles}
 
-    access = AccessList(access_file) if access_file else None
-    certificates = ServerCertificates(tls, ["none"]) if tls is not None else None
-    if certificates is not None:
-        certificates.watch()
-    server = MonitoringServer(listen, "--metrics-listen", numbers, health, access, certificates)
-    server.start()
-    logger.info("metrics on %s/metrics", server.url)
-    return server.url
+    return serve_metrics(numbers, health, listen, access_file, certificate, key)

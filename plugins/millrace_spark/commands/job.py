@@ -17,7 +17,7 @@ from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.requests import command_options, option
+from millrace_warehouse.requests import Load, command_options, option
 
 CONF = "MILLRACE_SPARK_CONF"
 """Environment variable with more Spark settings, as JSON."""
@@ -57,7 +57,6 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
 class Invocation(Output):
     """Options of a command's job: master, settings, and the output of its answer (docs/clusters.md)."""
 
-    packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
     takes_values: ClassVar[bool] = False
     master: str = option(
         "--master", "Spark master the job is submitted to.", _checked_master, default="local[2]"
@@ -73,6 +72,11 @@ class Invocation(Output):
         "A packed environment; may be repeated. The executors run the Python of the first.",
         default=(),
     )
+
+    def packages_for(self, request: Any) -> Sequence[str]:
+        """Return the packages that a job needs; a resident loader does without Spark."""
+        packages = Output.packages_for(self, request)  # slots: no super()
+        return packages if isinstance(request, Load) and request.follow else (*packages, "pyspark")
 
 
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.logs import start_logging
 from millrace.printing import say
+from millrace.signals import stop_on_signals
 from millrace.topics_file import policies_of_topics
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
@@ -17,6 +22,10 @@ from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
 from millrace_warehouse.requests import Load, Mirror, Reload
+from millrace_warehouse.without_pandas import keep_pandas_out
+
+if TYPE_CHECKING:
+    from millrace_warehouse.load.load import LoadResult
 
 
 @command_of(Load, Invocation)
@@ -28,11 +37,16 @@ def load(request: Load, invocation: Invocation) -> None:
     Tombstones are set aside with their keys, and are no failure. A run that is repeated under its --run-id
     keeps the end of its first plan.
 
+    With --follow one process without Spark loads the topics until SIGTERM. It prints each load. Set-aside
+    records are noted and do not change its exit code, which is 1 if a topic could not be loaded.
+
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry
     http://127.0.0.1:8081
     """
     if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
+    if request.follow and (request.max_bytes or request.until_ms):
+        raise ConfigError("--follow has no end: leave out --max-bytes and --until")
     early.check_warehouse(request.warehouse)
     topics, without_schema = early.topics_to_load(
         request.warehouse,
@@ -43,19 +57,62 @@ def load(request: Load, invocation: Invocation) -> None:
         request.topics,
         request.topics_matching,
     )
-    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
-    fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics, policies=policies_of_topics(request.policies, topics))
     _check_limits(request)
+    for topic in without_schema:
+        say(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
+    if request.follow:
+        _follow(request, invocation)
+    else:
+        _load_once(request, invocation, without_schema)
+
+
+def _load_once(request: Load, invocation: Invocation, without_schema: Sequence[str]) -> None:
+    """Load the topics by a Spark job. Print the loads, and the topics that were left out."""
+    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
+    fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     answer = run_job("load", request, fair)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
     invocation.measure("load", answer)
-    for topic in without_schema:
-        say(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
     if reasons := _failures(answer, request):
         raise MillraceError("; ".join(reasons))
+
+
+def _follow(request: Load, invocation: Invocation) -> None:
+    """Load the topics in this process until SIGTERM or Ctrl-C. Print every load."""
+    keep_pandas_out()
+    from millrace.service.monitoring import serve_metrics
+    from millrace_warehouse.commands.following import FollowNumbers, follow_topics
+
+    start_logging()
+    for chatty in ("httpx", "pyiceberg"):  # else lines for every request and every commit
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    stop = threading.Event()
+    stop_on_signals(stop.set)
+    numbers = FollowNumbers()
+    serve_metrics(
+        numbers, numbers.health, request.metrics_listen, request.access_file, request.certificate, request.key
+    )
+    say(f"ready: follows {', '.join(request.topics)}", err=invocation.as_json)
+    sys.stdout.flush()
+
+    def on_load(made: LoadResult) -> None:
+        answer = asdict(made)
+        invocation.print(answer, _show_load)
+        sys.stdout.flush()
+        invocation.measure("load", [answer])
+
+    if failed := follow_topics(request, stop, numbers, on_load):
+        raise MillraceError("; ".join(failed))
+
+
+def _show_load(load: Mapping[str, Any]) -> None:
+    aside = [f"{_by_kind(load)} rejected"] if _by_kind(load) else []
+    counts = (f"{load['rows']:,} rows in {len(load['hours']):,} hour(s)", *aside)
+    say(f"{load['topic']}: load {load['load']}: {', '.join(counts)}")
+    _show_remarks(load)
 
 
 def _check_limits(request: Load) -> None:
@@ -72,9 +129,13 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
     numbers = ("rows", "tombstones", "rejected", "hours", ("bytes left", "left_bytes"))
     show_rows(shown, "topic", "load", *numbers, ("", "message"))
     for load in loads:
-        for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
-            for line in lines:
-                say(f"{kind}: {line}", err=True)
+        _show_remarks(load)
+
+
+def _show_remarks(load: Mapping[str, Any]) -> None:
+    for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
+        for line in lines:
+            say(f"{kind}: {line}", err=True)
 
 
 def _by_kind(load: Mapping[str, Any]) -> str:

@@ -27,10 +27,14 @@ P = TypeVar("P", bound="Silent")
 class Silent:
     """A command without an answer."""
 
-    packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
-    """Packages of an extra that the command needs. One error names all that are missing."""
     takes_values: ClassVar[bool] = True
     """False if only a job's process handles values with Arrow, and the command's own process does not."""
+
+    def packages_for(self, request: Any) -> Sequence[str]:
+        """Return the packages of extras that the command needs for a request. One error names all that are
+        missing.
+        """
+        return ("numpy", "pyarrow", "pyiceberg")
 
     def prepare(self) -> None:
         """Fail before any work if the output could not be written at the end."""
@@ -74,8 +78,8 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
 
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
-            require(*output.packages)
             request, how = parse_request(cls, words), parse_request(output, words)
+            require(*how.packages_for(request))
             how.prepare()
             if output.takes_values:
                 keep_pandas_out()

@@ -88,14 +88,15 @@ def condition_path(topic: str, id_: str) -> str:
     return _path(topic, id_, WHERE)
 
 
-def _ids(topic: Topic) -> list[str]:
+def erasure_ids(topic: Topic) -> list[str]:
+    """Return the ids of a topic's erasures, by one listing."""
     names = topic.names(Folder.ERASURES)
     return [match[1] for name in names if not name.endswith(DONE) and (match := RECORD.fullmatch(name))]
 
 
 def recorded(topic: Topic) -> list[Erasure]:
     """Return every erasure of a topic, the oldest first. Raise MillraceError for one that was edited."""
-    found = [read_erasure(topic, id_) for id_ in _ids(topic)]
+    found = [read_erasure(topic, id_) for id_ in erasure_ids(topic)]
     return sorted(
         (erasure for erasure in found if erasure is not None), key=lambda one: (one.created, one.id)
     )
@@ -196,7 +197,7 @@ def missed_erasure(topic: Topic, manifest: LoadManifest) -> str | None:
     misses none, because an erasure takes the number of every running load. An erasure whose condition was
     deleted does not count: no log has the erased rows any more.
     """
-    for id_ in _ids(topic) if manifest.edition > 1 else ():
+    for id_ in erasure_ids(topic) if manifest.edition > 1 else ():
         done = read_done(topic, id_)
         if done is None or id_ in manifest.erasures or manifest.load > done.through:
             continue

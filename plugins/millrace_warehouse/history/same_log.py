@@ -7,10 +7,16 @@ or would seem to have lost messages that it never held. A log that was cut back 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.fetcher import log_was_cut
 from millrace.errors import MillraceError
-from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
+
+
+class RefusedLog(MillraceError):
+    """A log that must not be loaded before a person has acted: trying again does not help."""
 
 
 def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str | None:
@@ -29,28 +35,30 @@ def another_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> str
 
 
 def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> None:
-    """Raise MillraceError, with advice, if the log is not the log that `load` was read from."""
+    """Raise RefusedLog, with advice, if the log is not the log that `load` was read from."""
     if different := another_log(client, topic_id, load):
-        raise MillraceError(
+        raise RefusedLog(
             f"{different}: check --bootstrap; to load the present topic instead, give --accept-new-topic"
         )
 
 
-def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
-    """Return a sentence if the log no longer holds the batches at the load's end; else None."""
-    ends = {part.partition: part.end for part in load.partitions if part.end_epoch is not None}
-    epochs = {part.partition: part.end_epoch for part in load.partitions if part.end_epoch is not None}
-    fetched = client.fetch(load.topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
-    for partition, part in sorted(fetched.items()):
-        if part.parting is not None:
-            name = f"{load.topic}-{partition}"
-            return log_was_cut(name, ends[partition], epochs[partition], part.parting)
+def cut_log(client: ClusterClient, topic: str, parts: Iterable[PartitionRange]) -> str | None:
+    """Return a sentence if the log no longer holds the batches at the ends of these parts; else None."""
+    epochs, ends = dict[int, int](), dict[int, int]()
+    for part in parts:
+        if part.end_epoch is not None:
+            epochs[part.partition], ends[part.partition] = part.end_epoch, part.end
+    fetched = client.fetch(topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
+    for partition, answer in sorted(fetched.items()):
+        if answer.parting is not None:
+            name = f"{topic}-{partition}"
+            return log_was_cut(name, ends[partition], epochs[partition], answer.parting)
     return None
 
 
-def check_not_cut(client: ClusterClient, load: LoadManifest) -> None:
-    """Raise MillraceError when the log was cut back, so that the next load would skip messages."""
-    if cut := cut_log(client, load):
-        raise MillraceError(
+def check_not_cut(client: ClusterClient, topic: str, parts: Iterable[PartitionRange]) -> None:
+    """Raise RefusedLog when the log was cut back, so that the next load would skip messages."""
+    if cut := cut_log(client, topic, parts):
+        raise RefusedLog(
             f"{cut}; nothing was loaded: restore a newer copy of the log, or load into a new warehouse"
         )

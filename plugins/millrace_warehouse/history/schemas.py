@@ -180,8 +180,8 @@ def plain_schema(topic: layout.Topic, messages: MessageFormat) -> TableSchema:
     return first_schema(topic, NO_SCHEMA, PLAIN_SCHEMAS[messages.name], messages)
 
 
-def record(topic: layout.Topic, table_schema: TableSchema) -> bool:
-    """Record a schema, which pins it. Return False when another run has recorded another under its number."""
+def pin(topic: layout.Topic, table_schema: TableSchema) -> bool:
+    """Store a schema as the table's. Return False when another run has stored another one of its number."""
     if topic.storage.create(layout.schema_path(topic.name, table_schema.number), encode(table_schema)):
         return True
     return read_schema(topic, table_schema.number) == table_schema
@@ -275,7 +275,7 @@ def with_own_columns(topic: layout.Topic, table_schema: TableSchema, lookup: Loo
         table = check_pinned(topic.name, schema_id, avro_schema(before, lookup))
         columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
         table_schema = _next_schema(topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages)
-        if not record(topic, table_schema):
+        if not pin(topic, table_schema):
             table_schema = read_schema(topic, table_schema.number)
     return table_schema
 
@@ -326,7 +326,7 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     _check_format(topic.name, schema_id, before.messages, table)
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
     table_schema = _next_schema(topic, before, schema_id, columns, reason, before.messages)
-    if not record(topic, table_schema):
+    if not pin(topic, table_schema):
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"

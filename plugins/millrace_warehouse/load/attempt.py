@@ -39,20 +39,22 @@ def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress
     try:
         manifest = sealed(write(attempt))
     except BaseException:
-        _discard(topic, load, attempt)
+        discard(topic, load, attempt)
         raise
     progress("described")
-    # From here on the folder may be deleted only if another attempt certainly has the number: a create
-    # without an answer may have happened, or may still happen.
-    if not _create(topic, manifest):
-        _discard(topic, load, attempt)
+    if not create(topic, manifest):
+        discard(topic, load, attempt)
         return None
     progress("published")
     return manifest
 
 
-def _create(topic: Topic, manifest: LoadManifest) -> bool:
-    """Create the manifest, even if answers are lost. Return True if this attempt has the number."""
+def create(topic: Topic, manifest: LoadManifest) -> bool:
+    """Create the manifest, even if answers are lost. Return True if this attempt has the number.
+
+    Raise MillraceError when the storage does not tell. From this call on, the attempt's folder may be deleted
+    only if another attempt certainly has the number: a create without an answer may still happen.
+    """
     path, content = manifest_path(manifest), encode(manifest)
     for turn in range(1, CREATE_TRIES + 1):
         try:
@@ -68,7 +70,7 @@ def _create(topic: Topic, manifest: LoadManifest) -> bool:
     raise AssertionError  # the loop returns or raises
 
 
-def _discard(topic: Topic, load: int, attempt: str) -> None:
+def discard(topic: Topic, load: int, attempt: str) -> None:
     """Delete the files of a lost attempt. Ignore the storage's errors: they may have caused the loss."""
     with suppress(MillraceError):
         topic.storage.delete(rows_folder(topic.name, load, attempt))

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import LATEST, TopicMetadata
-from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
-from millrace_warehouse.history.same_log import check_not_cut, check_same_log
-from millrace_warehouse.history.schemas import dropped_fields, record
+from millrace_warehouse.history.same_log import RefusedLog, check_not_cut, check_same_log
+from millrace_warehouse.history.schemas import dropped_fields, pin
 from millrace_warehouse.load import range_writer
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.range_writer import Pinned
@@ -87,8 +86,8 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     metadata = client.topic(name)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(topic)
-    _check_same_log(run, topic_id, newest)  # before anything is written
-    _heal(run, newest)
+    check_log(run, topic_id, newest)  # before anything is written
+    heal(run.context, newest)
     plan, fresh = freeze(topic, run.context.run_id, lambda: _propose(run, metadata, newest))
     run.context.progress("planned")
 
@@ -96,9 +95,9 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         nonlocal newest
         seen, newest = newest, layout.newest_load(topic)
         if newest != seen:
-            _heal(run, newest)
+            heal(run.context, newest)
         check_planned_log(plan, client.cluster_id, client.topic(name).topic_id.hex)
-        _check_same_log(run, plan.topic_id, newest)
+        check_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             holder, message = _nothing_to_do(topic, plan, newest, fresh)
             return _result(run, plan, newest, holder, message)
@@ -109,7 +108,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     return retried(attempt, f"{topic} was not loaded", "run one load at a time")
 
 
-def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
+def heal(context: range_writer.LoadContext, newest: LoadManifest | None) -> None:
     """Write the ledger's entry of the newest load if it is missing.
 
     Called before every attempt. Once there is a next load, later runs no longer look at this one, and the
@@ -117,22 +116,22 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     """
     if newest is None:
         return
-    add_to_ledger(run.context.storage, layout.manifest_path(newest), newest)
-    layout.remember_newest(run.context.storage, newest)
-    run.context.progress("healed")
+    record(context.storage, newest)
+    context.progress("healed")
+
+
+def record(storage: Storage, load: LoadManifest) -> None:
+    """Write the ledger's entry of a load that was made, and make it easy to find."""
+    add_to_ledger(storage, layout.manifest_path(load), load)
+    layout.remember_newest(storage, load)
 
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
     client = run.context.client
     ends = client.list_offsets(metadata.name, LATEST, metadata.partitions)
     topic_id = metadata.topic_id.hex
-    loaded = _loaded(topic_id, newest)
-    for partition, part in loaded.items():
-        if ends.get(partition, 0) < part.end:
-            raise MillraceError(
-                f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
-                f" up to {part.end}: its log has lost messages; restore it before you load on"
-            )
+    loaded = loaded_parts(topic_id, newest)
+    check_ends(metadata.name, ends, loaded)
     if run.bounds != NO_BOUNDS:
         parts = range_writer.parts_to_load(client, metadata.name, topic_id, loaded, ends)
         ranges = [part.range for part in parts if part.range is not None]
@@ -155,18 +154,28 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
     )
 
 
-def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
+def check_ends(topic: str, ends: Mapping[int, int], loaded: Mapping[int, PartitionRange]) -> None:
+    """Raise RefusedLog when a partition ends before the offset up to which it was loaded."""
+    for partition, part in loaded.items():
+        if ends.get(partition, 0) < part.end:
+            raise RefusedLog(
+                f"{topic}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
+                f" up to {part.end}: its log has lost messages; restore it before you load on"
+            )
+
+
+def loaded_parts(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
     """Return each partition's part in the newest load; empty when the loads are of an earlier topic's log."""
     if newest is None or newest.topic_id != topic_id:
         return {}
     return {part.partition: part for part in newest.partitions}
 
 
-def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
+def check_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
     if newest is not None and not run.accept_new_topic:
         check_same_log(run.context.client, topic_id, newest)
     if newest is not None and newest.topic_id == topic_id:
-        check_not_cut(run.context.client, newest)
+        check_not_cut(run.context.client, newest.topic, newest.partitions)
 
 
 def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
@@ -179,41 +188,51 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     """Try once to load from the newest load's end to the plan's. Return None if another driver won."""
     topic, progress = layout.Topic(run.context.storage, plan.topic), run.context.progress
     parts = range_writer.parts_to_load(
-        run.context.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
+        run.context.client, plan.topic, plan.topic_id, loaded_parts(plan.topic_id, newest), plan.end_offsets
     )
     pinned = run.context.pin(plan.topic, 0 if newest is None else newest.schema)
     load = 1 if newest is None else newest.load + 1
 
     def write(attempt: str) -> LoadManifest:
-        draft = LoadManifest(
-            topic=plan.topic,
-            topic_id=plan.topic_id,
-            cluster_id=plan.cluster_id,
-            load=load,
-            attempt=attempt,
-            run_id=run.context.run_id,
-            created=now(),
-            schema=pinned.table_schema.number,
-            file_by_ms=plan.file_by_ms,
-            partitions=(),
-            files=(),
-            previous=None if newest is None else newest.sha256,
-        )
+        draft = draft_of(plan, newest, attempt, pinned)
         written = range_writer.write_ranges(run.context, draft, pinned, parts)
         # Only now: a first load that fails, for example over its limit of rejected records, pins no format.
-        if newest is None and not record(topic, pinned.table_schema):
+        if newest is None and not pin(topic, pinned.table_schema):
             raise Conflict("another run has pinned the topic's schema")
         return written
 
     manifest = make(topic, load, 1, write, progress)
     if manifest is None:
         return None
-    add_to_ledger(topic.storage, layout.manifest_path(manifest), manifest)
-    layout.remember_newest(topic.storage, manifest)
-    progress("recorded")
-    rejected = _reasons(topic.storage, manifest, pinned.table_schema.message_format)
+    return record_made(run, plan, manifest, pinned)
+
+
+def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinned) -> LoadManifest:
+    """Return the manifest of the load after `newest`, still without rows."""
+    return LoadManifest(
+        topic=plan.topic,
+        topic_id=plan.topic_id,
+        cluster_id=plan.cluster_id,
+        load=1 if newest is None else newest.load + 1,
+        attempt=attempt,
+        run_id=plan.run_id,
+        created=now(),
+        schema=pinned.table_schema.number,
+        file_by_ms=plan.file_by_ms,
+        partitions=(),
+        files=(),
+        previous=None if newest is None else newest.sha256,
+    )
+
+
+def record_made(run: LoadRun, plan: Plan, manifest: LoadManifest, pinned: Pinned) -> LoadResult:
+    """Record a load that this run has made. Return its result, with notes on its messages."""
+    storage = run.context.storage
+    record(storage, manifest)
+    run.context.progress("recorded")
+    rejected = _reasons(storage, manifest, pinned.table_schema.message_format)
     notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *rejected]
-    message = f"made load {load}"
+    message = f"made load {manifest.load}"
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 
 

@@ -40,6 +40,7 @@ from millrace_warehouse.history.manifest import (
     check_law,
     now,
 )
+from millrace_warehouse.history.same_log import RefusedLog
 from millrace_warehouse.history.schemas import TableSchema, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
@@ -235,11 +236,27 @@ def write_ranges(
     Raise MillraceError when the storage lacks a file, or when an offset has neither a batch nor a reason to
     be missing.
     """
-    topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     # After the newest edition was looked up: an erasure that is created later takes this number.
-    erasing = to_apply(topic, now(), again=draft.edition > 1)
+    erasing = to_apply(Topic(context.storage, draft.topic), now(), again=draft.edition > 1)
+    folder = rows_folder(draft.topic, draft.load, draft.attempt)
     results = _write(context, draft, pinned.source, parts, folder, erasing)
+    return complete_draft(context, draft, pinned, parts, results, erasing)
+
+
+def complete_draft(
+    context: LoadContext,
+    draft: LoadManifest,
+    pinned: Pinned,
+    parts: Sequence[LoadedPart],
+    results: Sequence[CutResult],
+    erasing: Sequence[Erasing],
+) -> LoadManifest:
+    """Account for the tasks' results, which cover the parts. Return the completed draft, not sealed yet.
+
+    Raise MillraceError as `write_ranges` does.
+    """
     context.progress("written")
+    topic, folder = Topic(context.storage, draft.topic), rows_folder(draft.topic, draft.load, draft.attempt)
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
     rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
     tombstones = sorted(
@@ -366,10 +383,7 @@ def _account(context: LoadContext, part: LoadedPart, cuts: Sequence[RangeStats])
     if origin is None and stats.control_batches:
         origin = origin_of(context.client, part.range.topic, part.range.partition, part.range.start)
     return dataclasses.replace(
-        part.before,
-        end=stats.last,
-        end_base=stats.cursor.next_base if stats.cursor else None,
-        end_epoch=_epoch_at(stats),
+        end_of(part.before, stats),
         read=stats.records,
         written=stats.records - stats.tombstones - stats.rejected,
         tombstones=stats.tombstones,
@@ -388,6 +402,16 @@ def _account(context: LoadContext, part: LoadedPart, cuts: Sequence[RangeStats])
     )
 
 
+def end_of(part: PartitionRange, stats: RangeStats) -> PartitionRange:
+    """Return a partition's part with its end where a range ends that was read after it."""
+    return dataclasses.replace(
+        part,
+        end=stats.last,
+        end_base=stats.cursor.next_base if stats.cursor else None,
+        end_epoch=_epoch_at(stats),
+    )
+
+
 def _epoch_at(stats: RangeStats) -> int | None:
     """Return the epoch of the batch that ends where a range does, or None without such a batch or epoch."""
     cursor = stats.cursor
@@ -395,7 +419,7 @@ def _epoch_at(stats: RangeStats) -> int | None:
 
 
 def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[PartitionRange]) -> None:
-    """Raise MillraceError for offsets that have neither a batch nor a reason to be missing.
+    """Raise RefusedLog for offsets that have neither a batch nor a reason to be missing.
 
     Retention is a reason. Compaction is a reason if the topic is a compacted topic of an Apache Kafka
     cluster.
@@ -407,7 +431,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
     if not has_byte_positions(client) and "compact" in (topic_setting(client, topic, "cleanup.policy") or ""):
         return
     part, gap = absent[0]
-    raise MillraceError(
+    raise RefusedLog(
         f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
         " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
         " --accept-gaps to continue without them"
@@ -417,7 +441,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
 def _check_rejected(
     context: LoadContext, pinned: Pinned, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
-    """Raise MillraceError, naming each kind with more rejected records than its limit allows."""
+    """Raise RefusedLog, naming each kind with more rejected records than its limit allows."""
     read = sum(part.read for part in partitions)
     over: dict[Kind, str] = {}
     cures: list[str] = []
@@ -438,7 +462,7 @@ def _check_rejected(
         look = next(looks, None) if rejected > read / 2 else None  # else the topic has the right format
         cures.append(_cure(kind, look, pinned.table_schema.message_format))
     if over:
-        raise MillraceError(
+        raise RefusedLog(
             f"{pinned.table_schema.topic}: {'; '.join(over.values())}; nothing was published:"
             f" {', '.join(cures)}, or raise --max-rejected"
         )

@@ -125,7 +125,9 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     problems = []
     for manifest in manifests:
         client = run.context.client
-        if different := another_log(client, topic_id, manifest) or cut_log(client, manifest):
+        if different := another_log(client, topic_id, manifest) or cut_log(
+            client, manifest.topic, manifest.partitions
+        ):
             problems.append(f"load {manifest.load}: {different}")
             continue
         for part in manifest.partitions:

@@ -16,7 +16,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of
 from millrace_warehouse.history.manifest import DataFile, RejectedFile, TombstoneFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
-from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.hour_files import HourFile, HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
 from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
 from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind, Look, name_format
@@ -54,7 +54,8 @@ _NO_HOUR = -1
 class Source:
     """Settings for reading. Tasks receive them, so both functions must be picklable."""
 
-    connect: Callable[[], ClusterClient]
+    connect: Callable[[], AbstractContextManager[ClusterClient]]
+    """Function that opens a client, which is closed after the task."""
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
     """The Avro schema to which messages are resolved."""
@@ -78,6 +79,8 @@ class CutTask:
     filing: Filing
     erasing: Sequence[Erasing] = ()
     """Erasures whose rows are left out and counted."""
+    prefix: str = ""
+    """Beginning of the names of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def write_cut(task: CutTask) -> CutResult:
     stats, counts, source = RangeStats.for_cut(task.cut), SequenceCounts(), task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing, source.messages)
     erased = _Erased(task)
-    with _scratch() as folder, closing(source.connect()) as client:
+    with scratch() as folder, source.connect() as client:
         files = HourFiles(folder, f"{task.index:05d}", source.columns)
         aside = _Aside(task, folder)
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
@@ -129,13 +132,7 @@ def write_cut(task: CutTask) -> CutResult:
             files.add(rows)
             count_sequences(rows, counts)
             aside.add(batch)
-        stored = [
-            (
-                DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),
-                metrics_of(file.metadata, source.iceberg),
-            )
-            for file in files.close()
-        ]
+        stored = store_hours(task, files.close())
         rejected, tombstones = aside.stored(stats.rejected)
     return CutResult(
         stats,
@@ -149,6 +146,17 @@ def write_cut(task: CutTask) -> CutResult:
         aside.looks,
         *erased.result(),
     )
+
+
+def store_hours(task: CutTask, files: Sequence[HourFile]) -> list[tuple[DataFile, bytes]]:
+    """Store a task's finished files of rows. Return each with its metrics."""
+    return [
+        (
+            DataFile(**store_local(task, file.path, file.hour), hour=file.hour, rows=file.rows),
+            metrics_of(file.metadata, task.source.iceberg),
+        )
+        for file in files
+    ]
 
 
 class _Aside:
@@ -191,10 +199,10 @@ class _Aside:
         """Store the files that have rows. The rows of the rejected file stand for `records` records."""
         task, rejected, tombstones = self._task, list[RejectedFile](), list[TombstoneFile]()
         if self._rejected.close():
-            described = _store(task, self._rejected.path, "rejected")
+            described = store_local(task, self._rejected.path, "rejected")
             rejected.append(RejectedFile(**described, rows=self._rejected.rows, records=records))
         if self._tombstones.close():
-            described = _store(task, self._tombstones.path, "tombstones")
+            described = store_local(task, self._tombstones.path, "tombstones")
             tombstones.append(TombstoneFile(**described, rows=self._tombstones.rows))
         return rejected, tombstones
 
@@ -235,10 +243,10 @@ def pack_sequences(counts: SequenceCounts) -> bytes:
     return zlib.compress(json.dumps(counts.to_json()).encode(), 1)
 
 
-def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
+def store_local(task: CutTask, local: Path, what: str) -> dict[str, Any]:
     """Store a finished file under a unique name; return the values of its StoredFile."""
     # The cut's index in the name sorts a load's files in the order of the log.
-    path = f"{task.folder}/{what}-{task.index:05d}-{uuid.uuid4().hex[:8]}.parquet"
+    path = f"{task.folder}/{task.prefix}{what}-{task.index:05d}-{uuid.uuid4().hex[:8]}.parquet"
     with open(local, "rb") as file:
         stored = store(task.storage, path, file)
     local.unlink()
@@ -246,7 +254,7 @@ def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Return a temporary folder in Spark's local directory, which Spark deletes after a killed task."""
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = spark if spark and Path(spark).is_dir() else None

@@ -17,7 +17,7 @@ def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None
     except UnknownTopicOrPartition:
         check.problem(f"{topic} does not exist on {client.bootstrap}: its log is gone")
         return
-    if different := another_log(client, topic_id, newest) or cut_log(client, newest):
+    if different := another_log(client, topic_id, newest) or cut_log(client, newest.topic, newest.partitions):
         check.problem(different)
         return
     first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)

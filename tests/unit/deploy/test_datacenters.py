@@ -16,6 +16,7 @@ from tests.unit.deploy.files import DEPLOY, PAGE, Installed, environment, exec_s
 
 ROWS = installed()
 FOLDER = DEPLOY / "datacenters"
+OPTIONAL = ("zoo.cfg", "agent.env", "load.env")
 BROKERS = [row for row in ROWS if row.source.suffix == ".toml"]
 SERVICES = [row for row in ROWS if row.source.suffix == ".env"]
 
@@ -43,7 +44,7 @@ def _options(file: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[
 
 def test_the_page_installs_every_file() -> None:
     named = {row.source for row in ROWS}
-    others = {path for path in FOLDER.glob("*/*") if path.name not in ("zoo.cfg", "agent.env")}
+    others = {path for path in FOLDER.glob("*/*") if path.name not in OPTIONAL}
     assert named == others
     assert len({row.machine for row in ROWS}) == 10
 

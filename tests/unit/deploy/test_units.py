@@ -42,8 +42,8 @@ def analyze(root: Path, *words: str) -> str:
     return result.stdout + result.stderr + (f"exit code {result.returncode}" if result.returncode else "")
 
 
-def test_the_units_are_those_of_the_page_and_the_agents() -> None:
-    named = {row.unit for row in installed()} | {"millrace-agent"}
+def test_the_units_are_those_of_the_page_the_agents_and_the_resident_loader() -> None:
+    named = {row.unit for row in installed()} | {"millrace-agent", "millrace-load"}
     assert {unit.stem for unit in UNITS} == named
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.jobs import load as load_job
+from millrace_warehouse.commands import load_context
 from millrace_warehouse.history.layout import (
     Topic,
     attempted,
@@ -41,19 +41,19 @@ def test_a_load_says_since_when_nothing_was_published(
     log, topic = filled_log(), Topic(open_storage(str(tmp_path)), TOPIC)
     assert unpublished_since(topic) is None
     first = load_topic(load_run(log, tmp_path), TOPIC)
-    assert load_job.unpublished_notes(topic, first) == [], "it may be published in an hour"
-    monkeypatch.setattr(load_job, "UNPUBLISHED_AFTER", -load_job.UNPUBLISHED_AFTER)
-    (note,) = load_job.unpublished_notes(topic, first)
+    assert load_context.unpublished_notes(topic, first) == [], "it may be published in an hour"
+    monkeypatch.setattr(load_context, "UNPUBLISHED_AFTER", -load_context.UNPUBLISHED_AFTER)
+    (note,) = load_context.unpublished_notes(topic, first)
     assert note.startswith(f"{TOPIC}: no load since 20")
     with connect(topic.storage) as catalog:
         publish_in(topic.storage, catalog, "2015-05-17T10")
-    assert load_job.unpublished_notes(topic, first) == []
+    assert load_context.unpublished_notes(topic, first) == []
     log.append_events(0, [START])
     second = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
-    monkeypatch.setattr(load_job, "now", lambda: "2015-05-17T10:00:00.000Z")
-    assert len(load_job.unpublished_notes(topic, second)) == 1
-    monkeypatch.setattr(load_job, "now", lambda: read_load(topic, 1).created)
-    assert load_job.unpublished_notes(topic, second) == [], "not the first load of its hour"
+    monkeypatch.setattr(load_context, "now", lambda: "2015-05-17T10:00:00.000Z")
+    assert len(load_context.unpublished_notes(topic, second)) == 1
+    monkeypatch.setattr(load_context, "now", lambda: read_load(topic, 1).created)
+    assert load_context.unpublished_notes(topic, second) == [], "not the first load of its hour"
     waiting = unpublished_since(topic)
     assert waiting is not None
     assert waiting.load == 2

@@ -111,7 +111,7 @@ def test_of_two_first_loads_at_the_same_moment_both_have_the_schema_that_was_pin
 
     def run_tasks(tasks: Sequence[Any]) -> list[Any]:
         results = local_run(tasks)
-        assert schemas.record(topic, faster)
+        assert schemas.pin(topic, faster)
         return results
 
     assert load_topic(load_run(log, storage, run_tasks=run_tasks), TOPIC).rows == 1
@@ -464,7 +464,7 @@ def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
 
 def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Storage) -> None:
     table_schema = schemas.first_schema(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
-    assert schemas.record(Topic(storage, TOPIC), table_schema)
+    assert schemas.pin(Topic(storage, TOPIC), table_schema)
     assert schemas.read_schema(Topic(storage, TOPIC), 1) == table_schema == pinned(Topic(storage, TOPIC))
     assert encode(table_schema) == storage.read(f"{TOPIC}/schema/0001.json")
     assert (table_schema.number, table_schema.previous_schema_id, table_schema.reason) == (
