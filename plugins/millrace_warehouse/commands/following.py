@@ -74,8 +74,8 @@ class LiveBranch(Branch):
         return 0 if self._live is None else self._live.refused
 
     def show(self, load: OpenLoad | None) -> Answer:
-        if load is None and not schema_numbers(self._topic):
-            return Answer.SHOWN  # nothing was ever read of the topic, and the table would have no columns
+        if (load is None or not load.entries) and not schema_numbers(self._topic):
+            return Answer.SHOWN  # there was never a row of the topic, and the table would have no columns
         tail = None if load is None else self._tail(load)
         return self._ask(lambda live: live.follow(tail, on=True), load)
 

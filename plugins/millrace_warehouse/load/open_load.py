@@ -199,6 +199,13 @@ class OpenLoad:
                 uri = self.topic.storage.uri(f"{self.topic}/{file.path}")
                 self.entries.append(data_file(file, metrics, uri))
 
+    def pin(self) -> None:
+        """Pin the topic's schema with the first load, once it has rows. Raise Conflict if another run has
+        pinned another schema.
+        """
+        if self.before is None and not pin(self.topic, self.pinned.table_schema):
+            raise Conflict("another run has pinned the topic's schema")
+
     def complete(self) -> LoadManifest:
         """Merge the files and account for all offsets. Return the manifest, ready to be created.
 
@@ -210,8 +217,7 @@ class OpenLoad:
         results = merge_files(self._task(Cut(whole, whole.start, whole.end), 0, ""), self._results)
         draft = draft_of(self.plan, self.before, self.attempt, self.pinned)
         completed = complete_draft(self.run.context, draft, self.pinned, parts, results, self._erasing)
-        if self.before is None and not pin(self.topic, self.pinned.table_schema):
-            raise Conflict("another run has pinned the topic's schema")
+        self.pin()
         self.manifest = sealed(completed)
         return self.manifest
 

@@ -100,6 +100,9 @@ class Resident:
         except RefusedLog:
             self._drop()
             raise
+        except Conflict:  # another run has pinned another schema
+            self._drop()
+            return None
 
     def stop(self) -> LoadResult | None:
         """Make a load of what was read. Return it, or None if nothing new was read. Raise as `turn` does."""
@@ -110,6 +113,9 @@ class Resident:
         except RefusedLog:
             self._drop()
             raise
+        except Conflict:
+            self._drop()
+            return None
         return made
 
     def _turn(self) -> LoadResult | None:
@@ -157,16 +163,16 @@ class Resident:
             return None
         reached = load.read(ends, TURN_BYTES)
         self.is_behind = not reached
-        # A load that is behind is not shown: it might show less than another loader's tail did before. The
-        # first load pins the table's columns, and is made at once.
-        is_shown = self._answer is not Answer.OFF and load.before is not None
-        if reached and is_shown:
+        # A load that is behind is not shown: it might show less than another loader's tail did before.
+        if reached and self._answer is not Answer.OFF:
+            if load.entries:
+                load.pin()
             if self._show(load) is Answer.TAKEN:
                 self._load = None
                 load.discard()
                 return None
             self._note_shown(began)
-        is_due = self._is_due(load) or (reached and not is_shown)
+        is_due = self._is_due(load) or (reached and self._answer is Answer.OFF)
         return self._seal(load) if is_due else None
 
     def _begin(self, topic_id: str, newest: LoadManifest | None, ends: Mapping[int, int]) -> OpenLoad | None:
@@ -194,11 +200,7 @@ class Resident:
             self.shown_through = began
 
     def _seal(self, load: OpenLoad) -> LoadResult | None:
-        try:
-            manifest = load.manifest or load.complete()
-        except Conflict:
-            self._drop()
-            return None
+        manifest = load.manifest or load.complete()
         if create(self._topic, manifest):
             self._run.context.progress("published")
             return self._made(load, manifest)
