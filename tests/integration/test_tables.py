@@ -39,6 +39,10 @@ from pyiceberg.types import (
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
+from millrace_warehouse.context import Context
+from millrace_warehouse.publish.live import Live
+from tests.loaded import AVRO, pin
+from tests.published import TOPIC, warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,3 +205,26 @@ def test_folders_that_another_engine_names_after_the_partition_become_no_columns
     frame = tables.read_table(spark, table)
     assert frame.columns == ["url", "count", "_time"]
     assert {row["url"] for row in frame.collect()} == {"/plain", "/folder"}
+
+
+def test_branch_live_is_read_with_the_columns_and_hours_of_the_table(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with warehouse(tmp_path / "w") as scene:
+        folder = str(scene.folder)
+        scene.load({"2015-05-17T10": 3, "2015-05-17T11": 2})
+        scene.publish("2015-05-17T10")
+        with pytest.raises(MillraceError, match="has no branch live of PageView: set live = true"):
+            tables.read(spark, folder, TOPIC, live=True)
+        fields = [*AVRO["fields"], {"name": "x", "type": ["null", "long"], "default": None}]
+        pin(scene.storage, TOPIC, {**AVRO, "fields": fields})
+        scene.load({"2015-05-17T11": 1})
+        Live(Context(storage=scene.storage, catalog=scene.catalog), scene.stored).follow(on=True)
+        frame = tables.read(spark, folder, TOPIC, live=True)
+        assert "x" in frame.columns
+        assert sorted(row["_offset"] for row in frame.collect()) == list(range(6))
+        eleven = TEN + timedelta(hours=1)
+        hour = tables.read(spark, folder, TOPIC, (eleven, eleven + timedelta(hours=1)), live=True)
+        assert sorted(row["_offset"] for row in hour.collect()) == [3, 4, 5]
+        assert len(hour.inputFiles()) == 2
+        assert tables.read(spark, folder, TOPIC).count() == 3

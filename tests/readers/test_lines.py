@@ -24,7 +24,7 @@ from tests.readers.engines import OLDER_PYSPARKS, POM, environment, iceberg_jars
 
 H10, H11, H12 = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 READERS = ("DuckDB", "pandas", "polars", "PySpark 4.0 to 4.3", "Spark 4.1 with Iceberg")
-MARKED = "Spark 4.1 with Iceberg, each row marked"
+MARKED = "Spark 4.1 with Iceberg and a column `proven`"
 INNER = [{"name": "a", "type": "int"}, {"name": "b", "type": "string"}]
 EVENT = {
     "type": "record",

@@ -204,7 +204,7 @@ def _readers(topic: Topic, catalog: Catalog, table: Table, live: Snapshot | None
             proven = (
                 f"SELECT *, _file IN (SELECT file_path FROM {name}.files) AS proven FROM {branch} LIMIT 10"
             )
-            lines["Spark 4.1 with Iceberg, each row marked"] = shlex.join([*words, "-e", proven])
+            lines["Spark 4.1 with Iceberg and a column `proven`"] = shlex.join([*words, "-e", proven])
     return lines
 
 

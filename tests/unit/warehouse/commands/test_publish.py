@@ -58,7 +58,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
     def publish_one(request: Publish, topic: str, progress: Callable[[str], None]) -> dict[str, Any]:
         seen.append(request)
         none = {**dict.fromkeys(("publication", "complete_until", "rows")), "hours": 0}
-        return {"topic": topic, "table": "t", "published": False, "changes": [], "waiting": [], **none}
+        return {
+            "topic": topic,
+            "table": "t",
+            "published": False,
+            "changes": [],
+            "waiting": [],
+            "notes": [],
+            **none,
+        }
 
     monkeypatch.setattr(execute, "publish_one", publish_one)
     return seen
