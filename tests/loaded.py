@@ -95,18 +95,8 @@ def _write(
 ) -> LoadManifest:
     topic, attempt = table_schema.topic, f"{edition:04d}-{uuid.uuid4().hex[:16]}"
     folder = f"rows/{number:010d}-{attempt}"
-    written, offset = [], start
-    for hour, count in rows.items():
-        for part in range(files_per_hour):
-            batch = _rows(table_schema, hour, count, offset, number)
-            offset += count
-            path = f"{folder}/{hour}-{part:04d}-{uuid.uuid4().hex[:8]}.parquet"
-            buffer = io.BytesIO()
-            pq.write_table(batch, buffer, compression="zstd", **encodings(batch))
-            footer = pq.read_metadata(io.BytesIO(buffer.getvalue()))
-            stored = storage.put(f"{topic}/{path}", io.BytesIO(buffer.getvalue()))
-            file = DataFile(path=path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=count)
-            written.append((file, metrics_of(footer, table_schema.iceberg)))
+    written = write_files(storage, table_schema, folder, number, start, rows, files_per_hour)
+    offset = start + sum(file.rows for file, _ in written)
     entries = None
     if written:
         content = write_entries(written, table_schema.iceberg)
@@ -140,6 +130,31 @@ def _write(
     assert storage.create(path, encode(manifest))
     ledger.add_to_ledger(storage, path, manifest)
     return manifest
+
+
+def write_files(
+    storage: Storage,
+    table_schema: TableSchema,
+    folder: str,
+    number: int,
+    start: int,
+    rows: Rows,
+    files_per_hour: int = 1,
+) -> list[tuple[DataFile, bytes]]:
+    """Files of a load's rows from an offset on, with their metrics, in a folder of the topic."""
+    topic, written, offset = table_schema.topic, [], start
+    for hour, count in rows.items():
+        for part in range(files_per_hour):
+            batch = _rows(table_schema, hour, count, offset, number)
+            offset += count
+            path = f"{folder}/{hour}-{part:04d}-{uuid.uuid4().hex[:8]}.parquet"
+            buffer = io.BytesIO()
+            pq.write_table(batch, buffer, compression="zstd", **encodings(batch))
+            footer = pq.read_metadata(io.BytesIO(buffer.getvalue()))
+            stored = storage.put(f"{topic}/{path}", io.BytesIO(buffer.getvalue()))
+            file = DataFile(path=path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=count)
+            written.append((file, metrics_of(footer, table_schema.iceberg)))
+    return written
 
 
 def _rows(table_schema: TableSchema, hour: str, count: int, offset: int, load: int) -> pa.Table:

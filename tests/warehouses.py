@@ -20,7 +20,7 @@ from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.context import quiet
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.schemas import pin_first, pinned, with_own_columns
+from millrace_warehouse.history.schemas import first_schema, pinned, with_own_columns
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
@@ -64,7 +64,7 @@ def load_here(
             table_schema = pinned(folder, used)
             if table_schema is None:
                 latest = schemas.latest(subject)
-                table_schema = pin_first(folder, latest.schema_id, latest.schema, messages)
+                table_schema = first_schema(folder, latest.schema_id, latest.schema, messages)
             table_schema = with_own_columns(folder, table_schema, schemas.find_schema)
             return Pinned.from_schema(table_schema, connect, schemas.find_schema)
 

@@ -7,6 +7,7 @@ only if nothing else in them changes.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +33,9 @@ PARTITIONS = 2
 SAMPLED = 10_000
 """Most messages from which a schema is drafted."""
 TOPICS = "topics.toml"
+REGISTRY = "http://127.0.0.1:8081"
+"""Address at which `millrace up` and `millrace registry` serve the registry unless told otherwise."""
+REGISTRY_VARIABLE = "MILLRACE_REGISTRY"
 _HEADER = {
     "name": "header",
     "doc": "Filled in by the producer; every event starts with it, and the audit reads nothing else.",
@@ -64,6 +68,11 @@ _folder_option = click.option(
     show_default="this one",
     help="Folder in which the files are created.",
 )
+_registry_option = click.option(
+    "--registry",
+    metavar="URL",
+    help=f"The registry in the printed commands; default: {REGISTRY_VARIABLE}, else {REGISTRY}.",
+)
 
 
 @click.group(cls=CommandGroup)
@@ -76,8 +85,9 @@ def init() -> None:
 
 @init.command()
 @click.argument("name")
+@_registry_option
 @_folder_option
-def event(name: str, folder: Path) -> None:
+def event(name: str, registry: str | None, folder: Path) -> None:
     """Create the schema of event NAME and a producer of it; NAME is also the topic.
 
     The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. The topic is added to
@@ -109,12 +119,15 @@ def event(name: str, folder: Path) -> None:
     if (topics := folder / TOPICS).exists():
         _add_to_topics(topics, name)
     say(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
-    say(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
+    say(f"  millrace schemas apply {folder / 'schemas'}{_registry_words(registry)}")
     create = [
         f"  millrace topics create {name} --partitions {PARTITIONS} --bootstrap {bootstrap}"
         for bootstrap in bootstraps.values()
     ]
-    send = [f"  python {producer} {cluster} {bootstrap}" for cluster, bootstrap in bootstraps.items()]
+    send = [
+        f"  python {producer} {cluster} {bootstrap}{f' {registry}' if registry else ''}"
+        for cluster, bootstrap in bootstraps.items()
+    ]
     if deployment.exists():
         send.append("`millrace up` makes the topic when it starts. Where it runs already, first:")
         lines = send + create
@@ -142,8 +155,9 @@ def _check_table(schemas: Path, topic: str) -> None:
 @click.option(
     "--bootstrap", required=True, metavar="HOST:PORT", help="Brokers of a cluster that has the topic."
 )
+@_registry_option
 @_folder_option
-def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
+def schema(topic: str, from_topic: bool, bootstrap: str, registry: str | None, folder: Path) -> None:
     """Draft the schema of JSON topic TOPIC from up to 10,000 of its newest messages.
 
     The schema is schemas/TOPIC.avsc; nothing is registered. The guesses and the next commands are printed.
@@ -170,8 +184,19 @@ def schema(topic: str, from_topic: bool, bootstrap: str, folder: Path) -> None:
     say('  format = "json"')
     say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")
     say("Then register the schema, and load the topic from the offline cluster:")
-    say(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
-    say(f"  millrace load {topic} --warehouse FOLDER --bootstrap HOST:PORT --registry http://127.0.0.1:8081")
+    option = _registry_words(registry)
+    say(f"  millrace schemas apply {folder / 'schemas'}{option}")
+    say(f"  millrace load {topic} --warehouse FOLDER --bootstrap HOST:PORT{option}")
+
+
+def _registry_words(given: str | None) -> str:
+    """Return the option that names the registry in a printed command.
+
+    The commands read the variable themselves, so the option is left out where that is set.
+    """
+    if given is None and os.environ.get(REGISTRY_VARIABLE):
+        return ""
+    return f" --registry {given or REGISTRY}"
 
 
 @init.command()

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from operator import attrgetter
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -50,6 +50,8 @@ MAX_UNKNOWN_FIELDS = 20
 _NAME_CHARACTERS = 100
 MAX_VALUES = 10_000_000
 """Most values that the objects of one message may stand for, where arrays or maps hold records."""
+PART_ROWS = 1_000
+"""Messages that become columns at a time: the processor's cache holds them. A multiple of LOOKED_AT."""
 SLICE_VALUES = 1_000_000
 """Number of such values after which messages become columns."""
 _BROKEN = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -60,6 +62,7 @@ _LONG = resolution.Scale(-(1 << 63), (1 << 63) - 1, 1)
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 Values: TypeAlias = "Sequence[Any]"
+_Column: TypeAlias = Callable[[Values], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class _Form:
     """The Python type that msgspec decodes, and the function that turns its values, or None, into Arrow."""
 
     type: Any
-    array: Callable[[Values], pa.Array]
+    array: _Column
     """Raises ValueError, which names the field, for a value that the column cannot hold."""
 
 
@@ -90,13 +93,22 @@ class JsonDecoder:
 
         Each JSON object lies from a start to an end.
         """
-        values, faults = _cut(buffer, start, end), Faults(len(start))
+        parts, faults = [], Faults(len(start))
+        for first in range(0, max(len(start), 1), PART_ROWS):
+            rows = slice(first, first + PART_ROWS)
+            columns, found = self._decode_values(_cut(buffer, start[rows], end[rows]))
+            parts.append(columns)
+            for row, reason in found.reasons.items():
+                faults.mark(np.array([first + row]), reason)
+        return _joined(parts), faults
+
+    def _decode_values(self, values: Sequence[bytes]) -> tuple[list[pa.Array], Faults]:
+        faults = Faults(len(values))
         parts = [self._decode_part(values, rows, faults) for rows in self._parts(values, faults)]
-        columns = parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
         searched = {*range(0, len(values), LOOKED_AT), *faults.reasons}
         for row in searched:
             self._note_unknown(values[row])
-        return columns, faults
+        return _joined(parts), faults
 
     def _parts(self, values: Sequence[bytes], faults: Faults) -> Iterator[Sequence[int]]:
         """Yield the rows in parts that stand for about SLICE_VALUES values at most.
@@ -154,7 +166,7 @@ class JsonDecoder:
         return True
 
     def _arrays(self, rows: Values) -> list[pa.Array]:
-        return [column(rows) for column in self._columns]
+        return _arrays(self._columns, rows)
 
     def _note_unknown(self, value: bytes) -> None:
         try:
@@ -172,6 +184,10 @@ def _cut(buffer: PaddedBuffer, start: Longs, end: Longs) -> list[bytes]:
     first = int(start[0])
     data = bytes(buffer.data[first : int(end.max())])  # indexing bytes is faster than indexing numpy's memory
     return [data[a:b] for a, b in zip((start - first).tolist(), (end - first).tolist(), strict=True)]
+
+
+def _joined(parts: Sequence[list[pa.Array]]) -> list[pa.Array]:
+    return parts[0] if len(parts) == 1 else [pa.concat_arrays(c) for c in zip(*parts, strict=True)]
 
 
 def _reason(error: BaseException) -> str:
@@ -201,10 +217,10 @@ def _unknown(node: avro.Node, value: Any, path: str) -> Iterator[str]:
     elif isinstance(node, avro.Record) and isinstance(value, dict):
         types = {field.json_name or field.name: field.type for field in node.fields}
         for name, item in value.items():
-            if name in types:
-                yield from _unknown(types[name], item, f"{path}{name}.")
-            else:
+            if name not in types:
                 yield f"{path}{name}"[:_NAME_CHARACTERS]
+            elif isinstance(item, dict | list):
+                yield from _unknown(types[name], item, f"{path}{name}.")
 
 
 def _widest(node: avro.Node, *, is_repeated: bool = False) -> int:
@@ -219,8 +235,14 @@ def _widest(node: avro.Node, *, is_repeated: bool = False) -> int:
     return 0
 
 
-def _record(node: avro.Record, path: str) -> tuple[type, list[Callable[[Values], pa.Array]]]:
-    """Return the class of a record's objects, and the function that makes each field's column of them."""
+def _arrays(columns: Sequence[_Column], rows: Values) -> list[pa.Array]:
+    """Return the columns of some objects. One list of all values is faster than a list for each attribute."""
+    values = list(chain.from_iterable(map(msgspec.structs.astuple, rows)))
+    return [column(values[number :: len(columns)]) for number, column in enumerate(columns)]
+
+
+def _record(node: avro.Record, path: str) -> tuple[type, list[_Column]]:
+    """Return the class of a record's objects, and the function that makes a column of each field's values."""
     members: list[Any] = []
     columns, renamed = [], {}
     for number, field in enumerate(node.fields):
@@ -236,29 +258,23 @@ def _record(node: avro.Record, path: str) -> tuple[type, list[Callable[[Values],
             members.append((attribute, form.type, None))
         else:
             members.append((attribute, form.type))
-        columns.append(_column(attribute, form, default))
+        columns.append(form.array if default is avro.MISSING else _with_default(form.array, default))
     try:
         return msgspec.defstruct("Row", members, rename=renamed, kw_only=True, gc=False), columns
     except ValueError as error:
         raise SchemaError(f"{path or 'message'}: {error}") from None
 
 
-def _column(attribute: str, form: _Form, default: Any) -> Callable[[Values], pa.Array]:
-    value_of = attrgetter(attribute)
-
-    def array(rows: Values) -> pa.Array:
-        return form.array(list(map(value_of, rows)))
-
-    def array_with_default(rows: Values) -> pa.Array:
-        values = list(map(value_of, rows))
+def _with_default(column: _Column, default: pa.Array) -> _Column:
+    def array(values: Values) -> pa.Array:
         absent = np.array([value is msgspec.UNSET for value in values], np.bool_)
         if not absent.any():
-            return form.array(values)
-        held = form.array([None if value is msgspec.UNSET else value for value in values])
+            return column(values)
+        held = column([None if value is msgspec.UNSET else value for value in values])
         at = np.where(absent, len(held), np.arange(len(held)))
         return pa.concat_arrays([held, default]).take(pa.array(at))
 
-    return array if default is avro.MISSING else array_with_default
+    return array
 
 
 def _form(node: avro.Node, path: str) -> _Form:
@@ -289,7 +305,7 @@ def _struct(node: avro.Record, path: str) -> _Form:
         if not columns:
             return pa.array([None if missing else True for missing in absent], type_)
         held = [value for value in values if value is not None]
-        arrays = [column(held) for column in columns]
+        arrays = _arrays(columns, held)
         if len(held) < len(values):
             at = pa.array(np.cumsum(~np.array(absent)) - 1, mask=np.array(absent))
             arrays = [each.take(at) for each in arrays]

@@ -1,69 +1,70 @@
 """Records per CPU-second: framing, decoding by columns, decoding by rows, and fastavro alone.
 
-    python tests/bench/bench_decode.py [--records 100000] [--stage] [--spark]
+    python tests/bench/bench_decode.py [--records 100000] [--stage] [--spark] [--page]
 
 One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less. With
 `--stage` also a whole task of a load, reading from a broker of its own, stage by stage. With `--spark` also
-Spark's own from_json over the same JSON objects, on one core, without the scan.
+Spark's own from_json over the same JSON objects, on one core, without the scan. `--page` measures PageViews
+alone, in Avro, in JSON and by Spark in turn, and puts the figures into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import json
-import os
-import random
+import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import fastavro
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millrace.records import Message
 from millrace.records.compression import Codec
-from millrace.records.framing import Frames, frame_batches
-from millrace_avro.json_rows import JsonDecoder
-from millrace_avro.rows import RowDecoder
-from millrace_avro.schema import Record, parse
-from millrace_avro.vectorised import ColumnDecoder
-from millrace_warehouse.columns import check_table_schema
-from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
-from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.log.formats import MessageFormat
-from millrace_warehouse.log.messages import SLICE_ROWS, Decoder, Filing
-from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
-from millrace_warehouse.log.reading import FetchedBatches
-from millrace_warehouse.sequences import count_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
+from tests.bench.decoders import (
+    BATCH_RECORDS,
+    FLAT,
+    Ways,
+    avro_ways,
+    flat_messages,
+    from_json_of_spark,
+    json_views,
+    json_ways,
+)
 from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes
-from tests.bench.page_views import PAGE_VIEW, PREFIX, START_MS, Visitors, batches_of, page_views
-from tests.bench.replay import cpu_seconds
+from tests.bench.halves import PAGE, write_half
+from tests.bench.machine import busy_share, in_words, machine
+from tests.bench.page_views import PAGE_VIEW, PREFIX, page_views
 
-FLAT = {
-    "type": "record",
-    "name": "Flat",
-    "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string"}],
-}
-BATCH_RECORDS = 500
+SLOW = ("fastavro, to dicts", "by rows, to Arrow")
+"""Ways that are measured in fewer passes."""
+TEXT = """## Decoding a load's messages
 
+Millions of PageViews that a CPU-second decodes. *To Arrow* begins with messages that are unpacked and framed.
+*Unzip, frame and decode* begins with fetched batches of {batch} messages in zstd, and ends with all columns
+of a load's rows. A message has {avro_bytes:.0f} bytes in Avro, with the {header} fields of the audit header,
+and {json_bytes:.0f} in JSON, which has no such fields. *from_json* is Spark {spark} with one core, in
+PERMISSIVE mode, with the same columns as the JSON decoder. Its CPU time is that of the JVM, less that of a
+scan without from_json. All ways take turns for {rounds} rounds. In each round the fastest of several passes
+over {records:,} messages counts, for Spark over {spark_records:,}. A cell has the median of the rounds and,
+in brackets, the lowest and the highest.
 
-def flat_messages(records: int) -> list[Message]:
-    """Messages of the flat schema: a number, and a line of a web server's log, of which no two are alike."""
-    schema, messages, dice = fastavro.parse_schema(FLAT), [], random.Random(1)
-    visitors = Visitors(dice)
-    for number in range(records):
-        out = io.BytesIO()
-        out.write(PREFIX)
-        fastavro.schemaless_writer(out, schema, {"a": number, "b": visitors.line(dice)})
-        messages.append(Message(START_MS + number, None, out.getvalue()))
-    return messages
+- Run: `python tests/bench/bench_decode.py --page`, {day}; other processes used {busy:.0%} of all cores
+  before the rounds
+- Machine: {machine}
+
+| level | required | measured | reached |
+| --- | --- | ---: | ---: |
+{levels}
+
+| messages | what | M messages/CPU-s |
+| --- | --- | ---: |
+{rows}
+"""
+JSON_TO_ARROW, FROM_JSON = ("JSON", "to Arrow"), ("JSON", "from_json of Spark")
+JSON_LEVEL, SPARK_LEVEL = 0.9, 2.0
+SPARK_TIMES = 5
+"""Times that Spark's messages are as many: its steps have fixed costs."""
 
 
 def best_rate(records: int, work: Callable[[], object], passes: int = 7) -> float:
@@ -76,121 +77,76 @@ def best_rate(records: int, work: Callable[[], object], passes: int = 7) -> floa
     return records / fastest / 1e6
 
 
-def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
-    """Print one line per way of decoding."""
-    records = len(messages)
-    batches = [(h, memoryview(raw)) for h, raw in batches_of(messages, Codec.ZSTD, BATCH_RECORDS)]
-    frames = [frames for frames, _ in frame_batches(batches)]
-    slices = [f.select(slice(n, n + SLICE_ROWS)) for f in frames for n in range(0, len(f), SLICE_ROWS)]
-    node = parse(schema)
-    assert isinstance(node, Record)
-    columns, rows, parsed = ColumnDecoder(node, node), RowDecoder(node, node), fastavro.parse_schema(schema)
-    bodies = [body for frame in slices for body in _bodies(frame)]
-    cut = cut_ranges([Range("T", 0, 0, 1 << 60)], 1 << 61)[0]
-    file_schema = arrow_schema(iceberg_schema(check_table_schema(schema)))
-
-    def decode_bodies(decoder: ColumnDecoder | RowDecoder) -> None:
-        for part in slices:
-            decoder.decode(part.buffer, part.value + 5, part.value + part.value_size)
-
-    def whole() -> list[Any]:
-        decoder = Decoder(schema, {1: schema}.get, Filing(1, START_MS + (1 << 40)))
-        return list(decoder.decode(cut, [FetchedBatches(batches)], RangeStats.for_cut(cut)))
-
-    def parquet() -> None:
-        """As a task of a load, from batches in memory."""
-        with tempfile.TemporaryDirectory() as folder:
-            files = HourFiles(Path(folder), "part", file_schema)
-            for decoded in whole():
-                files.add(decoded.rows)
-            files.close()
-
-    print(f"{name}: {sum(map(len, bodies)) / records:.0f} bytes a message, million records per CPU-second")
-    print(f"  fastavro, to dicts          {best_rate(records, lambda: _fastavro(bodies, parsed), 2):8.2f}")
-    print(f"  by rows, to Arrow           {best_rate(records, lambda: decode_bodies(rows), 2):8.2f}")
-    print(f"  by columns, to Arrow        {best_rate(records, lambda: decode_bodies(columns)):8.2f}")
-    print(f"  unzip and frame             {best_rate(records, lambda: list(frame_batches(batches))):8.2f}")
-    print(f"  unzip, frame and decode     {best_rate(records, whole):8.2f}")
-    print(f"  the same, to Parquet        {best_rate(records, parquet):8.2f}")
-    if name == "PageView":
-        done = whole()
-        counted = best_rate(records, lambda: [count_sequences(batch.rows) for batch in done])
-        print(f"  count audit sequences       {counted:8.2f}")
+def measure(name: str, sizes: Sequence[int], ways: Ways) -> None:
+    """Print one line per way of decoding messages of some sizes."""
+    size = sum(sizes) / len(sizes)
+    print(f"{name}: {size:.0f} bytes a message, million records per CPU-second")
+    for what, way in ways.items():
+        rate = best_rate(len(sizes), way, 2 if what in SLOW else 7)
+        print(f"  {what:27} {rate:8.2f}")
 
 
-JSON_VIEW = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:]}
-"""A PageView without the audit header, which JSON objects do not have."""
+Rates = Mapping[tuple[str, str], Sequence[float]]
 
 
-def json_views(records: int) -> list[bytes]:
-    """PageViews as JSON objects."""
-    dice = random.Random(1)
-    visitors = Visitors(dice)
-    names = [field["name"] for field in JSON_VIEW["fields"]]
-    events = (visitors.event(number, dice) for number in range(records))
-    return [json.dumps({name: event[name] for name in names}).encode() for event in events]
+def page_rates(views: Sequence[Message], values: list[bytes], rounds: int) -> tuple[Rates, list[float]]:
+    """Return each way's rates by round, and the share of all cores that others used before each round."""
+    avro, objects = avro_ways(PAGE_VIEW, views), json_ways(values)
+    ways = {("Avro", what): avro[what] for what in ("by columns, to Arrow", *list(objects)[1:])}
+    ways |= {("JSON", what): way for what, way in objects.items()}
+    rates: dict[tuple[str, str], list[float]] = {way: [] for way in [*ways, FROM_JSON]}
+    busy = []
+    with from_json_of_spark(values * SPARK_TIMES) as spark_rate:
+        for _ in range(rounds):
+            busy.append(busy_share())
+            for name, way in ways.items():
+                rates[name].append(best_rate(len(values), way))
+            rates[FROM_JSON].append(spark_rate())
+            print(", ".join(f"{' '.join(name)} {each[-1]:.2f}" for name, each in rates.items()), flush=True)
+    return rates, busy
 
 
-def measure_json(values: Sequence[bytes]) -> None:
-    """Print one line per way of decoding JSON objects."""
-    records = len(values)
-    messages = [Message(START_MS + number, None, value) for number, value in enumerate(values)]
-    batches = [(h, memoryview(raw)) for h, raw in batches_of(messages, Codec.ZSTD, BATCH_RECORDS)]
-    slices = [part for frames, _ in frame_batches(batches) for part in frames.slices(SLICE_ROWS)]
-    decoder = JsonDecoder(check_table_schema(JSON_VIEW))
-    cut = cut_ranges([Range("T", 0, 0, 1 << 60)], 1 << 61)[0]
-
-    def decode() -> None:
-        for part in slices:
-            decoder.decode(part.buffer, part.value, part.value + part.value_size)
-
-    def whole() -> list[Any]:
-        filing = Filing(1, START_MS + (1 << 40))
-        whole_decoder = Decoder(JSON_VIEW, lambda _: None, filing, MessageFormat("json"))
-        return list(whole_decoder.decode(cut, [FetchedBatches(batches)], RangeStats.for_cut(cut)))
-
-    size = sum(map(len, values)) / records
-    print(f"PageView in JSON: {size:.0f} bytes a message, million records per CPU-second")
-    print(f"  to Arrow                    {best_rate(records, decode):8.2f}")
-    print(f"  unzip, frame and decode     {best_rate(records, whole):8.2f}")
+def levels(rates: Rates) -> list[str]:
+    """Return the rows of the levels, missed levels first."""
+    times = [mine / theirs for mine, theirs in zip(rates[JSON_TO_ARROW], rates[FROM_JSON], strict=True)]
+    rows = [
+        ("JSON to Arrow, M messages/CPU-s", JSON_LEVEL, "", rates[JSON_TO_ARROW]),
+        ("JSON to Arrow, of from_json in the same round", SPARK_LEVEL, " times", times),
+    ]
+    rows.sort(key=lambda row: statistics.median(row[3]) >= row[1])
+    return [
+        f"| {what} | ≥ {level:g}{unit} | {cell(found)}{unit} "
+        f"| {'yes' if statistics.median(found) >= level else '**no**'} |"
+        for what, level, unit, found in rows
+    ]
 
 
-def measure_spark(values: Sequence[bytes], passes: int = 3) -> None:
-    """Print the rate of Spark's from_json, from the CPU time of its JVM."""
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import functions as F
-
-    texts, integers = ("clientAddress", "method", "url", "protocol", "referrer", "userAgent"), ("status",)
-    columns = {field["name"]: "long" for field in JSON_VIEW["fields"]}
-    columns |= dict.fromkeys(texts, "string") | dict.fromkeys(integers, "int") | {"_bad": "string"}
-    ddl = ", ".join(f"{name} {type_}" for name, type_ in columns.items())
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_bad"}
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-    (jvm,) = [int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-
-    def cpu(frame: DataFrame) -> float:
-        before = cpu_seconds(jvm)
-        frame.write.format("noop").mode("overwrite").save()
-        return cpu_seconds(jvm) - before
-
-    with tempfile.TemporaryDirectory() as folder:
-        pq.write_table(pa.table({"value": pa.array(values, pa.string())}), f"{folder}/values.parquet")
-        scan = spark.read.parquet(f"{folder}/values.parquet")
-        decoded = scan.select(F.from_json("value", ddl, options).alias("row")).select("row.*")
-        costs = [cpu(decoded) - cpu(scan) for _ in range(passes + 1)][1:]  # the first one warms up
-    print(f"  from_json of Spark          {len(values) / min(costs) / 1e6:8.2f}")
-    spark.stop()
+def cell(rates: Sequence[float]) -> str:
+    return f"{statistics.median(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})"
 
 
-def _bodies(frames: Frames) -> list[bytes]:
-    starts, sizes = frames.value.tolist(), frames.value_size.tolist()
-    data = frames.buffer.data
-    return [bytes(data[start + 5 : start + size]) for start, size in zip(starts, sizes, strict=True)]
+def write_page(records: int, rounds: int) -> None:
+    """Measure the ways of the page, and write its text."""
+    import pyspark
 
-
-def _fastavro(bodies: list[bytes], schema: Any) -> None:
-    for body in bodies:
-        fastavro.schemaless_reader(io.BytesIO(body), schema, None)
+    views, values = list(page_views(records)), json_views(records)
+    rates, busy = page_rates(views, values, rounds)
+    text = TEXT.format(
+        batch=BATCH_RECORDS,
+        avro_bytes=statistics.fmean(len(view.value or b"") for view in views),
+        header=len(PAGE_VIEW["fields"][0]["type"]["fields"]),
+        json_bytes=statistics.fmean(map(len, values)),
+        spark=pyspark.__version__,
+        rounds=rounds,
+        records=records,
+        spark_records=records * SPARK_TIMES,
+        day=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        busy=statistics.fmean(busy),
+        machine=in_words(machine()),
+        levels="\n".join(levels(rates)),
+        rows="\n".join(f"| {name} | {what} | {cell(each)} |" for (name, what), each in rates.items()),
+    )
+    write_half(PAGE, "decoding", text)
 
 
 def measure_stages(records: int, codec: Codec) -> None:
@@ -203,17 +159,33 @@ def measure_stages(records: int, codec: Codec) -> None:
             print(f"  {stage.name:27} {stage.rate:8.2f}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print all ways, or write those of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the page")
     parser.add_argument("--stage", action="store_true", help="also a whole task of a load")
     parser.add_argument("--spark", action="store_true", help="also Spark's from_json")
+    parser.add_argument("--page", action="store_true", help="write a part of docs/benchmarks.md instead")
     options = parser.parse_args()
-    measure("long and string", FLAT, flat_messages(options.records))
-    measure("PageView", PAGE_VIEW, list(page_views(options.records)))
-    measure_json(views := json_views(options.records))
+    if options.page:
+        write_page(options.records, options.rounds)
+        return
+    for name, schema, messages in (
+        ("long and string", FLAT, flat_messages(options.records)),
+        ("PageView", PAGE_VIEW, list(page_views(options.records))),
+    ):
+        sizes = [len(message.value or b"") - len(PREFIX) for message in messages]
+        measure(name, sizes, avro_ways(schema, messages))
+    values = json_views(options.records)
+    measure("PageView in JSON", [*map(len, values)], json_ways(values))
     if options.spark:
-        measure_spark(views * 5)
+        with from_json_of_spark(values * SPARK_TIMES) as rate:
+            print(f"  {FROM_JSON[1]:27} {rate():8.2f}")
     if options.stage:
         measure_stages(3 * options.records, Codec.NONE)
         measure_stages(3 * options.records, Codec.ZSTD)
+
+
+if __name__ == "__main__":
+    main()

@@ -84,7 +84,7 @@ class Loads:
     ) -> LoadManifest:
         storage, attempt = self._scene.storage, f"{edition:04d}-{uuid.uuid4().hex[:16]}"
         folder = f"rows/{number:010d}-{attempt}"
-        metrics = metrics_of(_footer(self._record, number), self._record.iceberg)
+        metrics = metrics_of(footer(self._record, number), self._record.iceberg)
         paths = {n: f"{folder}/{hour(n)}-0000-{n:08x}.parquet" for n in hours}
         files = [DataFile(path=path, bytes=1, sha256="", hour=hour(n), rows=1) for n, path in paths.items()]
         (self._scene.topic / folder).mkdir(parents=True)
@@ -126,7 +126,7 @@ class Loads:
         return manifest
 
 
-def _footer(record: TableSchema, load: int) -> pq.FileMetaData:
+def footer(record: TableSchema, load: int) -> pq.FileMetaData:
     row = {
         "url": "/",
         "_time": START,

@@ -25,7 +25,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.schemas import pin_first
+from millrace_warehouse.history.schemas import first_schema
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.task import CutTask, write_cut
@@ -154,7 +154,7 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         target = Path(folder) / "warehouse"
         target.mkdir()
         storage = open_storage(str(target))
-        record = pin_first(Topic(storage, TOPIC), SCHEMA_ID, PAGE_VIEW)
+        record = first_schema(Topic(storage, TOPIC), SCHEMA_ID, PAGE_VIEW)
         source = Pinned.from_schema(
             record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get
         ).source

@@ -7,18 +7,11 @@ import subprocess
 from pathlib import Path
 
 from millrace.zookeeper.embedded import find_java
-from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.load.load import LoadResult
-from millrace_warehouse.log.formats import MessageFormat
-from tests.integration.test_audit import World
 from tests.peers import maven
 from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run
-from tests.warehouses import load_here
 
 SOURCES = Path(__file__).with_name("java")
 BUILD_S = 300
-SCHEMA = {"type": "record", "name": "Numbered", "fields": [{"name": "n", "type": "long"}]}
-"""Schema of the service's JSON."""
 
 
 def build_jar() -> Path:
@@ -91,11 +84,3 @@ def finish(service: subprocess.Popen[str]) -> str:
     assert service.returncode == 0, output
     assert "reporting threads left: 0\n" in output
     return output
-
-
-def load_json(world: World, topic: str) -> LoadResult:
-    """Load the service's messages into the world's warehouse."""
-    with SchemaRegistryClient(world.registry) as registry:
-        registry.register(topic, SCHEMA)
-    place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
-    return load_here(*place, topic, subject=topic, messages=MessageFormat("json"))

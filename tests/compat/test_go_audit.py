@@ -14,15 +14,17 @@ from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import FOR_EVER
 from millrace_broker.coordination.users import Users
 from millrace_broker.security.scram import make_credential
+from tests.audit_world import audit_of_one_origin
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import Home, RunningBroker, address, create, login_settings, start_broker
 from tests.compat.evidence import check_exact, check_fingerprint, check_killed, read_evidence, read_outcomes
+from tests.compat.judging import EVENTS, check_broken_is_named, check_complete
 from tests.compat.programs import GO_AUDIT, Program, audited_go, run_go
+from tests.integration.test_audit import World
 from tests.peers.kafka import KafkaBroker
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
 
-EVENTS = 20_000
 USER, PASSWORD = "checkout", "long enough"
 Start = Callable[..., Process]
 
@@ -89,6 +91,26 @@ def test_every_event_is_reported_with_the_content_of_its_value(
     assert len(evidence.told[instance].acknowledged) == EVENTS
     check_fingerprint(evidence, instance)
     check_protocol(address(home), topic)
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("go-audit")
+    return audit_of_one_origin(World, start_for_module, zookeeper, folder, ["past", "broken"])
+
+
+@pytest.mark.parametrize(("case", "check"), [("past", check_complete), ("broken", check_broken_is_named)])
+def test_the_auditor_judges_json_of_a_go_service_up_to_the_table(
+    world: World,
+    service: Program,
+    start: Start,
+    case: str,
+    check: Callable[[World, str], None],
+    tmp_path: Path,
+) -> None:
+    job = {"topic": case, "events": EVENTS, "case": case, "outcomes": str(tmp_path / "outcomes")}
+    finish(service.start(start, bootstrap=world.clusters["dc1"].bootstrap, **job))
+    check(world, case)
 
 
 def test_events_are_acknowledged_when_a_killed_broker_is_back(

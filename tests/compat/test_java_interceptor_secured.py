@@ -17,7 +17,8 @@ from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import login_settings
 from tests.compat.evidence import read_evidence, read_outcomes
-from tests.compat.java_interceptor import finish, load_json, start_service
+from tests.compat.java_interceptor import finish, start_service
+from tests.compat.judging import load_json
 from tests.integration.test_audit import World
 from tests.support import Process, run_millrace
 

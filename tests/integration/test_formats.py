@@ -105,12 +105,14 @@ def test_a_topic_of_json_is_drafted_loaded_published_and_read(
         early.topics_to_load(*no_schema, lambda _: "json", [ORDERS], "")
 
     drafted = run_millrace(
-        *("init", "schema", ORDERS, "--from-topic", "--bootstrap", bootstrap, "--folder", str(tmp_path))
+        *("init", "schema", ORDERS, "--from-topic", "--bootstrap", bootstrap),
+        *("--registry", site.registry, "--folder", str(tmp_path)),
     )
     assert drafted.returncode == 0, drafted.stderr
     assert "The schema is a guess from 200 JSON objects" in drafted.stdout
     assert "placedAt: taken as times of ISO 8601" in drafted.stdout
     assert f"--bootstrap {bootstrap}" not in drafted.stdout, "loads are from the offline cluster"
+    assert drafted.stdout.count(f" --registry {site.registry}\n") == 2
     applied = run_millrace(*("schemas", "apply", str(tmp_path / "schemas"), "--registry", site.registry))
     assert applied.returncode == 0, applied.stdout + applied.stderr
 

@@ -24,7 +24,7 @@ from millrace_spark.jobs.executors import TIMEOUT
 from millrace_spark.jobs.submit import submit
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_warehouse.history.layout import Topic, newest_load
-from millrace_warehouse.history.schemas import pin_first
+from millrace_warehouse.history.schemas import first_schema
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.task import CutTask, write_cut
@@ -185,7 +185,7 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
 
     storage, schema = open_storage(str(tmp_path)), {"type": "record", "name": "R", "fields": []}
     source = Pinned.from_schema(
-        pin_first(Topic(storage, "Unread"), 1, schema), connect, {1: schema}.get
+        first_schema(Topic(storage, "Unread"), 1, schema), connect, {1: schema}.get
     ).source
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
     tasks = [

@@ -22,6 +22,7 @@ from tests.support import ROUNDS
 from tests.unit.warehouse.publish import publishing
 from tests.unit.warehouse.publish.beside import BRANCH, commit_on_branch
 from tests.unit.warehouse.publish.publishing import H10, H11, H12
+from tests.unit.warehouse.record_headers import FORMATS, check_table_gets_sender_columns
 
 TOPIC = "page_view"
 """The server takes no capital letters."""
@@ -88,6 +89,11 @@ def test_a_first_schema_with_records_inside_keeps_its_ids(lake: Lake) -> None:
     publish_in(lake.storage, lake.catalog, H10)
     assert table_of(lake.catalog).schema().as_struct() == record.schema.as_struct()
     assert rows_by_load_and_hour(table_of(lake.catalog)) == {(1, H10): 3}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_table_without_the_columns_of_record_headers_gets_them(lake: Lake, format: str) -> None:
+    check_table_gets_sender_columns(lake.storage, lake.catalog, TOPIC, format)
 
 
 def test_old_snapshots_are_removed_by_the_server(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 from millrace.client import metadata
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.client.copied_topics import COPIES_TOPIC, CopiedTopics, CopiesFetcher, read_copies
-from millrace.client.errors import LEADER_MOVED, TryAgain, raise_error
+from millrace.client.errors import LEADER_MOVED, TryAgain, no_topic, raise_error
 from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits, with_bounds
 from millrace.client.metadata import TopicMetadata
 from millrace.config import ClientSecurity, parse_addresses
@@ -432,6 +432,8 @@ class ClusterClient:
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
         (topic,) = self._metadata((name,), deadline).topics
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_topic(name, self.bootstrap)
         raise_error(topic.error_code, f"topic {name!r} on {self.bootstrap}")
         described = TopicMetadata.of(topic)
         self._leaders[name] = described.partitions

@@ -102,10 +102,12 @@ def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
 
 
 def text_of(error: BaseException | KafkaError) -> str:
-    """Return librdkafka's text of an error, with advice after a policy violation."""
+    """Return librdkafka's text of an error, with advice where the text alone names no cause."""
     cause = error.args[0] if isinstance(error, BaseException) and error.args else error
     if not isinstance(cause, KafkaError):
         return str(cause)
     if cause.code() == ErrorCode.POLICY_VIOLATION:
         return f"{cause.str()}; a copy that the mirror makes takes messages in the cluster it is copied from"
+    if cause.code() == ErrorCode.INVALID_RECORD:
+        return f"{cause.str()}; a compacted topic takes only messages with a key: send a key"
     return str(cause.str())

@@ -34,6 +34,14 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
     raise ERRORS.get(code, BrokerError)(f"{what}: {message or error_name(code)}")
 
 
+def no_topic(name: str, bootstrap: str) -> UnknownTopicOrPartition:
+    """Return the error of a topic that the cluster does not have, which says what to do."""
+    return UnknownTopicOrPartition(
+        f"topic {name!r} does not exist on {bootstrap}: check its name, or create it with"
+        f" `millrace topics create {name} --bootstrap {bootstrap}`"
+    )
+
+
 def in_words(code: int) -> str:
     """Describe a partition's error code in words, and name the log to read unless its leader is changing."""
     if code in _RETRIABLE:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millrace.client.errors import no_topic
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
@@ -99,9 +100,7 @@ def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
     if matched or existing & set(named):
         return matched
     if named:
-        raise MillraceError(
-            f"topic {named[0]!r} does not exist on {bootstrap}: check its name, or create it first"
-        )
+        raise no_topic(named[0], bootstrap)
     raise MillraceError(
         f"no topic on {bootstrap} matches {matching!r}: see `millrace topics list --bootstrap {bootstrap}`"
     )

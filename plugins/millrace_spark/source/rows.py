@@ -41,6 +41,12 @@ CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_r
 """Columns of permissive mode: the bytes of a message that could not be decoded, and the reason. Null for
 other messages.
 """
+_CURE = "set mode=PERMISSIVE to have such messages as rows of nulls, use `millrace load` to set them aside"
+_RAW_CURE = (
+    "read the topic alone with value.format=bytes and mode=PERMISSIVE to have such a batch as a row of nulls,"
+    " use `millrace load` to set it aside"
+)
+"""Raw queries refuse mode=PERMISSIVE."""
 
 
 def _spark_type(type_: pa.DataType) -> pa.DataType:
@@ -95,7 +101,7 @@ class RowReader:
     ) -> Iterator[pa.RecordBatch]:
         if self.table is None:
             for frames, broken in messages.frames_of(cut, fetched, stats):
-                _refuse(cut, broken)
+                _refuse(cut, broken, _RAW_CURE)
                 for part in frames.slices(messages.SLICE_ROWS):
                     yield raw_batch(cut, part)
             return
@@ -105,7 +111,7 @@ class RowReader:
             for decoded in self._decoder(self.table, lookup).decode(cut, fetched, stats):
                 rows = decoded.rows if decoded.rows.schema == columns else decoded.rows.cast(columns)
                 if not self.options.permissive:
-                    _refuse(cut, decoded.rejected)
+                    _refuse(cut, decoded.rejected, _CURE)
                     yield rows
                     continue
                 nulls = [pa.nulls(rows.num_rows, field.type) for field in CORRUPT_FIELDS]
@@ -166,11 +172,11 @@ def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
     return [Gap(cursor.next_offset, header.base_offset, "absent")]
 
 
-def _refuse(cut: Cut, rejected: Sequence[RejectedRecords]) -> None:
+def _refuse(cut: Cut, rejected: Sequence[RejectedRecords], cure: str) -> None:
+    """Raise MillraceError, which ends with the cure, when there are rejected records."""
     if not rejected:
         return
     first = rejected[0]
-    cure = "set mode=PERMISSIVE to have such messages as rows of nulls, use `millrace load` to set them aside"
     look = name_format(first.raw)
     if first.kind == Kind.FOREIGN_FRAMING and look.formats[0] in ("json", "text"):
         cure = f'give .option("value.format", "{look.formats[0]}") to read {look.plural}, or {cure}'

@@ -25,9 +25,9 @@ from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import (
     check_same_format,
-    pin_first,
-    pin_plain,
+    first_schema,
     pinned,
+    plain_schema,
     with_own_columns,
 )
 from millrace_warehouse.load.load import LoadResult, LoadRun
@@ -151,19 +151,19 @@ def _pin(
     name: str,
     used: int,
 ) -> Pinned:
-    """Pin the topic's newest schema. The first load pins the newest registered schema and the format."""
+    """Return the topic's newest schema: for the first load the newest registered one, with the format."""
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
     if table_schema is None:
         messages = MessageFormat(told.name or AVRO, told.time)
         if messages.name in PLAIN_SCHEMAS:
-            table_schema = pin_plain(topic, messages)
+            table_schema = plain_schema(topic, messages)
         else:
             with connect() as client:
                 if not told.name:
                     check_is_avro(client, name, registry.find_schema)
                 latest = _newest_registered(client, registry, subjects, name, messages.name)
-            table_schema = pin_first(topic, latest.schema_id, latest.schema, messages)
+            table_schema = first_schema(topic, latest.schema_id, latest.schema, messages)
     check_same_format(table_schema, told)
     table_schema = with_own_columns(topic, table_schema, registry.find_schema)
     return Pinned.from_schema(table_schema, connect, registry.find_schema)

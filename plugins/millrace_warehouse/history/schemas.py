@@ -162,24 +162,29 @@ def pinned(topic: layout.Topic, used: int = 0) -> TableSchema | None:
     return read_schema(topic, newest) if newest else None
 
 
-def pin_first(
+def first_schema(
     topic: layout.Topic, schema_id: int, schema: Mapping[str, Any], messages: MessageFormat = AVRO_MESSAGES
 ) -> TableSchema:
-    """Pin `schema` and the format as the table's first. If another run pins them at the same moment, return
-    those.
+    """Return the table's first schema, not recorded yet: the first load records it once its rows are written.
 
     Raise MillraceError if a table may not have the schema, or messages of the format cannot fill its columns.
     """
     table = check_pinned(topic.name, schema_id, schema)
     _check_format(topic.name, schema_id, messages, table)
     columns = iceberg_types.iceberg_schema(table)
-    table_schema = _create(topic, None, schema_id, columns, FIRST_REASON, messages)
-    return read_schema(topic, 1) if table_schema is None else table_schema
+    return _next_schema(topic, None, schema_id, columns, FIRST_REASON, messages)
 
 
-def pin_plain(topic: layout.Topic, messages: MessageFormat) -> TableSchema:
-    """Pin a format whose columns come from no registry, as `pin_first` does."""
-    return pin_first(topic, NO_SCHEMA, PLAIN_SCHEMAS[messages.name], messages)
+def plain_schema(topic: layout.Topic, messages: MessageFormat) -> TableSchema:
+    """Return the first schema of a format whose columns come from no registry, as `first_schema` does."""
+    return first_schema(topic, NO_SCHEMA, PLAIN_SCHEMAS[messages.name], messages)
+
+
+def record(topic: layout.Topic, table_schema: TableSchema) -> bool:
+    """Record a schema, which pins it. Return False when another run has recorded another under its number."""
+    if topic.storage.create(layout.schema_path(topic.name, table_schema.number), encode(table_schema)):
+        return True
+    return read_schema(topic, table_schema.number) == table_schema
 
 
 def check_same_format(table_schema: TableSchema, messages: MessageFormat) -> None:
@@ -209,16 +214,16 @@ def _check_format(topic: str, schema_id: int, messages: MessageFormat, table: Re
         ) from None
 
 
-def _create(
+def _next_schema(
     topic: layout.Topic,
     before: TableSchema | None,
     schema_id: int,
     columns: Schema,
     reason: str,
     messages: MessageFormat,
-) -> TableSchema | None:
-    """Create the schema that follows `before`. Return None when another run has taken its number."""
-    table_schema = TableSchema(
+) -> TableSchema:
+    """Return the schema that follows `before`, not recorded yet."""
+    return TableSchema(
         topic=topic.name,
         number=1 if before is None else before.number + 1,
         schema_id=schema_id,
@@ -231,8 +236,6 @@ def _create(
         message_format=messages.name,
         time_field=messages.time,
     )
-    path = layout.schema_path(topic.name, table_schema.number)
-    return table_schema if topic.storage.create(path, encode(table_schema)) else None
 
 
 def avro_schema(table_schema: TableSchema, lookup: Lookup) -> Mapping[str, Any]:
@@ -271,8 +274,9 @@ def with_own_columns(topic: layout.Topic, table_schema: TableSchema, lookup: Loo
         schema_id, before = table_schema.schema_id, table_schema
         table = check_pinned(topic.name, schema_id, avro_schema(before, lookup))
         columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-        created = _create(topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages)
-        table_schema = created or read_schema(topic, before.number + 1)
+        table_schema = _next_schema(topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages)
+        if not record(topic, table_schema):
+            table_schema = read_schema(topic, table_schema.number)
     return table_schema
 
 
@@ -321,8 +325,8 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     table = check_promotion(topic.name, (before.schema_id, old), (schema_id, new))
     _check_format(topic.name, schema_id, before.messages, table)
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    table_schema = _create(topic, before, schema_id, columns, reason, before.messages)
-    if table_schema is None:
+    table_schema = _next_schema(topic, before, schema_id, columns, reason, before.messages)
+    if not record(topic, table_schema):
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 import pyarrow.parquet as pq
 
-from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.client.cluster_client import LATEST, TopicMetadata
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import RefusedLog, check_not_cut, check_same_log
-from millrace_warehouse.history.schemas import dropped_fields
+from millrace_warehouse.history.schemas import dropped_fields, record
 from millrace_warehouse.load import range_writer
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.range_writer import Pinned
@@ -84,7 +83,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     """
     topic, client = layout.Topic(run.context.storage, name), run.context.client
     layout.check_topic(topic)
-    metadata = metadata_of(client, name)
+    metadata = client.topic(name)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(topic)
     check_log(run, topic_id, newest)  # before anything is written
@@ -97,7 +96,7 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
         seen, newest = newest, layout.newest_load(topic)
         if newest != seen:
             heal(run.context, newest)
-        check_planned_log(plan, client.cluster_id, metadata_of(client, name).topic_id.hex)
+        check_planned_log(plan, client.cluster_id, client.topic(name).topic_id.hex)
         check_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             holder, message = _nothing_to_do(topic, plan, newest, fresh)
@@ -109,15 +108,6 @@ def load_topic(run: LoadRun, name: str) -> LoadResult:
     return retried(attempt, f"{topic} was not loaded", "run one load at a time")
 
 
-def metadata_of(client: ClusterClient, topic: str) -> TopicMetadata:
-    try:
-        return client.topic(topic)
-    except UnknownTopicOrPartition:
-        raise MillraceError(
-            f"topic {topic!r} does not exist on {client.bootstrap}: check its name, or create it first"
-        ) from None
-
-
 def heal(context: range_writer.LoadContext, newest: LoadManifest | None) -> None:
     """Write the ledger's entry of the newest load if it is missing.
 
@@ -126,11 +116,11 @@ def heal(context: range_writer.LoadContext, newest: LoadManifest | None) -> None
     """
     if newest is None:
         return
-    record(context.storage, newest)
+    record_load(context.storage, newest)
     context.progress("healed")
 
 
-def record(storage: Storage, load: LoadManifest) -> None:
+def record_load(storage: Storage, load: LoadManifest) -> None:
     """Write the ledger's entry of a load that was made, and make it easy to find."""
     add_to_ledger(storage, layout.manifest_path(load), load)
     layout.remember_newest(storage, load)
@@ -196,7 +186,7 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """Try once to load from the newest load's end to the plan's. Return None if another driver won."""
-    storage, progress = run.context.storage, run.context.progress
+    topic, progress = layout.Topic(run.context.storage, plan.topic), run.context.progress
     parts = range_writer.parts_to_load(
         run.context.client, plan.topic, plan.topic_id, loaded_parts(plan.topic_id, newest), plan.end_offsets
     )
@@ -205,12 +195,23 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
 
     def write(attempt: str) -> LoadManifest:
         draft = draft_of(plan, newest, attempt, pinned)
-        return range_writer.write_ranges(run.context, draft, pinned, parts)
+        written = range_writer.write_ranges(run.context, draft, pinned, parts)
+        pin_with_first(topic, newest, pinned)
+        return written
 
-    manifest = make(layout.Topic(storage, plan.topic), load, 1, write, progress)
+    manifest = make(topic, load, 1, write, progress)
     if manifest is None:
         return None
     return record_made(run, plan, manifest, pinned)
+
+
+def pin_with_first(topic: layout.Topic, newest: LoadManifest | None, pinned: Pinned) -> None:
+    """Record the schema of a first load whose rows are written. Raise Conflict if another run has pinned one.
+
+    Only now: a first load that fails, for example over its limit of rejected records, pins no format.
+    """
+    if newest is None and not record(topic, pinned.table_schema):
+        raise Conflict("another run has pinned the topic's schema")
 
 
 def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinned) -> LoadManifest:
@@ -234,7 +235,7 @@ def draft_of(plan: Plan, newest: LoadManifest | None, attempt: str, pinned: Pinn
 def record_made(run: LoadRun, plan: Plan, manifest: LoadManifest, pinned: Pinned) -> LoadResult:
     """Record a load that this run has made. Return its result, with notes on its messages."""
     storage = run.context.storage
-    record(storage, manifest)
+    record_load(storage, manifest)
     run.context.progress("recorded")
     rejected = _reasons(storage, manifest, pinned.table_schema.message_format)
     notes = [*_dropped_fields(pinned, manifest), *_unknown_fields(manifest), *rejected]

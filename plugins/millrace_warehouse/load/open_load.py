@@ -21,7 +21,7 @@ from millrace_warehouse.history.plan import Plan
 from millrace_warehouse.history.same_log import check_not_cut
 from millrace_warehouse.history.schemas import schema_numbers
 from millrace_warehouse.load.attempt import discard, new_attempt
-from millrace_warehouse.load.load import LoadRun, check_ends, draft_of, loaded_parts
+from millrace_warehouse.load.load import LoadRun, check_ends, draft_of, loaded_parts, pin_with_first
 from millrace_warehouse.load.merge import merge_files
 from millrace_warehouse.load.range_writer import (
     LoadedPart,
@@ -69,7 +69,7 @@ class OpenLoad:
 
     @classmethod
     def begin(cls, run: LoadRun, topic_id: str, topic: str, before: LoadManifest | None) -> OpenLoad:
-        """Return an empty load of a topic's log. Pin the topic's schema with its first load."""
+        """Return an empty load of a topic's log."""
         context = run.context
         plan = Plan(
             topic=topic,
@@ -201,15 +201,16 @@ class OpenLoad:
     def complete(self) -> LoadManifest:
         """Merge the files and account for all offsets. Return the manifest, ready to be created.
 
-        Raise MillraceError as `range_writer.write_ranges` does.
+        Raise MillraceError as `range_writer.write_ranges` does, and Conflict if another run has pinned
+        another schema with the topic's first load.
         """
         parts = [part for _, part in sorted(self._parts.items())]
         whole = next(part.range for part in parts if part.range is not None)
         results = merge_files(self._task(Cut(whole, whole.start, whole.end), 0, ""), self._results)
         draft = draft_of(self.plan, self.before, self.attempt, self.pinned)
-        self.manifest = sealed(
-            complete_draft(self.run.context, draft, self.pinned, parts, results, self._erasing)
-        )
+        written = complete_draft(self.run.context, draft, self.pinned, parts, results, self._erasing)
+        pin_with_first(self.topic, self.before, self.pinned)
+        self.manifest = sealed(written)
         return self.manifest
 
     def made_by(self, newest: LoadManifest | None) -> LoadManifest | None:

@@ -110,7 +110,8 @@ class LoadContext:
     cut_bytes: int
     pin: Callable[[str, int], Pinned]
     """Function that returns the newest schema of a topic. It is called for each attempt, with the number of
-    the schema that the newest load used. The first load passes 0 and pins the newest registered schema.
+    the schema that the newest load used. The first load passes 0, and pins the returned schema once its rows
+    are written.
     """
     progress: Progress
     max_rejected: RejectedLimits = DEFAULT_LIMITS

@@ -25,10 +25,10 @@ from millrace_warehouse.load.load import (
     check_log,
     heal,
     loaded_parts,
-    metadata_of,
     record_made,
 )
 from millrace_warehouse.load.open_load import OpenLoad
+from millrace_warehouse.races import Conflict
 
 SEAL_S = 300.0
 """Age at which the open load is sealed. Fewer loads keep history short; rows are visible before."""
@@ -146,7 +146,7 @@ class Resident:
 
     def _read_on(self, newest: LoadManifest | None) -> LoadResult | None:
         client, began = self._run.context.client, time.time()
-        topic_id = metadata_of(client, self._topic.name).topic_id.hex
+        topic_id = client.topic(self._topic.name).topic_id.hex
         ends = client.list_offsets(self._topic.name, LATEST)
         if self._load is not None and self._load.plan.topic_id != topic_id:
             self._drop()  # the topic was recreated
@@ -157,15 +157,16 @@ class Resident:
             return None
         reached = load.read(ends, TURN_BYTES)
         self.is_behind = not reached
+        is_shown = load.before is not None and self._answer is not Answer.OFF
         # A load that is behind is not shown: it might show less than another loader's tail did before.
-        if reached and self._answer is not Answer.OFF:
+        if reached and is_shown:
             if self._show(load) is Answer.TAKEN:
                 self._load = None
                 load.discard()
                 return None
             self._note_shown(began)
-        is_due = self._is_due(load) or (reached and self._answer is Answer.OFF)
-        return self._seal(load) if is_due else None
+        # A topic's first load is made at once: it pins the schema, without which there is no table.
+        return self._seal(load) if self._is_due(load) or (reached and not is_shown) else None
 
     def _begin(self, topic_id: str, newest: LoadManifest | None, ends: Mapping[int, int]) -> OpenLoad | None:
         """Return an open load after the newest load, or None if the log holds nothing new."""
@@ -192,7 +193,11 @@ class Resident:
             self.shown_through = began
 
     def _seal(self, load: OpenLoad) -> LoadResult | None:
-        manifest = load.manifest or load.complete()
+        try:
+            manifest = load.manifest or load.complete()
+        except Conflict:
+            self._drop()
+            return None
         if create(self._topic, manifest):
             self._run.context.progress("published")
             return self._made(load, manifest)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -221,18 +222,12 @@ class Live:
         table = self._table(on)
         if table is None:
             return None
-        shown, newest = _Shown.of(table), layout.newest_load(topic)
-        record, editions = _newest_publication(topic, table), layout.newest_editions(topic)
-        now = _Shown(
-            main=head_of(table, MAIN_BRANCH) or 0,
-            basis=_basis(record, editions),
-            load=newest.load if newest is not None else 0,
-            load_sha256=newest.sha256 if newest is not None else "",
-        )
+        shown, history = _Shown.of(table), _History.read(topic, table)
+        now, record = history.shown, history.record
         waiting = _Part(keeps=shown is not None and _continues(topic, now, shown))
         schema = record.schema if record is not None else 1
         after = shown.load if shown is not None and waiting.keeps else None
-        for manifest, hours in _loads_that_wait(topic, record, editions, after):
+        for manifest, hours in history.waiting(topic, after):
             waiting.added += entries_of(topic, manifest, hours)
             schema = max(schema, manifest.schema)
         own, there = self._choose_tail(table, shown, now.load + 1, tail, dropped)
@@ -292,14 +287,84 @@ class Live:
         return (None, there) if there.until > self._context.clock() else (tail, None)
 
 
-def _newest_publication(topic: Topic, table: Table) -> Publication | None:
-    path = table.properties.get(PATH)
-    return layout.read_checked(topic.storage, Publication, path) if path else None
+@dataclass(frozen=True, slots=True)
+class _History:
+    """The state of a topic's loads and of its table's newest publication."""
+
+    shown: _Shown
+    """What a branch made from them shows, without a tail."""
+    record: Publication | None
+    editions: Mapping[int, int]
+
+    @classmethod
+    def read(cls, topic: Topic, table: Table) -> _History:
+        newest, path = layout.newest_load(topic), table.properties.get(PATH)
+        record = layout.read_checked(topic.storage, Publication, path) if path else None
+        editions = layout.newest_editions(topic)
+        stated = [record.sha256 if record is not None else "", sorted(editions.items())]
+        shown = _Shown(
+            main=head_of(table, MAIN_BRANCH) or 0,
+            basis=hashlib.sha256(json.dumps(stated).encode()).hexdigest(),
+            load=newest.load if newest is not None else 0,
+            load_sha256=newest.sha256 if newest is not None else "",
+        )
+        return cls(shown, record, editions)
+
+    def waiting(
+        self, topic: Topic, after: int | None = None
+    ) -> Iterator[tuple[LoadManifest, Collection[str]]]:
+        """Yield each edition with rows that are not in `main`, and the hours of these rows.
+
+        `after` skips the loads up to this one, whose rows the branch shows already. Rows that the newest
+        publication knows count in the edition that it names, because `main` has the rest of that edition.
+        """
+        if after is None:
+            hours: dict[tuple[int, int], set[str]] = {}
+            for hour, loads in self.record.unpublished.items() if self.record is not None else ():
+                for rows in loads:
+                    hours.setdefault((rows.load, rows.edition), set()).add(hour)
+            for (load, edition), of_load in sorted(hours.items()):
+                yield layout.read_edition(topic, load, edition), of_load
+            after = self.record.loads.load if self.record is not None else 0
+        for first in layout.loads_after(topic, after):
+            edition = self.editions.get(first.load, 1)
+            manifest = first if edition == 1 else layout.read_edition(topic, first.load, edition)
+            yield manifest, manifest.rows_by_hour().keys()
 
 
-def _basis(record: Publication | None, editions: Mapping[int, int]) -> str:
-    stated = [record.sha256 if record is not None else "", sorted(editions.items())]
-    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+def wrong_files(topic: Topic, table: Table) -> list[str] | None:
+    """Return a line for each file that branch `live` lacks or has too much; None if the branch is behind.
+
+    The files of a tail are not looked at. Raise MillraceError when a manifest of a load is missing.
+    """
+    shown, history = _Shown.of(table), _History.read(topic, table)
+    if shown is None:
+        return None
+    now = replace(history.shown, waiting=shown.waiting, tail=shown.tail)
+    if replace(now, attempt=shown.attempt, tail_files=shown.tail_files) != shown:
+        return None
+    there = Counter[str]()
+    for number, manifest in enumerate(_manifests(table, LIVE)):
+        if number >= shown.tail:
+            there.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+    expected = Counter(
+        entry.data_file.file_path
+        for manifest in _manifests(table, MAIN_BRANCH)
+        for entry in manifest.fetch_manifest_entry(table.io)
+    )
+    for load, hours in history.waiting(topic):
+        expected.update(entry.file_path for entry in entries_of(topic, load, hours))
+    return [
+        *(f"branch {LIVE} lacks {path}" for path in sorted((expected - there).elements())),
+        *(f"branch {LIVE} has {path} too much" for path in sorted((there - expected).elements())),
+    ]
+
+
+def _manifests(table: Table, branch: str) -> list[ManifestFile]:
+    """Return the manifests of a branch's head that name files."""
+    head = table.metadata.snapshot_by_name(branch)
+    manifests = head.manifests(table.io) if head is not None else []
+    return [each for each in manifests if each.has_added_files() or each.has_existing_files()]
 
 
 def _continues(topic: Topic, now: _Shown, shown: _Shown) -> bool:
@@ -307,28 +372,6 @@ def _continues(topic: Topic, now: _Shown, shown: _Shown) -> bool:
     if shown.basis != now.basis or shown.load > now.load:
         return False
     return not shown.load or layout.read_load(topic, shown.load).sha256 == shown.load_sha256
-
-
-def _loads_that_wait(
-    topic: Topic, record: Publication | None, editions: Mapping[int, int], after: int | None
-) -> Iterator[tuple[LoadManifest, Collection[str]]]:
-    """Yield each edition with rows that are not in `main`, and the hours of these rows.
-
-    `after` is the newest load whose rows need not be told again; None for none. Rows that the newest
-    publication knows count in the edition that it names, because `main` has the rest of that edition.
-    """
-    if after is None:
-        hours: dict[tuple[int, int], set[str]] = {}
-        for hour, loads in record.unpublished.items() if record is not None else ():
-            for rows in loads:
-                hours.setdefault((rows.load, rows.edition), set()).add(hour)
-        for (load, edition), of_load in sorted(hours.items()):
-            yield layout.read_edition(topic, load, edition), of_load
-        after = record.loads.load if record is not None else 0
-    for first in layout.loads_after(topic, after):
-        edition = editions.get(first.load, 1)
-        manifest = first if edition == 1 else layout.read_edition(topic, first.load, edition)
-        yield manifest, manifest.rows_by_hour().keys()
 
 
 class _LiveCommit(BranchCommit):
@@ -352,22 +395,17 @@ class _LiveCommit(BranchCommit):
         super().__init__(table, columns, changed)
 
     def write(self) -> Sequence[ManifestFile]:
-        before, shown = self._of_head(LIVE), self._shown
+        before, shown = _manifests(self.table, LIVE), self._shown
         first, second = (shown.tail, shown.tail + shown.waiting) if shown is not None else (0, 0)
         tail = self._part(self._tail, before[:first])
         waiting = self._part(self._waiting, before[first:second])
         self._next = replace(self._next, tail=len(tail), waiting=len(waiting))
-        return [*tail, *waiting, *self._of_head(MAIN_BRANCH)]
+        return [*tail, *waiting, *_manifests(self.table, MAIN_BRANCH)]
 
     def _part(self, part: _Part, before: Sequence[ManifestFile]) -> list[ManifestFile]:
         small, kept = self.merged(before) if part.keeps else ([], [])
         added = [self.entry(ManifestEntryStatus.ADDED, file) for file in part.added]
         return [*self.write_entries([*small, *added]), *kept]
-
-    def _of_head(self, branch: str) -> list[ManifestFile]:
-        head = self.table.metadata.snapshot_by_name(branch)
-        manifests = head.manifests(self.table.io) if head is not None else []
-        return [each for each in manifests if each.has_added_files() or each.has_existing_files()]
 
     def summary(self, parent: Snapshot | None) -> Summary:
         shown = self._shown

@@ -15,11 +15,14 @@ from datetime import UTC, datetime, timedelta
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Progress, quiet
 from millrace_warehouse.history import layout
+from millrace_warehouse.publish.committer import LIVE, head_of
+from millrace_warehouse.publish.live import is_on, wrong_files
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.interface import Storage
 from millrace_warehouse.verify.check import Check, TopicReport
@@ -107,7 +110,7 @@ def _version(run: VerifyRun, topic: layout.Topic) -> object:
     except MillraceError:
         table = None
     made = [len(topic.recorded(folder)) for folder in (layout.Folder.LOADS, layout.Folder.EDITIONS)]
-    return made, table.metadata_location if table is not None else None
+    return made, (head_of(table, MAIN_BRANCH), table.properties.get(PATH)) if table is not None else None
 
 
 def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
@@ -124,6 +127,8 @@ def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
         check_table(check, head, replay, checked.whole)
         if run.catalog is not None:
             check_hours(check, run.catalog, replay.publications)
+    if head is not None:
+        _check_live(check, head.table)
     if run.rows:
         check_rows(check, history, checked.whole)
         if head is not None:
@@ -163,6 +168,21 @@ def _head(check: Check, catalog: Catalog, publications: int) -> Head | None:
                 f" `millrace publish {check.topic} --rebuild`"
             )
     return None
+
+
+def _check_live(check: Check, table: Table) -> None:
+    """Report files that branch `live` lacks, or has too much. A branch that is behind is noted."""
+    if not is_on(table):
+        return
+    try:
+        wrong = wrong_files(check.topic, table)
+    except MillraceError as error:
+        check.note(f"whether branch {LIVE} shows every row is not known: {error}")
+        return
+    if wrong is None:
+        check.note(f"{check.topic}: branch {LIVE} is behind until the next load or publication")
+    else:
+        check.problem(*(f"{'.'.join(table.name())}: {line}" for line in wrong))
 
 
 def _note_waiting(check: Check, history: History, replay: Replay | None) -> None:

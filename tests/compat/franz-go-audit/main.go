@@ -36,13 +36,25 @@ func check(err error) {
 	}
 }
 
-// record returns an event. One in a hundred of the case `large` is larger than client and broker allow.
+// past is the first event's time in the cases `past` and `broken`. Its hour is over, and can be judged.
+var past = time.UnixMilli(1_431_856_800_000) // 2015-05-17T10:00Z
+
+func (j job) isPast() bool { return j.Case == "past" || j.Case == "broken" }
+
+// record returns an event. One in a hundred of the case `large` is larger than client and broker allow. The JSON of
+// one in a thousand of the case `broken` ends too early.
 func (j job) record(n int) *kgo.Record {
 	value := fmt.Sprintf(`{"n": %d}`, n)
 	if j.Case == "large" && n%100 == 7 {
 		value += strings.Repeat(" ", 2_000_000)
 	}
+	if j.Case == "broken" && n%1000 == 7 {
+		value = value[:len(value)-1]
+	}
 	r := &kgo.Record{Topic: j.Topic, Key: fmt.Appendf(nil, "k%d", n%1009), Value: []byte(value)}
+	if j.isPast() {
+		r.Timestamp = past.Add(time.Duration(n) * time.Millisecond)
+	}
 	if j.Case == "forward" {
 		r.Headers = []kgo.RecordHeader{{Key: "trace"}, {Key: "millrace.audit", Value: make([]byte, 29)},
 			{Key: "millrace.audit", Value: []byte("other")}}
@@ -53,7 +65,10 @@ func (j job) record(n int) *kgo.Record {
 func (j job) client(audited *audit.Hooks) *kgo.Client {
 	options := []kgo.Opt{
 		kgo.SeedBrokers(j.Bootstrap), kgo.WithHooks(audited), kgo.UnknownTopicRetries(0), kgo.RecordRetries(3),
-		kgo.RecordDeliveryTimeout(5 * time.Second), kgo.ProduceRequestTimeout(3 * time.Second),
+		kgo.ProduceRequestTimeout(3 * time.Second),
+	}
+	if !j.isPast() { // the timeout counts from an event's time
+		options = append(options, kgo.RecordDeliveryTimeout(5*time.Second))
 	}
 	if j.Case == "close" {
 		options = append(options, kgo.ManualFlushing(), kgo.MaxBufferedRecords(j.Events))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from millrace.topics_file import VARIABLE
 from millrace_agent import carrier
@@ -30,6 +31,7 @@ class Brokers:
         self.heard: list[Report | int] = []
         self.sent: list[tuple[bytes | None, RecordHeader | None]] = []
         self._delivered: list[Callable[[], None]] = []
+        self.error: KafkaError | None = None
 
     def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> int:
         records = [self.codec.decode(message) for message in messages]
@@ -47,7 +49,7 @@ class Brokers:
     ) -> None:
         self.heard.append(timestamp)
         self.sent.append((value, audit_header(headers or (), topic_tag(topic))))
-        self._delivered.append(lambda: on_delivery(None, None))
+        self._delivered.append(lambda: on_delivery(self.error, None))
 
     def poll(self, timeout_s: float) -> None:
         while self._delivered:
@@ -133,6 +135,22 @@ def test_events_wait_while_the_agent_holds_as_many_windows_open_as_the_audit_tak
     carrying._report()
     assert carry() == times
     assert carrying.troubles == []
+
+
+def test_a_message_without_a_key_for_a_compacted_topic_is_reported_as_failed_with_what_to_do(
+    brokers: Brokers, spool: Spool
+) -> None:
+    now = 1_700_000_123_456
+    carrying = carrier_of(spool, brokers, lambda: now / 1000)
+    brokers.error = KafkaError(KafkaError.INVALID_RECORD)
+    spool.take([Event.of_value("t", now, None, b"{}")]).result()
+    carrying._carry()
+    carrying._carry()
+    carrying._report()
+    (window,) = [w for one in brokers.heard if isinstance(one, Report) for w in one.windows]
+    assert (window.acknowledged.pairs(), window.failed.pairs()) == ([], [[0, 0]])
+    (trouble,) = carrying.troubles
+    assert trouble.endswith("a compacted topic takes only messages with a key: send a key")
 
 
 def test_an_agent_reports_strong_fingerprints_of_a_topic_that_asks_for_them(

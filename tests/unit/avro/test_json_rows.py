@@ -162,6 +162,16 @@ def test_what_is_no_object_of_the_schema_is_rejected(value: bytes, reason: str) 
     assert (rows, reasons) == ([{"a": 1}, {"a": 2}], {1: reason})
 
 
+def test_faults_have_the_numbers_of_their_rows_among_many_messages() -> None:
+    values = [a(number) for number in range(2500)]
+    broken = (999, 1000, 2499)
+    for row in broken:
+        values[row] = b"{"
+    rows, reasons = decoded(schema_of("int"), *values)
+    assert reasons == dict.fromkeys(broken, "Input data was truncated")
+    assert [row["a"] for row in rows] == [number for number in range(2500) if number not in broken]
+
+
 def test_text_that_is_no_utf8_is_rejected() -> None:
     assert decoded(schema_of("string"), b'{"a":"\xff"}') == ([], {0: "not UTF-8"})
 

@@ -134,7 +134,8 @@ def test_topics_and_cluster_id_come_from_metadata(broker: ScriptedBroker, client
 
 def test_an_unknown_topic_is_told_at_once(broker: ScriptedBroker, client: ClusterClient) -> None:
     broker.serve = lambda *_: broker.metadata(broker.topic(error=3))
-    with pytest.raises(UnknownTopicOrPartition, match="topic 't' on 127"):
+    advice = f"create it with `millrace topics create t --bootstrap {client.bootstrap}`"
+    with pytest.raises(UnknownTopicOrPartition, match=f"topic 't' does not exist on 127.*{advice}"):
         client.topic("t")
     assert len(broker.asked) == 1
 

@@ -34,6 +34,19 @@ def test_an_event_has_a_schema_that_the_registry_takes_and_a_producer_that_compi
     assert f"python {tmp_path}/order_placed.py dc2 127.0.0.1:9292" in said
 
 
+def test_the_next_commands_name_the_registry_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://registry.example:8181"
+    said = run(tmp_path, "event", "OrderPlaced", "--registry", url)
+    assert f"  millrace schemas apply {tmp_path}/schemas --registry {url}\n" in said
+    assert f"  python {tmp_path}/order_placed.py dc1 127.0.0.1:9192 {url}\n" in said
+    monkeypatch.setenv("MILLRACE_REGISTRY", url)  # the commands read it themselves
+    said = run(tmp_path, "event", "Signup")
+    assert f"  millrace schemas apply {tmp_path}/schemas\n" in said
+    assert f"  python {tmp_path}/signup.py dc1 127.0.0.1:9192\n" in said
+
+
 def test_a_deployment_mirrors_every_topic_and_gets_the_topic_of_a_new_event(tmp_path: Path) -> None:
     run(tmp_path, "deployment")
     file = tmp_path / "millrace.toml"

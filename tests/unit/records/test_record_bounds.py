@@ -19,9 +19,15 @@ def records(messages: list[Message]) -> bytes:
     return build_batch(messages)[HEADER_BYTES:]
 
 
-def usual(dice: random.Random, count: int, most: int = 400) -> list[Message]:
+def usual(dice: random.Random, count: int, most: int = 400, header: int | None = None) -> list[Message]:
+    """Messages of one schema; `header` is the number of bytes of each message's record header."""
     return [
-        Message(dice.randrange(1 << 20), None, TAG + dice.randbytes(dice.randrange(most)))
+        Message(
+            dice.randrange(1 << 20),
+            None,
+            TAG + dice.randbytes(dice.randrange(most)),
+            [] if header is None else [("audit", dice.randbytes(header))],
+        )
         for _ in range(count)
     ]
 
@@ -45,7 +51,8 @@ def test_usual_batches_are_guessed() -> None:
     dice = random.Random(1)
     for _ in range(30):
         counts = [dice.randrange(1, 60) for _ in range(dice.randrange(1, 6))]
-        guess, walk = both([records(usual(dice, count)) for count in counts], counts)
+        header = dice.choice((None, 0, 29, 200))
+        guess, walk = both([records(usual(dice, count, header=header)) for count in counts], counts)
         assert guess is not None
         assert guess == walk
 
@@ -58,6 +65,7 @@ def test_what_is_not_usual_is_left_to_the_walk() -> None:
         [*some, Message(0, None, b"\0\0\0\0\2xx")],
         [*some, Message(0, None, None)],
         [*some, Message(0, None, TAG, [("a header", b"x")])],
+        [*usual(dice, 20, header=29), *some],
         [*some, Message(0, None, TAG + b"..." + TAG)],
         [Message(0, None, b"\0\1\0\0\1"), *some],
         [Message(0, None, bytes(4000))] * 20,
@@ -73,9 +81,9 @@ def test_a_guess_is_never_anything_but_the_walk() -> None:
     guessed = refused = 0
     for _ in range(3000):
         counts = [dice.randrange(1, 6) for _ in range(dice.randrange(1, 4))]
-        parts = []
+        parts, header = [], dice.choice((None, None, 3))
         for count in counts:
-            part = bytearray(records(usual(dice, count, most=12)))
+            part = bytearray(records(usual(dice, count, 12, header)))
             for _ in range(dice.choice((0, 0, 1, 3))):
                 at = dice.randrange(len(part))
                 kind = dice.randrange(4)

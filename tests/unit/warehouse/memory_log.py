@@ -19,7 +19,8 @@ import fastavro
 import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.errors import ErrorCode, UnknownTopicOrPartition
+from millrace.client.errors import no_topic
+from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.records.mirror_position import MirrorPosition, Origin
@@ -27,7 +28,7 @@ from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_broker.storage.epochs import EpochMap
 from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic, loads_after, newest_editions, read_edition
-from millrace_warehouse.history.schemas import pin_first, pinned, with_own_columns
+from millrace_warehouse.history.schemas import first_schema, pinned, with_own_columns
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.task import write_cut
@@ -159,7 +160,7 @@ class MemoryLog(ClusterClient):
 
     def topic(self, name: str) -> TopicMetadata:
         if name != self.name:
-            raise UnknownTopicOrPartition(f"topic {name!r}")
+            raise no_topic(name, self.bootstrap)
         return TopicMetadata(name, self.topic_id, dict.fromkeys(self.partitions, 1))
 
     def list_offsets(
@@ -253,7 +254,7 @@ def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
     table_schema = pinned(Topic(storage, topic), used)
     if table_schema is None:
         newest = max(log.schemas)
-        table_schema = pin_first(Topic(storage, topic), newest, log.schemas[newest])
+        table_schema = first_schema(Topic(storage, topic), newest, log.schemas[newest])
     table_schema = with_own_columns(Topic(storage, topic), table_schema, log.schemas.get)
     return Pinned.from_schema(table_schema, lambda: log, log.schemas.get)
 

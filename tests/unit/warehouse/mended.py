@@ -16,7 +16,7 @@ import fastavro
 
 from millrace.records import Message
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.schemas import pin_first, pinned
+from millrace_warehouse.history.schemas import first_schema, pinned
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.load.range_writer import Pinned
 from millrace_warehouse.load.reload import ReloadRun
@@ -90,7 +90,7 @@ class Mended:
 
         def pin(topic: str, used: int) -> Pinned:
             folder = Topic(storage, topic)
-            record = pinned(folder, used) or pin_first(folder, SCHEMA_ID, SCHEMA)
+            record = pinned(folder, used) or first_schema(folder, SCHEMA_ID, SCHEMA)
             return Pinned.from_schema(record, lambda: self.log, DECODERS[self.fixed].get)
 
         return pin

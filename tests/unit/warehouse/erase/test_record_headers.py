@@ -13,16 +13,14 @@ import pytest
 from millrace.records import Message
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.record_header import HEADER_NAME, encode_header, topic_tag
-from millrace_warehouse import columns
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.history import iceberg_types, layout, schemas
+from millrace_warehouse.history import layout, schemas
 from millrace_warehouse.history.stored import sequences_of
-from millrace_warehouse.log import messages
 from tests.unit.warehouse.erase import scene as scenes
 from tests.unit.warehouse.erase.scene import MEMBER, MEMBERS, OTHER, TEN, WITH_MEMBER, Scene
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event
+from tests.unit.warehouse.record_headers import INSTANCE, earlier_version, with_header
 
-INSTANCE = 77
 LATER_MS = WINDOW_MS
 """Difference between a record header's time and the time in the event's value."""
 
@@ -32,8 +30,7 @@ def send(scene: Scene, *members: int, first: int = 0, topic: str = TOPIC) -> Non
     sent = []
     for n, member in enumerate(members, first):
         message = event(scene.log.sequence, START, schema=(WITH_MEMBER, MEMBERS), memberId=member)
-        header = HEADER_NAME, encode_header(topic_tag(topic), INSTANCE, n, START + LATER_MS)
-        sent.append(dataclasses.replace(message, headers=(header,)))
+        sent.append(with_header(message, topic, n, START + LATER_MS))
         scene.log.sequence += 1
     scene.log.append(0, sent)
 
@@ -61,11 +58,7 @@ def table_rows(scene: Scene) -> list[dict[str, Any]]:
 
 def load_as_earlier(scene: Scene) -> None:
     """Make the first load as an earlier version does: without the columns of record headers."""
-    own = [field for field in columns.OWN_FIELDS if field not in columns.SENDER_FIELDS]
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (schemas, iceberg_types, messages):
-            patch.setattr(module, "OWN_FIELDS", own)
-        patch.setattr(messages, "_sender_columns", lambda rows, headers: [])
+    with earlier_version():
         scene.load_new()
 
 

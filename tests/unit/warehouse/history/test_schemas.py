@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import Storage, open_storage
 from tests.support import WAIT_S, run_python
-from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, MemoryLog, load_run, with_field
+from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, MemoryLog, load_run, local_run, with_field
 
 COUNTED, WIDE, COUNTRY, BARE = 8, 9, 10, 11
 """Schema ids: a count as int, as long, a country beside it, and neither."""
@@ -103,12 +104,18 @@ def test_the_first_load_pins_the_newest_schema_and_later_ones_keep_it(
 def test_of_two_first_loads_at_the_same_moment_both_have_the_schema_that_was_pinned(
     log: MemoryLog, storage: Storage
 ) -> None:
-    register(log, WIDE)
-    first = schemas.pin_first(Topic(storage, TOPIC), COUNTED, log.schemas[COUNTED])
-    assert schemas.pin_first(Topic(storage, TOPIC), WIDE, log.schemas[WIDE]) == first
-    assert [table_schema.schema_id for table_schema in all_schemas(Topic(storage, TOPIC))] == [COUNTED]
+    topic = Topic(storage, TOPIC)
     log.append_events(0, [START], schema=COUNTED, count=5)
-    run(log, storage, "the one that came later")
+    faster = schemas.first_schema(topic, COUNTED, log.schemas[COUNTED])
+    register(log, WIDE)
+
+    def run_tasks(tasks: Sequence[Any]) -> list[Any]:
+        results = local_run(tasks)
+        assert schemas.record(topic, faster)
+        return results
+
+    assert load_topic(load_run(log, storage, run_tasks=run_tasks), TOPIC).rows == 1
+    assert all_schemas(topic) == [faster]
     assert schema_ids(storage, 1) == [COUNTED]
 
 
@@ -456,7 +463,8 @@ def test_a_registry_that_knows_another_schema_by_the_same_id_is_refused(
 
 
 def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Storage) -> None:
-    table_schema = schemas.pin_first(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
+    table_schema = schemas.first_schema(Topic(storage, TOPIC), COUNTED, with_field("count", "int", 0))
+    assert schemas.record(Topic(storage, TOPIC), table_schema)
     assert schemas.read_schema(Topic(storage, TOPIC), 1) == table_schema == pinned(Topic(storage, TOPIC))
     assert encode(table_schema) == storage.read(f"{TOPIC}/schema/0001.json")
     assert (table_schema.number, table_schema.previous_schema_id, table_schema.reason) == (

@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from millrace_warehouse.history.layout import Topic, newest_load
+from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.open_load import OpenLoad
 from millrace_warehouse.load.resident import Answer, Branch, Resident
 from millrace_warehouse.storage import Storage, open_storage
-from tests.unit.warehouse.memory_log import TOPIC, MemoryLog, load_run, rows_of
+from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, load_run, rows_of
 
 LEASE_S = 15.0
 
@@ -102,3 +103,19 @@ def resident(
     """A resident loader of the log, with small cuts."""
     run = load_run(log, storage or branch.folder, run_id, **changes)
     return Resident(run, TOPIC, branch, clock=branch.clock)
+
+
+def begun(folder: Path, *, filled: bool = False) -> MemoryLog:
+    """Return a log of which a first load has taken one event. Rows of later loads may be shown before.
+
+    With `filled` it goes on with 180 events of three hours, and a control batch.
+    """
+    log = MemoryLog()
+    log.append_events(0, [START])
+    load_topic(load_run(log, folder, "first load"), TOPIC)
+    if filled:
+        log.append_events(0, [START + n * 97_003 for n in range(100)])
+        log.append_control(0)
+        log.append_events(0, [START + HOUR - n * 1_003 for n in range(50)])
+        log.append_events(1, [START + 2 * HOUR + n for n in range(30)])
+    return log

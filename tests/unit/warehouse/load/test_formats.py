@@ -20,9 +20,9 @@ from millrace_registry.subjects import LIKE_TOPICS
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.history.schemas import (
     check_same_format,
-    pin_first,
-    pin_plain,
+    first_schema,
     pinned,
+    plain_schema,
     promote,
     promote_registered,
     read_schema,
@@ -63,9 +63,9 @@ def pins(log: MemoryLog, folder: Path, messages: MessageFormat) -> Callable[[str
         topic = Topic(open_storage(str(folder)), name)
         held = pinned(topic, used)
         if held is None and messages.name in PLAIN_SCHEMAS:
-            held = pin_plain(topic, messages)
+            held = plain_schema(topic, messages)
         elif held is None:
-            held = pin_first(topic, max(log.schemas), log.schemas[max(log.schemas)], messages)
+            held = first_schema(topic, max(log.schemas), log.schemas[max(log.schemas)], messages)
         check_same_format(held, messages)
         return Pinned.from_schema(held, lambda: log, log.schemas.get)
 
@@ -180,6 +180,31 @@ def test_the_first_load_pins_the_format_and_a_load_that_is_told_another_refuses(
         with pytest.raises(MillraceError, match=why):
             loaded(log, tmp_path, told, "run-2")
     assert loaded(log, tmp_path, MessageFormat(""), "run-3").rows == 1
+
+
+def test_a_first_load_that_fails_pins_no_format(tmp_path: Path) -> None:
+    log = topic_of(*[b"a line of text"] * 200)
+    with pytest.raises(MillraceError, match='format = "text"'):
+        loaded(log, tmp_path)
+    assert loaded(log, tmp_path, MessageFormat("text"), "run-2").rows == 200
+
+
+def test_a_first_load_that_is_killed_before_it_is_made_is_repeated_with_the_format_that_it_pinned(
+    tmp_path: Path,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def progress(step: str) -> None:
+        if step == "described":
+            raise Killed
+
+    log = topic_of(order(1))
+    with pytest.raises(Killed):
+        loaded(log, tmp_path, progress=progress)
+    held = read_schema(Topic(open_storage(str(tmp_path)), ORDERS), 1)
+    assert (held.messages, loaded(log, tmp_path).load) == (BY_TIME, 1)
+    assert column("id", rows(tmp_path)) == [1]
 
 
 def test_a_load_that_is_read_again_has_the_rows_of_its_format(tmp_path: Path) -> None:

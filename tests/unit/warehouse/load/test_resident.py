@@ -16,7 +16,7 @@ from millrace_warehouse.history.erasures import Erasure, create_erasure
 from millrace_warehouse.history.layout import Topic, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.same_log import RefusedLog
-from millrace_warehouse.history.schemas import promote
+from millrace_warehouse.history.schemas import first_schema, promote, record
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load import open_load
 from millrace_warehouse.load import resident as resident_module
@@ -25,7 +25,7 @@ from millrace_warehouse.load.open_load import TAIL
 from millrace_warehouse.load.resident import SEAL_S, UNSHOWN_S
 from millrace_warehouse.load.task import CutResult, CutTask
 from millrace_warehouse.storage import open_storage
-from tests.unit.warehouse.load.residents import LEASE_S, SharedBranch, resident
+from tests.unit.warehouse.load.residents import LEASE_S, SharedBranch, begun, resident
 from tests.unit.warehouse.memory_log import (
     HOUR,
     START,
@@ -85,7 +85,8 @@ def counts_of(load: LoadManifest) -> dict[str, Any]:
 
 
 def test_a_load_of_many_intervals_says_what_one_load_of_the_same_log_says(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path / "resident")
+    log, branch = begun(tmp_path / "resident"), SharedBranch(tmp_path / "resident")
+    load_topic(load_run(log, tmp_path / "plain", "first"), TOPIC)
     loader = resident(log, branch)
     for seal in range(3):
         for turn in range(6):
@@ -104,7 +105,7 @@ def test_a_load_of_many_intervals_says_what_one_load_of_the_same_log_says(tmp_pa
         {**counts_of(load), "files": 0, "rejected": 0, "tombstones": 0} for load in plain
     ]
     assert rows_of(tmp_path / "resident") == rows_of(tmp_path / "plain")
-    for one, other in zip(ours, plain, strict=True):
+    for one, other in zip(ours[1:], plain[1:], strict=True):
         sequences = [
             sequences_of(open_storage(str(tmp_path / name)), load).to_json()
             for name, load in (("resident", one), ("plain", other))
@@ -119,7 +120,7 @@ def test_a_load_of_many_intervals_says_what_one_load_of_the_same_log_says(tmp_pa
 
 
 def test_rows_are_shown_before_the_load_is_made_and_once_at_every_moment(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
     for turn in range(12):
         log.append_events(turn % 2, [START + n * HOUR for n in range(4)])
@@ -150,7 +151,7 @@ def test_a_topic_without_the_branch_gets_a_load_a_minute(tmp_path: Path) -> None
 
 
 def test_a_load_is_made_although_the_catalog_does_not_answer(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path, is_down=True)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path, is_down=True)
     loader = resident(log, branch)
     assert loader.turn() is None
     assert not loader.shown_through
@@ -171,14 +172,46 @@ def test_a_topic_with_nothing_new_gets_no_load(tmp_path: Path) -> None:
         branch.clock.now += SEAL_S
         assert loader.turn() is None
     assert loader.stop() is None
-    assert not (tmp_path / TOPIC / "schema").exists(), "the first message pins the schema"
+    assert loads_of(tmp_path) == []
     log.append_events(0, [START])
-    loader.turn()
-    assert loader.stop() is not None
+    first = loader.turn()
+    assert first is not None, "the first load is made at once"
     for _ in range(3):
         branch.clock.now += SEAL_S
         assert loader.turn() is None
+    assert loader.stop() is None
     assert len(loads_of(tmp_path)) == 1
+
+
+def test_a_first_load_that_fails_pins_no_schema_and_is_not_shown(tmp_path: Path) -> None:
+    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log.append_events(0, [START])
+    log.append(0, [Message(START, None, b"broken")] * 101)
+    with pytest.raises(RefusedLog, match=r"nothing was published"):
+        resident(log, branch).turn()
+    assert branch.tail() == []
+    assert not (tmp_path / TOPIC / "schema").exists()
+
+
+def test_a_first_load_begins_anew_when_another_run_has_pinned_the_schema(tmp_path: Path) -> None:
+    log, branch = filled_log(), SharedBranch(tmp_path)
+    log.schemas[8] = with_field("country", "string", "")
+
+    def pin_another(step: str) -> None:
+        topic = Topic(open_storage(str(tmp_path)), TOPIC)
+        if step == "written" and not (tmp_path / TOPIC / "schema").exists():
+            record(topic, first_schema(topic, 7, log.schemas[7]))
+
+    loader = resident(log, branch, progress=pin_another)
+    assert loader.turn() is None
+    made = loader.turn()
+    assert made is not None
+    assert made.rows == 180
+    (load,) = loads_of(tmp_path)
+    (file, *_) = load.files
+    columns = pq.read_schema(tmp_path / TOPIC / file.path).names
+    assert "country" not in columns
+    assert problems(tmp_path, TOPIC) == []
 
 
 def test_a_large_backlog_is_read_in_turns_and_shown_when_its_end_is_reached(
@@ -186,7 +219,7 @@ def test_a_large_backlog_is_read_in_turns_and_shown_when_its_end_is_reached(
 ) -> None:
     monkeypatch.setattr(resident_module, "TURN_BYTES", 3_000)
     monkeypatch.setattr(resident_module, "SEAL_BYTES", 8_000)
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     waiting = sum(len(one.log) for one in log.partitions.values())
     loader = resident(log, branch)
     turns = 0
@@ -201,7 +234,7 @@ def test_a_large_backlog_is_read_in_turns_and_shown_when_its_end_is_reached(
 
 
 def test_the_second_loader_stands_by_and_goes_on_where_the_first_one_died(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     read: list[CutTask] = []
 
     def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
@@ -233,7 +266,7 @@ def test_the_second_loader_stands_by_and_goes_on_where_the_first_one_died(tmp_pa
 def test_a_loader_that_is_behind_does_not_show_less_than_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     resident(log, branch).turn()
     before = branch.rows()
     branch.clock.now += LEASE_S + 1
@@ -248,11 +281,12 @@ def test_a_loader_that_is_behind_does_not_show_less_than_the_one_before_it(
 
 
 def test_a_load_of_another_driver_takes_the_number_and_the_loader_goes_on_from_it(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
     log.append_events(0, [START + n for n in range(20)])
     loader.turn()
-    lost = {path.name for path in (tmp_path / TOPIC / "rows").iterdir()}
+    lost = {path.parent.name for path in branch.shown}
+    assert lost
     log.append_events(0, [START + n for n in range(5)])
     assert load_topic(load_run(log, tmp_path, "other"), TOPIC).rows == 25
     log.append_events(1, [START])
@@ -261,12 +295,12 @@ def test_a_load_of_another_driver_takes_the_number_and_the_loader_goes_on_from_i
     assert branch.rows() == places_in(log)
     made = loader.stop()
     assert made is not None
-    assert (made.load, made.rows) == (2, 1)
+    assert (made.load, made.rows) == (3, 1)
     assert problems(tmp_path, TOPIC) == []
 
 
 def test_the_loser_of_the_last_moment_makes_no_load(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
 
     def load_first(step: str) -> None:
         if step == "written":
@@ -275,15 +309,15 @@ def test_the_loser_of_the_last_moment_makes_no_load(tmp_path: Path) -> None:
     loader = resident(log, branch, progress=load_first)
     loader.turn()
     assert loader.stop() is None
-    (load,) = loads_of(tmp_path)
+    _, load = loads_of(tmp_path)
     assert load.run_id == "other"
     assert branch.rows() == places_in(log)
-    assert len([*(tmp_path / TOPIC / "rows").iterdir()]) == 1
+    assert len([*(tmp_path / TOPIC / "rows").iterdir()]) == 2
 
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: bool) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     silent, created = [True], set[bytes]()
 
     def happens(path: str) -> bool | None:
@@ -291,7 +325,7 @@ def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: 
 
     class Recording(UnansweredStorage):
         def create(self, path: str, content: bytes) -> bool:
-            if path.endswith("/loads/0000000001.json") and "ledger" not in path:
+            if path.endswith("/loads/0000000002.json") and "ledger" not in path:
                 created.add(content)
             return super().create(path, content)
 
@@ -314,17 +348,17 @@ def test_a_create_without_an_answer_is_found_out_later(tmp_path: Path, arrives: 
 
 
 def test_a_load_made_without_an_answer_is_kept_though_another_one_follows_it(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     answers = [False]
 
     def happens(path: str) -> bool | None:
-        if answers[0] or not path.endswith("/loads/0000000001.json") or "ledger" in path:
+        if answers[0] or not path.endswith("/loads/0000000002.json") or "ledger" in path:
             return None
         return True
 
     class Deaf(UnansweredStorage):
         def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-            if path.endswith("/loads/0000000001.json") and not answers[0]:
+            if path.endswith("/loads/0000000002.json") and not answers[0]:
                 raise MillraceError(f"{path} was not answered in time")
             return super().read(path, start, length)
 
@@ -337,12 +371,12 @@ def test_a_load_made_without_an_answer_is_kept_though_another_one_follows_it(tmp
     load_topic(load_run(log, tmp_path, "other"), TOPIC)
     made = loader.turn()
     assert made is not None
-    assert (made.load, made.rows) == (1, 180)
+    assert (made.load, made.rows) == (2, 180)
     assert problems(tmp_path, TOPIC) == []
 
 
 def test_an_erasure_drops_the_tail_and_the_next_one_leaves_its_rows_out(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
     log.append_events(0, [START + n for n in range(10)])
     load_topic(load_run(log, tmp_path, "other"), TOPIC)
@@ -365,10 +399,8 @@ def test_an_erasure_drops_the_tail_and_the_next_one_leaves_its_rows_out(tmp_path
 
 
 def test_a_promotion_seals_the_load_and_the_next_one_has_the_new_column(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
-    log.append_events(0, [START + n for n in range(10)])
-    load_topic(load_run(log, tmp_path, "other"), TOPIC)
     log.append_events(0, [START + n for n in range(10)])
     assert loader.turn() is None
     log.schemas[8] = with_field("country", "string", "")
@@ -387,7 +419,7 @@ def test_a_promotion_seals_the_load_and_the_next_one_has_the_new_column(tmp_path
 
 
 def test_too_many_rejected_records_make_no_load_and_are_shown_no_more(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     loader = resident(log, branch)
     log.append(0, [Message(START, None, b"broken")] * 101)
     loader.turn()
@@ -396,33 +428,33 @@ def test_too_many_rejected_records_make_no_load_and_are_shown_no_more(tmp_path: 
     branch.clock.now += SEAL_S
     with pytest.raises(RefusedLog, match=r"101 of 281 records have a foreign framing.*nothing was published"):
         loader.turn()
-    assert loads_of(tmp_path) == []
-    assert branch.rows() == []
+    assert len(loads_of(tmp_path)) == 1
+    assert branch.tail() == []
     assert not any(path.exists() for path in files)
 
 
 def test_a_log_that_was_cut_back_while_it_was_read_is_refused(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
     log.append_events(0, [START + n for n in range(30)])
     loader.turn()
-    log.put_back(0, 1)
+    log.put_back(0, 2)
     with pytest.raises(RefusedLog, match="its log has lost messages"):
         loader.turn()
-    assert branch.rows() == []
+    assert branch.tail() == []
     again = resident(log, branch, run_id="again")
     log.append_events(0, [START + n for n in range(30)])
     again.turn()
-    log.put_back(0, 1)
+    log.put_back(0, 3)
     log.append_events(0, [START + n for n in range(60)])
     with pytest.raises(RefusedLog, match="nothing was loaded"):
         again.turn()
-    assert branch.rows() == []
+    assert branch.tail() == []
     assert again.stop() is None
 
 
 def test_a_topic_that_was_recreated_is_refused(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     loader = resident(log, branch)
     loader.turn()
     assert loader.stop() is not None
@@ -433,7 +465,7 @@ def test_a_topic_that_was_recreated_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_was_recreated_while_it_was_read_is_refused(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     load_topic(load_run(log, tmp_path), TOPIC)
     loader = resident(log, branch)
     log.append_events(0, [START])
@@ -453,7 +485,7 @@ def test_a_topic_that_was_recreated_while_it_was_read_is_refused(tmp_path: Path)
 
 
 def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
-    log, branch = MemoryLog(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     failures = [0]
 
     def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
@@ -480,7 +512,7 @@ def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
 def test_a_load_that_could_not_be_read_for_days_has_the_hours_of_the_day_on_which_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, branch, fails = filled_log(), SharedBranch(tmp_path), [True]
+    log, branch, fails = begun(tmp_path, filled=True), SharedBranch(tmp_path), [True]
 
     def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
         if fails.pop():
@@ -500,18 +532,18 @@ def test_a_load_that_could_not_be_read_for_days_has_the_hours_of_the_day_on_whic
 
 
 def test_retention_that_overtakes_the_loader_is_a_gap(tmp_path: Path) -> None:
-    log, branch = MemoryLog(1), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path), SharedBranch(tmp_path)
     loader = resident(log, branch)
     log.append_events(0, [START + n for n in range(10)])
     loader.turn()
     first = log.partitions[0].high_watermark
     log.append_events(0, [START + n for n in range(20)])
-    log.expire(0, 2)
+    log.expire(0, 3)
     loader.turn()
     made = loader.stop()
     assert made is not None
-    assert made.rows == 20
-    (part,) = loads_of(tmp_path)[0].partitions
+    assert made.rows == 10 + 10
+    part, _ = loads_of(tmp_path)[-1].partitions
     (gap,) = part.gaps
     assert (gap.start, gap.end, gap.reason) == (first, log.partitions[0].start, "expired")
 
@@ -519,22 +551,27 @@ def test_retention_that_overtakes_the_loader_is_a_gap(tmp_path: Path) -> None:
 def test_a_mirrored_partition_keeps_its_origin(tmp_path: Path) -> None:
     log, branch = mirrored_log(), SharedBranch(tmp_path / "resident")
     loader = resident(log, branch)
-    loader.turn()
-    log.append_events(0, [START] * 5)
-    append_position(log)
+    for turn in range(3):
+        loader.turn()
+        log.append_events(0, [START] * 5)
+        append_position(log)
+        if turn == 0:
+            load_topic(load_run(log, tmp_path / "plain"), TOPIC)
+            assert loader.turn() is None
+            assert loader.stop() is not None
     loader.turn()
     assert loader.stop() is not None
-    load_topic(load_run(log, tmp_path / "plain"), TOPIC)
-    (ours,), (plain,) = loads_of(tmp_path / "resident"), loads_of(tmp_path / "plain")
-    assert ours.partitions == plain.partitions
-    assert ours.partitions[0].origin is not None
+    load_topic(load_run(log, tmp_path / "plain", "second"), TOPIC)
+    ours, plain = loads_of(tmp_path / "resident"), loads_of(tmp_path / "plain")
+    assert ours[-1].partitions == plain[-1].partitions
+    assert all(load.partitions[0].origin is not None for load in ours)
 
 
 def test_the_files_of_the_tail_have_names_of_their_own(tmp_path: Path) -> None:
-    log, branch = filled_log(), SharedBranch(tmp_path)
+    log, branch = begun(tmp_path, filled=True), SharedBranch(tmp_path)
     loader = resident(log, branch)
     loader.turn()
     assert branch.shown
     assert all(path.name.startswith(TAIL) for path in branch.shown)
     loader.stop()
-    assert not any(Path(file.path).name.startswith(TAIL) for file in loads_of(tmp_path)[0].files)
+    assert not any(Path(file.path).name.startswith(TAIL) for file in loads_of(tmp_path)[-1].files)

@@ -196,6 +196,24 @@ def test_a_publication_is_made_although_the_branch_cannot_follow(
     ]
 
 
+def test_verify_reports_files_that_the_branch_lacks_and_notes_that_it_is_behind(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w.load({NINE: 3, TEN: 2})
+    w.publish(NINE)
+    live(w).follow(on=True)
+    assert w.verify().problems == []
+    w.load({TEN: 1})
+    report = w.verify()
+    assert report.problems == []
+    assert "PageView: branch live is behind until the next load or publication" in report.notes
+    monkeypatch.setattr("millrace_warehouse.publish.live.entries_of", lambda *_: [])
+    live(w).follow()
+    monkeypatch.undo()
+    (problem,) = w.problems()
+    assert problem.startswith("millrace.PageView: branch live lacks file://")
+
+
 def is_up_to_date(w: Warehouse) -> bool:
     before = w.table.metadata_location
     live(w).follow()
