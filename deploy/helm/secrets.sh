@@ -46,6 +46,9 @@ done
 
 cp security/mirror.password "$aggregate/broker"
 client "$aggregate/audit-warehouse" reader read 'register:Audit*'
+client "$aggregate/load" reader read
+certificate "$aggregate/load/certificate.pem" "millrace-load.$aggregate"
+cp metrics.toml "$aggregate/load/access.toml"
 client "$aggregate/auditor" auditor read 'register:Audit*'
 certificate "$aggregate/auditor/certificate.pem" "millrace-auditor.$aggregate"
 printf 'https://admin:%s@millrace-auditor.%s.svc:8082' \

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(
 FOLDER = DEPLOY / "helm"
 RELEASES = ["dc1", "offline"]
 VERSIONS = ["1.27", "1.34"]
+LOADER = ("load.enabled=true", "load.topics={PageView,SearchQuery}", "load.catalog=lake")
 MONITORS = ("ServiceMonitor", "PodMonitor")
 
 
@@ -143,6 +144,24 @@ def test_the_reader_of_the_warehouse_names_the_catalog_that_an_object_store_need
     assert "auditWarehouse.catalog: name the catalog of the tables" in refused.stderr
 
 
+def test_a_resident_loader_takes_its_arguments_and_is_scraped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    things = rendered("offline", *LOADER)
+    assert validate(things, tmp_path / "all.yaml", VERSIONS[-1]) == ""
+    (container,) = dict(pods(things))["millrace-load"]["spec"]["containers"]
+    monkeypatch.setenv("MILLRACE_REGISTRY", "of a Secret")
+    command, *words = container["args"]
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    given = found.make_context(command, words).params
+    assert given["topics"] == ("PageView", "SearchQuery")
+    assert given["follow"]
+    assert given["live"]
+    assert "millrace-load" in {thing["metadata"]["name"] for thing in things if thing["kind"] == "PodMonitor"}
+    assert "millrace-load" not in dict(pods(rendered("offline")))
+
+
 def _selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return selector.items() <= labels.items()
 
@@ -218,7 +237,7 @@ def secret_of(pod: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_file_that_a_pod_names_is_in_its_secret(release: str, secrets: Path) -> None:
-    things = rendered(release)
+    things = rendered(release, *(LOADER if release == "offline" else ()))
     (config,) = (thing["data"]["broker.toml"] for thing in things if thing["kind"] == "ConfigMap")
     admin = yaml.safe_load((FOLDER / "admin.yaml").read_text())
     for name, spec in [

@@ -16,7 +16,7 @@ from millrace_warehouse.history.erasures import Erasure, create_erasure
 from millrace_warehouse.history.layout import Topic, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.same_log import RefusedLog
-from millrace_warehouse.history.schemas import promote
+from millrace_warehouse.history.schemas import first_schema, pin, promote
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load import open_load
 from millrace_warehouse.load import resident as resident_module
@@ -179,6 +179,27 @@ def test_a_topic_with_nothing_new_gets_no_load(tmp_path: Path) -> None:
         branch.clock.now += SEAL_S
         assert loader.turn() is None
     assert len(loads_of(tmp_path)) == 1
+
+
+def test_a_first_load_begins_anew_when_another_run_has_pinned_another_schema(tmp_path: Path) -> None:
+    log, branch = filled_log(), SharedBranch(tmp_path)
+    log.schemas[8] = with_field("country", "string", "")
+    topic = Topic(open_storage(str(tmp_path)), TOPIC)
+
+    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
+        if not (tmp_path / TOPIC / "schema").exists():
+            pin(topic, first_schema(topic, 7, log.schemas[7]))
+        return local_run(tasks)
+
+    loader = resident(log, branch, run_tasks=run_tasks)
+    assert loader.turn() is None
+    assert branch.rows() == [], "these rows have another schema"
+    assert loader.turn() is None
+    assert branch.rows() == places_in(log)
+    assert loader.stop() is not None
+    (load,) = loads_of(tmp_path)
+    assert "country" not in pq.read_schema(tmp_path / TOPIC / load.files[0].path).names
+    assert problems(tmp_path, TOPIC) == []
 
 
 def test_a_large_backlog_is_read_in_turns_and_shown_when_its_end_is_reached(
