@@ -34,6 +34,8 @@ from millrace_audit.answer import Completeness, Verdict
 from millrace_audit.client import completeness
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC
 from millrace_audit.reports.ranges import merged
+from millrace_demo.fresh import TOPIC as FRESH_TOPIC
+from millrace_demo.fresh import resident_loader, rows_once_shown
 from millrace_demo.proof import Finding, Proof, Published, compare, loaded_files
 from millrace_demo.publish import (
     Producers,
@@ -57,6 +59,8 @@ WAIT_MINUTES = 3.0
 """Minutes for which the DAG waits for complete hours; one minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
 """The same with an injected fault: then the hours are never complete."""
+FRESH_S, FRESH_S_WITH_FAULT = 60.0, 5.0
+"""Time in seconds in which branch `live` must have every event; with an injected fault it never has."""
 JUDGED_S = 60.0
 """Time in which the auditor must judge the complete windows again with the counts of the tables."""
 
@@ -125,9 +129,12 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
                 lost = _destroy_brokers(options, endpoints, supervisor)
                 print_step(f"killed for good, with their disks: the brokers {', '.join(lost)}")
 
-        published, span = _publish(options, endpoints, console, halfway)
-        topics = sorted({entry.topic for entry in published})
-        print_step(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
+        with resident_loader(endpoints, options.scratch, _message_format(options)):
+            published, span = _publish(options, endpoints, console, halfway)
+            topics = sorted({entry.topic for entry in published})
+            events = sum(entry.count for entry in published)
+            print_step(f"published {events:,} events of {' and '.join(topics)}")
+            stale = _print_fresh_rows(options, published, print_step)
         print_step("running the DAG warehouse_load through Airflow")
         dag_failure = _run_dag(options, endpoints, topics, span, print_step)
         print_step("the DAG failed" if dag_failure else "the DAG succeeded")
@@ -143,7 +150,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     rows = {topic: rows_by_hour(table) if table else {} for topic, table in tables.items()}
     hours = hours_of(answers, rows)
     print_hours(hours, console)
-    failures = _failures(proof, answers, hours, mirrored, dag_failure)
+    failures = [*_failures(proof, answers, hours, mirrored, dag_failure), *stale]
     for topic, table in tables.items():
         counted, expected = rows_by_duckdb(table) if table else None, sum(rows[topic].values())
         if counted is not None:
@@ -186,6 +193,20 @@ def _publish(
     end = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = (end - timedelta(hours=options.hours), end)
     return publish_made_events(options.events, span, producers, console, halfway), span
+
+
+def _print_fresh_rows(
+    options: DemoOptions, published: Sequence[Published], print_step: Callable[[str], None]
+) -> list[str]:
+    """Print how soon branch `live` had every event. Return the failure if it has not, without a fault."""
+    expected = sum(entry.count for entry in published if entry.topic == FRESH_TOPIC)
+    within_s = FRESH_S_WITH_FAULT if options.fault else FRESH_S
+    rows, reader, took = rows_once_shown(options.scratch / "warehouse", expected, within_s)
+    when = f"{took:.1f} s after the last event"
+    print_step(f"branch live of {FRESH_TOPIC}: {rows:,} rows, not proven yet, {when} ({reader})")
+    if rows == expected or options.fault:
+        return []
+    return [f"branch live of {FRESH_TOPIC} has {rows} rows of {expected}"]
 
 
 def _failures(
@@ -366,7 +387,7 @@ def _airflow(
     # The mirror process of an Apache Kafka copies every topic; brokers leave BATCH_TOPIC to a task.
     by_task = None if endpoints.aggregate in options.kafka else BATCH_TOPIC
     file = options.scratch / "topics.toml"
-    message_format = "avro" if options.java_services is None else "json"
+    message_format = _message_format(options)
     file.write_text(
         "".join(
             f'[{topic}]\nmirror = {str(topic == by_task).lower()}\nformat = "{message_format}"\n'
@@ -394,6 +415,10 @@ def _end(airflow: subprocess.Popen[str]) -> None:
             airflow.wait(END_S / END_TRIES)
             return
     airflow.kill()
+
+
+def _message_format(options: DemoOptions) -> str:
+    return "avro" if options.java_services is None else "json"
 
 
 def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:

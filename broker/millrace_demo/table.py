@@ -36,9 +36,20 @@ def rows_by_hour(location: str) -> Counter[str]:
     return Counter(dict(zip(hours.tolist(), counts.tolist(), strict=True)))
 
 
-def rows_by_duckdb(location: str) -> int | None:
+def live_rows(location: str) -> tuple[int, str]:
+    """Return the number of rows in a table's branch `live`, 0 without the branch, and the reader's name."""
+    table = StaticTable.from_metadata(location)
+    head = table.snapshot_by_name("live")
+    if head is None:
+        return 0, "pyiceberg"
+    if (counted := rows_by_duckdb(location, head.snapshot_id)) is not None:
+        return counted, "DuckDB"
+    return table.scan(snapshot_id=head.snapshot_id).count(), "pyiceberg"
+
+
+def rows_by_duckdb(location: str, snapshot_id: int | None = None) -> int | None:
     """Return the number of a table's rows, counted by DuckDB with its iceberg extension; None if the
-    extension is missing.
+    extension is missing. Without a snapshot's id they are those of the table's main branch.
 
     The extension may be installed for DuckDB, or come from the PyPI packages `duckdb-extension-iceberg` and
     `duckdb-extension-avro` of the same version. Nothing is downloaded.
@@ -53,7 +64,8 @@ def rows_by_duckdb(location: str) -> int | None:
                 connection.load_extension(extension_of(name, duckdb.__version__))
         except duckdb.Error:
             return None
-        row = connection.execute("SELECT count(*) FROM iceberg_scan(?)", [location]).fetchone()
+        at = "" if snapshot_id is None else f", snapshot_from_id = {snapshot_id}"
+        row = connection.execute(f"SELECT count(*) FROM iceberg_scan(?{at})", [location]).fetchone()
     return None if row is None else int(row[0])
 
 

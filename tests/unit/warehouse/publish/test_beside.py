@@ -15,9 +15,12 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 
 from millrace_audit.answer import Changes, LoadHour
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.manifest import HourVerdict, LoadManifest
 from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.gate import Judgement
+from millrace_warehouse.publish.live import Live
 from millrace_warehouse.storage import open_storage
 from tests import postgres
 from tests.bench.bench_scale import Loads, hour
@@ -127,6 +130,28 @@ def test_compaction_goes_on_beside_another_branch_and_says_that_no_row_has_chang
     assert head.summary is not None
     assert head.summary.operation is Operation.REPLACE
     assert head.summary["total-records"] == "6"
+    assert w.problems(rows=True) == []
+
+
+def test_a_publication_does_not_decide_again_because_branch_live_has_moved(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Live(Context(storage=w.storage, catalog=w.catalog), w.stored)
+    w.load({NINE: 3})
+    live.follow(on=True)
+    steps: list[str] = []
+    commits = Commits(w.catalog, monkeypatch)
+
+    def load_and_show() -> None:
+        w.load({TEN: 1})
+        live.follow()
+
+    commits.before = [load_and_show] * 3
+    assert w.publish(NINE, progress=steps.append).published
+    assert commits.tries == 4
+    assert steps.count("hours judged") == 1
+    assert w.table.scan().to_arrow().num_rows == 3
+    assert w.table.scan().use_ref(LIVE).to_arrow().num_rows == 6
     assert w.problems(rows=True) == []
 
 

@@ -1,0 +1,69 @@
+"""Fresh rows in the demo: a resident loader beside the producers, and what a reader of branch `live` sees.
+
+The loader is `millrace load --follow --live`. It ends before the DAG begins, with a load of what it has read.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace.process import start_child
+from millrace_demo.table import live_rows, metadata_location
+from millrace_demo.up import Endpoints
+
+TOPIC = "PageView"
+"""Topic whose fresh rows are shown. The brokers mirror it, so that it needs no task of the DAG."""
+EVERY = "1s"
+STOP_S = 120.0
+"""Time in seconds in which the loader must make its last load."""
+
+
+@contextmanager
+def resident_loader(endpoints: Endpoints, scratch: Path, message_format: str) -> Iterator[None]:
+    """Run a resident loader of TOPIC for the block, and let it make a load of what it has read at the end.
+
+    Raise MillraceError if it fails.
+    """
+    command = [sys.executable, "-m", "millrace.cli", "load", TOPIC, "--follow", "--live", "--every", EVERY]
+    command += ["--warehouse", str(scratch / "warehouse"), "--format", message_format]
+    command += ["--bootstrap", endpoints.bootstraps[endpoints.aggregate]]
+    environment = {**os.environ, "MILLRACE_REGISTRY": endpoints.registry_url}
+    if endpoints.security is not None:
+        environment["MILLRACE_CLIENT"] = str(endpoints.security.client_file("loads"))
+    log = scratch / "logs" / "load.log"
+    with log.open("w") as output:
+        loader = start_child(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+        loader.terminate()
+        try:
+            code = loader.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise MillraceError(f"the resident loader did not end within {STOP_S:g} s: see {log}") from None
+        if code:
+            raise MillraceError(f"the resident loader failed: see {log}")
+    finally:
+        loader.kill()
+
+
+def rows_once_shown(warehouse: Path, expected: int, within_s: float) -> tuple[int, str, float]:
+    """Return the rows of branch `live`, their reader, and the time in seconds until all expected were there.
+
+    If they are not there in time, the rows are those of the last look.
+    """
+    began, rows, reader = time.monotonic(), 0, "pyiceberg"
+    while True:
+        location = metadata_location(warehouse, TOPIC)
+        if location is not None:
+            rows, reader = live_rows(location)
+        took = time.monotonic() - began
+        if rows >= expected or took > within_s:
+            return rows, reader, took
+        time.sleep(0.2)
