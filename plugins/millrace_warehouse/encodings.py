@@ -8,7 +8,7 @@ time and a third of the bytes of a file of PageViews.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +20,12 @@ ROW_GROUP_BYTES = 128 << 20
 """Most bytes of rows in memory for one row group: large rows make row groups of fewer rows."""
 
 
-def encodings(rows: pa.Table) -> dict[str, Any]:
+def encodings(rows: pa.Table, sorted_by: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of a `ParquetWriter` for rows like these.
 
-    Columns of text and bytes get no smallest and largest value. Computing them takes a tenth of the time, and
-    in the order of a log these bounds exclude no file. Numbers and times have them.
+    Columns of text and bytes get no smallest and largest value, unless the rows are sorted by them. Computing
+    them takes a tenth of the time, and in the order of a log these bounds exclude no file. Numbers and times
+    have them.
     """
     dictionaries: list[str] = []
     differences: dict[str, str] = {}
@@ -34,7 +35,7 @@ def encodings(rows: pa.Table) -> dict[str, Any]:
             dictionaries.append(path)
         elif _is_whole_number(column.type):
             differences[path] = "DELTA_BINARY_PACKED"
-        if not _is_bytes(column.type):
+        if not _is_bytes(column.type) or path in sorted_by:
             statistics.append(path)
     return {
         "use_dictionary": dictionaries,

@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.printing import say
-from millrace.topics_file import policies_of_topics
+from millrace.topics_file import TopicPolicy, policies_of_topics
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
@@ -17,6 +17,7 @@ from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
 from millrace_warehouse.requests import Load, Mirror, Reload
+from millrace_warehouse.table_layout import TableLayout
 
 
 @command_of(Load, Invocation)
@@ -46,7 +47,7 @@ def load(request: Load, invocation: Invocation) -> None:
     # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics, policies=policies_of_topics(request.policies, topics))
-    _check_limits(request)
+    _check_policies(request)
     answer = run_job("load", request, fair)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
@@ -58,12 +59,17 @@ def load(request: Load, invocation: Invocation) -> None:
         raise MillraceError("; ".join(reasons))
 
 
-def _check_limits(request: Load) -> None:
+def _check_policies(request: Load) -> None:
     from millrace_warehouse.load.rejections import RejectedLimits  # imports pyarrow: not for --help
 
     for topic in request.topics:
         if limit := request.for_topic(topic).max_rejected:
             RejectedLimits.parse(limit)
+        _check_layout(request.policies[topic])
+
+
+def _check_layout(policy: TopicPolicy) -> None:
+    TableLayout.parse(policy.partition or (), policy.sort or ())
 
 
 def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
@@ -118,6 +124,7 @@ def reload(request: Reload, invocation: Invocation) -> None:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     early.check_table(request.warehouse, request.topic, request.loads)
     request = replace(request, policies=policies_of_topics(request.policies, [request.topic]))
+    _check_layout(request.policies[request.topic])
     loads = run_job("reload", request, invocation)
     invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
 

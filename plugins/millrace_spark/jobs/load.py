@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace.security.client import of_process
-from millrace.topics_file import NO_POLICY
+from millrace.topics_file import NO_POLICY, TopicPolicy
 from millrace_registry.client import RegisteredVersion, SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
@@ -32,6 +32,7 @@ from millrace_warehouse.history.schemas import (
     pin_first,
     pin_plain,
     pinned,
+    with_layout,
     with_own_columns,
 )
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
@@ -166,15 +167,16 @@ def _load_context(
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
         subjects = Subjects.parse(request.subjects, request.policies)
+        policy = request.policies.get(topic.name, NO_POLICY)
         context = LoadContext(
             storage=topic.storage,
             client=client,
             run_tasks=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request)),
+            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request), policy),
             progress=to_stderr(f"{command} {topic}"),
-            tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
+            tombstones_as_rows=policy.tombstones_as_rows,
         )
         yield context
 
@@ -190,10 +192,13 @@ def _pin(
     subjects: Subjects,
     connect: partial[ClusterClient],
     told: MessageFormat,
+    policy: TopicPolicy,
     name: str,
     used: int,
 ) -> Pinned:
-    """Pin the topic's newest schema. The first load pins the newest registered schema and the format."""
+    """Pin the topic's newest schema, with the layout of its policy. The first load pins the newest registered
+    schema and the format.
+    """
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
     if table_schema is None:
@@ -208,6 +213,7 @@ def _pin(
             table_schema = pin_first(topic, latest.schema_id, latest.schema, messages)
     check_same_format(table_schema, told)
     table_schema = with_own_columns(topic, table_schema, registry.find_schema)
+    table_schema = with_layout(topic, table_schema, policy.partition, policy.sort)
     return Pinned.from_schema(table_schema, connect, registry.find_schema)
 
 

@@ -42,8 +42,10 @@ from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage.interface import Storage
+from millrace_warehouse.table_layout import NO_LAYOUT, TableLayout
 
 if TYPE_CHECKING:
+    from millrace_warehouse.arranging import Arranger
     from millrace_warehouse.load.erased import Eraser
 
 
@@ -63,6 +65,7 @@ class Source:
     iceberg: Mapping[str, Any]
     """The same columns as an Iceberg schema."""
     messages: MessageFormat = AVRO_MESSAGES
+    layout: TableLayout = NO_LAYOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ def write_cut(task: CutTask) -> CutResult:
     decoder = Decoder(source.table_schema, source.lookup, task.filing, source.messages)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
-        files = HourFiles(folder, f"{task.index:05d}", source.columns)
+        files = HourFiles(folder, f"{task.index:05d}", source.columns, _arranger(source))
         aside = _Aside(task, folder)
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             rows = erased.kept(batch.rows)
@@ -132,7 +135,7 @@ def write_cut(task: CutTask) -> CutResult:
         stored = [
             (
                 DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),
-                metrics_of(file.metadata, source.iceberg),
+                metrics_of(file.metadata, source.iceberg, file.partition),
             )
             for file in files.close()
         ]
@@ -149,6 +152,17 @@ def write_cut(task: CutTask) -> CutResult:
         aside.looks,
         *erased.result(),
     )
+
+
+def _arranger(source: Source) -> Arranger | None:
+    if not source.layout:
+        return None
+    # Imported only here: pyiceberg's import would cost every new worker 0.3 s.
+    from pyiceberg.schema import Schema
+
+    from millrace_warehouse.arranging import Arranger
+
+    return Arranger(source.layout, Schema.model_validate(source.iceberg))
 
 
 class _Aside:

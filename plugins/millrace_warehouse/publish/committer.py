@@ -46,14 +46,22 @@ from pyiceberg.table.snapshots import (
     ancestors_of,
     update_snapshot_summaries,
 )
+from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
     AddSchemaUpdate,
     AddSnapshotUpdate,
+    AddSortOrderUpdate,
+    AssertDefaultSortOrderId,
+    AssertDefaultSpecId,
     AssertLastAssignedFieldId,
+    AssertLastAssignedPartitionId,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
@@ -77,6 +85,40 @@ SNAPSHOTS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChange:
+    """Partition specs and sort orders that a commit adds, with their ids, and the ids of new defaults."""
+
+    specs: Sequence[PartitionSpec] = ()
+    orders: Sequence[SortOrder] = ()
+    spec_id: int | None = None
+    """The default spec from then on; None keeps the present one."""
+    order_id: int | None = None
+    """The default sort order from then on; None keeps the present one."""
+
+    def updates(self) -> Iterator[TableUpdate]:
+        """Yield the changes for the catalog."""
+        for spec in self.specs:
+            yield AddPartitionSpecUpdate(spec=spec)
+        for order in self.orders:
+            yield AddSortOrderUpdate.model_validate({"sort-order": order})
+        if self.spec_id is not None:
+            yield SetDefaultSpecUpdate.model_validate({"spec-id": self.spec_id})
+        if self.order_id is not None:
+            yield SetDefaultSortOrderUpdate.model_validate({"sort-order-id": self.order_id})
+
+    def requirements(self, metadata: TableMetadata) -> Iterator[TableRequirement]:
+        """Yield what must not have changed, so that the catalog gives specs and orders these ids."""
+        last = metadata.last_partition_id
+        if self.specs:
+            yield AssertLastAssignedPartitionId.model_validate({"last-assigned-partition-id": last})
+        if self.specs or self.spec_id is not None:
+            yield AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
+        if self.orders or self.order_id is not None:
+            default = {"default-sort-order-id": metadata.default_sort_order_id}
+            yield AssertDefaultSortOrderId.model_validate(default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableChange:
     """The change that one commit makes to a table."""
 
@@ -87,6 +129,7 @@ class TableChange:
     """True if the added files hold the rows of the removed files: the operation is then `replace`."""
     schema: Schema | None = None
     """The table's new columns, with their ids; None keeps the present columns."""
+    layout: LayoutChange = LayoutChange()
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
@@ -114,6 +157,9 @@ class _Commit:
         if change.schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
             self._schema = _numbered(change.schema, number)
+        self._specs = table.specs() | {spec.spec_id: spec for spec in change.layout.specs}
+        default = change.layout.spec_id
+        self._spec_id = table.spec().spec_id if default is None else default
         try:
             self._new, self._kept = self._manifests()
         except FileNotFoundError as error:
@@ -186,6 +232,7 @@ class _Commit:
         if change.schema is not None:
             updates.append(AddSchemaUpdate(schema=self._schema))
             updates.append(SetCurrentSchemaUpdate.model_validate({"schema-id": -1}))
+        updates += change.layout.updates()
         parent, number = metadata.snapshot_by_name(MAIN_BRANCH), metadata.next_sequence_number()
         parent_id = parent.snapshot_id if parent is not None else None
         path = self._path(f"snap-{self._id}-{next(self._numbers)}-{self._name}.avro")
@@ -221,9 +268,9 @@ class _Commit:
 
     def _counts(self) -> dict[str, str]:
         """Return the properties of the snapshot's summary that describe this commit alone."""
-        collector, specs = SnapshotSummaryCollector(), self._table.specs()
+        collector, specs = SnapshotSummaryCollector(), self._specs
         for file in self._change.added:
-            collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
+            collector.add_file(file, self._schema, specs[file.spec_id])
         for file in self._change.removed:
             collector.remove_file(file, self._schema, specs[file.spec_id])
         return {**collector.build(), **self._change.summary}
@@ -238,16 +285,21 @@ class _Commit:
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
         """Return the snapshot's manifests: the manifests written now, and the manifests taken over."""
-        table, spec = self._table, self._table.spec()
-        added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
+        table = self._table
+        added: dict[int, list[ManifestEntry]] = {self._spec_id: []}
+        for file in self._change.added:
+            added.setdefault(file.spec_id, []).append(self._entry(ManifestEntryStatus.ADDED, file))
         new, kept = self._without_removed()
-        small = [each for each in kept if _is_small(each, spec.spec_id)]
+        small = [each for each in kept if _is_small(each, self._spec_id)]
         if len(small) >= SMALL_MANIFESTS:
             kept = [each for each in kept if each not in small]
-            added += [_existing(entry) for each in small for entry in each.fetch_manifest_entry(table.io)]
-        added.sort(key=_by_hour)
-        for first in range(0, len(added), MANIFEST_FILES):
-            new.append(self._write(spec, added[first : first + MANIFEST_FILES]))
+            entries = (entry for each in small for entry in each.fetch_manifest_entry(table.io))
+            added[self._spec_id] += map(_existing, entries)
+        for spec_id, entries_of_spec in added.items():
+            entries_of_spec.sort(key=_by_hour)
+            for first in range(0, len(entries_of_spec), MANIFEST_FILES):
+                batch = entries_of_spec[first : first + MANIFEST_FILES]
+                new.append(self._write(self._specs[spec_id], batch))
         return new, kept
 
     def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
@@ -273,15 +325,14 @@ class _Commit:
                 kept.append(manifest)
                 continue
             if stay:
-                spec = table.specs()[manifest.partition_spec_id]
-                new.append(self._write(spec, map(_existing, stay)))
+                new.append(self._write(self._specs[manifest.partition_spec_id], map(_existing, stay)))
             leave = (entry for entry in entries if entry.data_file.file_path in removed)
             deleted = (self._entry(ManifestEntryStatus.DELETED, entry.data_file, entry) for entry in leave)
             gone.setdefault(manifest.partition_spec_id, []).extend(deleted)
         found = {entry.data_file.file_path for entries in gone.values() for entry in entries}
         if missing := sorted(removed - found):
             raise Conflict(f"the table no longer has {len(missing)} of the files, such as {missing[0]}")
-        return new + [self._write(table.specs()[spec_id], gone[spec_id]) for spec_id in gone], kept
+        return new + [self._write(self._specs[spec_id], gone[spec_id]) for spec_id in gone], kept
 
     def _entry(
         self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
@@ -326,6 +377,7 @@ def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, 
             for name, head in heads.items()
         ),
         *([AssertLastAssignedFieldId.model_validate(columns)] if change.schema is not None else []),
+        *change.layout.requirements(table.metadata),
     )
 
 
@@ -340,7 +392,8 @@ def _basis(table: Table) -> tuple[object, ...]:
     """
     metadata = table.metadata
     columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
-    return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
+    layout = metadata.default_spec_id, metadata.last_partition_id, metadata.default_sort_order_id
+    return metadata.table_uuid, _head(table), columns, layout, metadata.format_version
 
 
 def _compression(table: Table) -> Any:
@@ -406,7 +459,8 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
 
 def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int | None] | None) -> bool:
     """Return False if a manifest's bounds exclude all files of these partitions."""
-    if partitions is None or not manifest.partitions or manifest.partition_spec_id != table.spec().spec_id:
+    spec = table.specs()[manifest.partition_spec_id]
+    if partitions is None or not manifest.partitions or spec.fields[:1] != table.spec().fields[:1]:
         return True
     stated = manifest.partitions[0]
     if stated.lower_bound is None or stated.upper_bound is None:

@@ -19,19 +19,18 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
-from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
-from millrace_warehouse.history.schemas import read_schema
+from millrace_warehouse.history.schemas import TableSchema, read_schema
+from millrace_warehouse.iceberg_layout import partition_spec
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import LayoutChange, TableChange, commit, live_files
+from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
 from millrace_warehouse.races import Conflict
 
 FORMAT = "millrace.format"
@@ -131,7 +130,7 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     if table.current_snapshot() is not None:
         raise Conflict(f"another run has just made {'.'.join(identifier)}, and published")
     ids = {field.name: field.field_id for field in table.schema().fields}
-    if ids != {field.name: field.field_id for field in first.fields}:
+    if ids != {field.name: field.field_id for field in first.fields} or table.spec().spec_id != 0:
         raise MillraceError(
             f"catalog {catalog.name} gave the columns of {'.'.join(identifier)} other ids than the files of"
             f" {topic} have: drop the table, and use another catalog with --catalog"
@@ -187,7 +186,7 @@ def published_table(catalog: Catalog, topic: layout.Topic) -> tuple[Table | None
             if table is not None:
                 check_table(table, publication)
                 if publication is not None:
-                    check_columns(table, read_schema(topic, publication.schema).schema)
+                    check_columns(table, read_schema(topic, publication.schema))
             return table, publication
         except TableChanged:
             again = find_table(catalog, topic.name)
@@ -232,23 +231,24 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
     return None
 
 
-def check_columns(table: Table, columns: Schema) -> None:
-    """Raise TableChanged unless the table has these columns, and only `hour(_time)` as partition."""
+def check_columns(table: Table, schema: TableSchema) -> None:
+    """Raise TableChanged unless the table has the columns and the partitions of this schema."""
     topic = table.properties[TOPIC]
-    if not is_partitioned_as_made(table):
+    if not is_partitioned_by(table.spec(), schema):
         raise TableChanged(
             f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
             f" `millrace publish {topic} --rebuild`, which drops and rebuilds the table"
         )
-    if not has_columns(table, columns):
+    if not has_columns(table, schema.schema):
         raise TableChanged(
             f"another program has changed the columns of the table of {topic}: undo the change, or run"
             f" `millrace publish {topic} --rebuild`; use `millrace promote` to change columns"
         )
 
 
-def is_partitioned_as_made(table: Table) -> bool:
-    return [(field.name, field.transform) for field in table.spec().fields] == [(PARTITION, HourTransform())]
+def is_partitioned_as_made(topic: layout.Topic, table: Table) -> bool:
+    """Return True if the table has the partitions that its newest publication left."""
+    return is_partitioned_by(table.spec(), read_schema(topic, int(table.properties.get(SCHEMA, "1"))))
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
@@ -294,6 +294,7 @@ def commit_publication(
     publication: Publication,
     added: Sequence[DataFile],
     removed: Sequence[DataFile],
+    layouts: TableLayouts,
 ) -> Table:
     """Write a publication's manifest, then make its commit. Return the table after it.
 
@@ -302,16 +303,34 @@ def commit_publication(
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     context.storage.create(path, encode(publication))
     context.progress("publication written")
-    columns = read_schema(layout.Topic(context.storage, publication.topic), publication.schema).schema
+    topic = layout.Topic(context.storage, publication.topic)
+    columns = read_schema(topic, publication.schema).schema
     properties = properties_of(publication, path)
     made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(
         added=added,
         removed=removed,
         schema=None if has_columns(table, columns) else columns,
+        layout=_layout_change(topic, table, publication.schema, layouts),
         properties=properties,
         summary=properties | made_by,
     )
     committed = commit(table, change)
     context.progress("committed")
     return committed
+
+
+def _layout_change(topic: layout.Topic, table: Table, schema: int, layouts: TableLayouts) -> LayoutChange:
+    """Return the specs and orders that the table lacks. They become its defaults with a new layout only.
+
+    Between two layouts, the default sort order may be another program's.
+    """
+    ids = layouts.ids(schema)
+    before = read_schema(topic, int(table.properties.get(SCHEMA, "1"))).layout
+    is_new = before != read_schema(topic, schema).layout
+    return LayoutChange(
+        specs=layouts.new_specs,
+        orders=layouts.new_orders,
+        spec_id=ids.spec_id if is_new else None,
+        order_id=ids.order_id if is_new else None,
+    )

@@ -119,7 +119,7 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
 def _check_columns(check: Check, table: Table, newest: Publication) -> None:
     """Report changed columns or partitions: readers find the rows' values by them."""
     try:
-        check_columns(table, read_schema(check.topic, newest.schema).schema)
+        check_columns(table, read_schema(check.topic, newest.schema))
     except TableChanged as error:
         check.problem(str(error))
     except MillraceError:
