@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError
 from millrace_warehouse.arranging import Arranger, Indices, PartitionValues
-from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
+from millrace_warehouse.encodings import encodings, rows_of_a_group
 
 BATCH_ROWS = 8_192
 
@@ -63,21 +64,20 @@ class ArrangedCopy:
         for number, part in enumerate(self._arranger.parts(rows)):
             self._order.append(part.indices)
             path = self._folder / f"{name}-{number:04d}.parquet"
-            files.append(ArrangedFile(path, self._write(path, part.indices, rows), part.values))
+            footer = self._write(path, part.indices, rows_of_a_group(rows))
+            files.append(ArrangedFile(path, footer, part.values))
         return files
 
-    def _write(self, path: Path, order: Indices, rows: pa.Table) -> pq.FileMetaData:
-        size = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES * len(rows) // max(rows.nbytes, 1)))
-        footers: list[pq.FileMetaData] = []
+    def _write(self, path: Path, order: Indices, size: int) -> pq.FileMetaData:
         groups = (self._added.take(order[first : first + size]) for first in range(0, len(order), size))
-        group = next(groups)
+        group, footers = next(groups), list[pq.FileMetaData]()
         # A checksum per page: the bounds of a file with many loads appear in no manifest of a load.
-        settings: dict[str, Any] = {"write_page_checksum": True, "metadata_collector": footers}
-        settings |= encodings(group, self._arranger.sorted_by)
-        with pq.ParquetWriter(path, self._schema, compression="zstd", **settings) as writer:
-            writer.write_table(group, row_group_size=size)
-            for group in groups:
-                writer.write_table(group, row_group_size=size)
+        settings = {"write_page_checksum": True, **encodings(group, self._arranger.sorted_by)}
+        with pq.ParquetWriter(
+            path, self._schema, compression="zstd", metadata_collector=footers, **settings
+        ) as writer:
+            for rows in chain([group], groups):
+                writer.write_table(rows, size)
         return footers[0]
 
     def in_first_order(self, written: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

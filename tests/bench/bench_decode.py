@@ -1,15 +1,17 @@
 """Records per CPU-second: framing, decoding by columns, decoding by rows, and fastavro alone.
 
-    python tests/bench/bench_decode.py [--records 100000] [--stage] [--spark]
+    python tests/bench/bench_decode.py [--records 100000] [--stage] [--layout] [--spark]
 
 One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less. With
-`--stage` also a whole task of a load, reading from a broker of its own, stage by stage. With `--spark` also
-Spark's own from_json over the same JSON objects, on one core, without the scan.
+`--stage` also a whole task of a load, reading from a broker of its own, stage by stage. With `--layout` also
+such a task with each of some layouts of the table. With `--spark` also Spark's own from_json over the same
+JSON objects, on one core, without the scan.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import json
 import os
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,13 @@ from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import check_table_schema
 from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
 from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.log.formats import MessageFormat
 from millrace_warehouse.log.messages import SLICE_ROWS, Decoder, Filing
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches
 from millrace_warehouse.sequences import count_sequences
+from millrace_warehouse.table_layout import TableLayout
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
 from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes
@@ -203,10 +208,38 @@ def measure_stages(records: int, codec: Codec) -> None:
             print(f"  {stage.name:27} {stage.rate:8.2f}")
 
 
+LAYOUTS: Sequence[tuple[list[str], list[str]]] = (
+    ([], []),
+    ([], ["status"]),
+    ([], ["url"]),
+    ([], ["url", "header.time DESC"]),
+    (["bucket(16, clientAddress)"], []),
+    (["bucket(16, header.sequence)"], []),
+    (["method"], []),
+    (["clientAddress"], []),
+    (["bucket(16, clientAddress)"], ["url"]),
+)
+"""Partitions and sort orders of PageViews. Every row has a sequence number of its own."""
+
+
+def measure_layouts(records: int) -> None:
+    """Print one line per layout of the table."""
+    with topic_of_page_views(records, Codec.ZSTD) as task:
+        print("a task, PageView, zstd: million records per CPU-second, bytes a row, files")
+        for partition, sort in LAYOUTS:
+            source = dataclasses.replace(task.source, layout=TableLayout.parse(partition, sort))
+            laid_out = dataclasses.replace(task, source=source)
+            files = len(write_cut(laid_out).files)
+            rate = best_rate(records, partial(write_cut, laid_out), 5)
+            name = "; ".join([*partition, *(f"by {each}" for each in sort)]) or "hours alone"
+            print(f"  {name:40} {rate:8.2f} {written_bytes(laid_out):8.1f} {files:6}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--stage", action="store_true", help="also a whole task of a load")
+    parser.add_argument("--layout", action="store_true", help="also a whole task with each of some layouts")
     parser.add_argument("--spark", action="store_true", help="also Spark's from_json")
     options = parser.parse_args()
     measure("long and string", FLAT, flat_messages(options.records))
@@ -217,3 +250,5 @@ if __name__ == "__main__":
     if options.stage:
         measure_stages(3 * options.records, Codec.NONE)
         measure_stages(3 * options.records, Codec.ZSTD)
+    if options.layout:
+        measure_layouts(3 * options.records)

@@ -10,7 +10,6 @@ and Parquet in a local folder; depends on neither topics, brokers nor storage.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace_warehouse.columns import TIME
-from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SAMPLE_ROWS, encodings
+from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings, rows_of_a_group
 from millrace_warehouse.history.hours import HOUR_US, hour_of
 
 if TYPE_CHECKING:
-    from millrace_warehouse.arranging import Arranger, Part, PartitionValues
+    from millrace_warehouse.arranging import Arranger, PartitionValues
 
 HELD_BYTES = 256 << 20
 """Most bytes of rows that a task holds in memory. Above them it writes the rows of the fullest hour."""
@@ -55,13 +54,6 @@ def hours_of(times: pa.Array) -> Hours:
     """Return the number of each time's hour since 1970, or -1 for null."""
     micros = times.view(pa.int64())
     return np.asarray((micros.fill_null(-1) if micros.null_count else micros).to_numpy()) // HOUR_US
-
-
-def arranged_groups(table: pa.Table, part: Part) -> Iterator[pa.Table]:
-    """Yield the rows of a part in its order, in tables of the size of a row group."""
-    rows = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES * len(table) // max(table.nbytes, 1)))
-    for first in range(0, len(part.indices), rows):
-        yield table.take(part.indices[first : first + rows])
 
 
 class HourFiles:
@@ -114,9 +106,7 @@ class HourFiles:
         table = pa.Table.from_batches(self._held.pop(hour))
         del self._held_rows[hour], self._held_bytes[hour]
         if self._arranger is not None:
-            table = table.combine_chunks()
-            for part in self._arranger.parts(table):
-                self._write_part(self._arranger, hour, table, part)
+            self._write_arranged(self._arranger, hour, table.combine_chunks())
             return
         if hour not in self._open:
             if len(self._open) >= OPEN_FILES:
@@ -124,13 +114,16 @@ class HourFiles:
             self._open[hour] = self._new_file(hour, **encodings(table))
         self._write_rows(self._open[hour][1], table)
 
-    def _write_part(self, arranger: Arranger, hour: str, table: pa.Table, part: Part) -> None:
-        """Write the rows of one combination of partition values into a file of their own."""
-        sample = table.take(part.indices[:SAMPLE_ROWS])
-        self._open[hour] = self._new_file(hour, **encodings(sample, arranger.sorted_by))
-        for rows in arranged_groups(table, part):
-            self._write_rows(self._open[hour][1], rows)
-        self._close(hour, part.values)
+    def _write_arranged(self, arranger: Arranger, hour: str, table: pa.Table) -> None:
+        """Write the rows of each combination of partition values into a file of their own."""
+        size = rows_of_a_group(table)
+        for part in arranger.parts(table):
+            for first in range(0, len(part.indices), size):
+                rows = table.take(part.indices[first : first + size])
+                if hour not in self._open:
+                    self._open[hour] = self._new_file(hour, **encodings(rows, arranger.sorted_by))
+                self._write_rows(self._open[hour][1], rows)
+            self._close(hour, part.values)
 
     def _new_file(self, hour: str, **settings: Any) -> tuple[Path, pq.ParquetWriter]:
         number = len(self._open) + len(self._closed)

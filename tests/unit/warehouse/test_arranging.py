@@ -291,7 +291,7 @@ def test_more_rows_than_a_task_may_hold_become_several_sorted_files(
 def test_a_copy_is_read_back_in_the_order_in_which_its_rows_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: list[str]
 ) -> None:
-    monkeypatch.setattr("millrace_warehouse.arranged_copy.ROW_GROUP_ROWS", 70)
+    monkeypatch.setattr("millrace_warehouse.encodings.ROW_GROUP_ROWS", 70)
     inner = StructType(NestedField(4, "x", UUIDType()))
     schema = Schema(NestedField(1, "c", LongType()), NestedField(3, "s", inner), TIME)
     arrow = arrow_schema(schema)
