@@ -46,10 +46,10 @@ class TableLayouts:
         self._topic = topic
         self.new_specs: list[PartitionSpec] = []
         self.new_orders: list[SortOrder] = []
-        self._specs = [partition_spec(read_schema(topic, 1).schema)]
-        self._orders = [UNSORTED_SORT_ORDER]
         self._last_id = FIRST_PARTITION_ID
-        if metadata is not None:
+        if metadata is None:
+            self._specs, self._orders = [partition_spec(read_schema(topic, 1).schema)], [UNSORTED_SORT_ORDER]
+        else:
             self._specs, self._orders = [*metadata.partition_specs], [*metadata.sort_orders]
             self._last_id = metadata.last_partition_id or FIRST_PARTITION_ID
         self._known: dict[int, LayoutIds] = {}

@@ -325,12 +325,10 @@ def _layout_change(topic: layout.Topic, table: Table, schema: int, layouts: Tabl
 
     Between two layouts, the default sort order may be another program's.
     """
+    before = int(table.properties.get(SCHEMA, "1"))
+    if before == schema or read_schema(topic, before).layout == read_schema(topic, schema).layout:
+        return LayoutChange(specs=layouts.new_specs, orders=layouts.new_orders)
     ids = layouts.ids(schema)
-    before = read_schema(topic, int(table.properties.get(SCHEMA, "1"))).layout
-    is_new = before != read_schema(topic, schema).layout
     return LayoutChange(
-        specs=layouts.new_specs,
-        orders=layouts.new_orders,
-        spec_id=ids.spec_id if is_new else None,
-        order_id=ids.order_id if is_new else None,
+        specs=layouts.new_specs, orders=layouts.new_orders, spec_id=ids.spec_id, order_id=ids.order_id
     )
