@@ -96,9 +96,7 @@ def leaf(rows: pa.Table, column: str) -> pa.ChunkedArray:
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, without the extension type of a UUID."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no chunks
-        array = pa.array([], column.type)
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 

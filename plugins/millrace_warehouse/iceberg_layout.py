@@ -108,6 +108,10 @@ def _problems(layout: TableLayout, schema: Schema) -> Iterator[str]:
     for sort in layout.sort:
         if not isinstance(type_ := find_column(schema, sort.column).field_type, PrimitiveType):
             yield f"sort {sort.column} is impossible: its type is {type_}"
+    partitions = [_name(term).casefold() for term in layout.partition]
+    for number, name in enumerate(partitions):
+        if name in partitions[:number]:
+            yield f"two partitions would have the name {name}: choose another transform for one of them"
     times = [(term.column, transform_of(term).dedup_name) for term in layout.partition]
     for number, (column, kind) in enumerate(times):
         if kind == HourTransform().dedup_name and (column, kind) in times[:number]:

@@ -121,6 +121,10 @@ class TableLayout:
     def __bool__(self) -> bool:
         return bool(self.partition or self.sort)
 
+    def __str__(self) -> str:
+        partition, sort = (", ".join(map(str, terms)) for terms in (self.partition, self.sort))
+        return f"partition by {partition or 'hours alone'}; sort by {sort or 'nothing'}"
+
 
 NO_LAYOUT = TableLayout()
 """Hours alone, rows in the order of the log."""

@@ -45,7 +45,6 @@ NO_SCHEMA = 0
 """Schema id of a format without a schema in a registry."""
 FIRST_REASON = "the newest registered one when the first load began"
 OWN_COLUMNS_REASON = "columns that Millrace has added since the schema before it"
-LAYOUT_REASON = "the layout in the topic's policy"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
 
 
@@ -316,9 +315,8 @@ def with_layout(
             ) from None
         if asked == before.layout:
             return before
-        created = _create(
-            topic, before, before.schema_id, before.schema, LAYOUT_REASON, before.messages, asked
-        )
+        reason = f"the layout of the topic's policy: {asked}"
+        created = _create(topic, before, before.schema_id, before.schema, reason, before.messages, asked)
         table_schema = created or read_schema(topic, before.number + 1)
 
 

@@ -106,7 +106,8 @@ class HourFiles:
         table = pa.Table.from_batches(self._held.pop(hour))
         del self._held_rows[hour], self._held_bytes[hour]
         if self._arranger is not None:
-            self._write_arranged(self._arranger, hour, table.combine_chunks())
+            table = table.combine_chunks()  # under the same name, so that the batches are free
+            self._write_arranged(self._arranger, hour, table)
             return
         if hour not in self._open:
             if len(self._open) >= OPEN_FILES:

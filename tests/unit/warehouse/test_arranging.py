@@ -369,6 +369,15 @@ def test_sort_fields_are_read_in_sparks_notation(text: str, canonical: str) -> N
     assert str(SortTerm.parse(canonical)) == canonical
 
 
+def test_two_partitions_of_one_name_are_refused() -> None:
+    inner = StructType(NestedField(3, "b", LongType()))
+    schema = Schema(NestedField(1, "a", inner), NestedField(2, "A_b", LongType()), TIME)
+    with pytest.raises(ConfigError, match="two partitions would have the name a_b_bucket_4"):
+        check_layout(TableLayout.parse(["bucket(4, a.b)", "bucket(4, A_b)"], []), schema)
+    with pytest.raises(ConfigError, match="would have the name of column A_b"):
+        check_layout(TableLayout.parse(["a.b"], []), schema)
+
+
 def test_no_layout_is_false() -> None:
     assert not NO_LAYOUT
     assert TableLayout.parse(["a"], [])

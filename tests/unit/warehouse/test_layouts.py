@@ -30,7 +30,7 @@ from tests.unit.warehouse.erase.scene import (
     holding,
     scene,
 )
-from tests.unit.warehouse.memory_log import SCHEMA_ID, START, TOPIC, event
+from tests.unit.warehouse.memory_log import SCHEMA_ID, START, TOPIC, event, with_field
 
 BUCKETS = "bucket(4, memberId)"
 BUCKET = BucketTransform(4).transform(LongType())
@@ -149,7 +149,7 @@ def test_a_process_without_the_policy_keeps_the_layout_and_an_empty_one_removes_
     laid_out = lay_out(s, [BUCKETS], ["url"])
     assert lay_out(s) == laid_out
     assert lay_out(s, sort=["url ASC NULLS FIRST"]) == laid_out
-    assert lay_out(s, []).sort == ("url ASC NULLS FIRST",)
+    assert lay_out(s, []).reason.endswith(": partition by hours alone; sort by url ASC NULLS FIRST")
     assert lay_out(s, sort=[]).number == laid_out.number + 2
 
 
@@ -334,6 +334,7 @@ def test_verify_finds_rows_of_another_partition_and_a_false_order(s: Scene) -> N
         (["days(_time)"], [], "the hour of _time is a table's first partition"),
         (["days(_timestamp)", "months(_timestamp)"], [], "names two times of _timestamp"),
         (["url", "url"], [], "partition names url twice"),
+        (["_time.hour"], [], "there is no column _time.hour"),
         (["bucket(memberId)"], [], "write bucket.16, COLUMN."),
         ([], ["header"], "sort header is impossible: its type is struct"),
         ([], ["url UP"], "write COLUMN .ASC.DESC."),
@@ -362,4 +363,25 @@ def test_nested_columns_partition_and_sort(s: Scene) -> None:
         sequences = [row["header"]["sequence"] for row in rows]
         assert sequences == sorted(sequences, reverse=True)
     assert pc.sum(s.table.scan("url = '/7'").to_arrow()["memberId"]).as_py() == 7
+    assert s.problems(rows=True) == []
+
+
+def test_a_partition_whose_column_is_widened_is_one_partition(s: Scene) -> None:
+    narrow, wide = with_field("shelf", "int", 0), with_field("shelf", "long", 0)
+    s.log.schemas |= {21: narrow, 22: wide}
+    topic = Topic(s.storage, TOPIC)
+    with_layout(topic, pin_first(topic, 21, narrow), ["shelf", "truncate(10, shelf)"], ["shelf DESC"])
+    for number in range(2):
+        s.log.append(
+            0, [event(10 * number + n, START, schema=(21 + number, wide), shelf=n) for n in range(3)]
+        )
+        s.load_new()
+        s.publish(TEN)
+        if not number:
+            promote(topic, 22, "a test", s.log.schemas.get)
+    assert len(list(s.table.scan("shelf = 2").plan_files())) == 2
+    assert s.table.scan("shelf > 0").to_arrow().num_rows == 4
+    assert s.problems(rows=True) == []
+    s.compact()
+    assert len(head(s)) == 3
     assert s.problems(rows=True) == []
