@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 
 from millrace_avro.schema import parse
 from millrace_warehouse.encodings import encodings
-from millrace_warehouse.history import iceberg_types, layout, ledger
+from millrace_warehouse.history import iceberg_types, layout, ledger, schemas
 from millrace_warehouse.history.entries import data_file, write_entries
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.manifest import (
@@ -60,6 +60,13 @@ def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> TableSc
     )
     assert storage.create(layout.schema_path(topic, number), encode(table_schema))
     return table_schema
+
+
+def pin_first(topic: layout.Topic, schema_id: int, schema: Mapping[str, Any]) -> TableSchema:
+    """The first schema of a topic, pinned as its first load does."""
+    first = schemas.first_schema(topic, schema_id, schema)
+    assert schemas.pin(topic, first)
+    return first
 
 
 def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> LoadManifest:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -79,6 +79,10 @@ class TopicPolicy:
     live: bool | None = None
     """True if loads bring branch `live` of the topic's table up to date, with rows that are not proven yet;
     false removes the branch."""
+    partition: Sequence[str] | None = None
+    """Partitions of the table besides the hour, such as `bucket(16, memberId)`; None keeps those it has."""
+    sort: Sequence[str] | None = None
+    """Order of the rows in the table's files, such as `url DESC NULLS LAST`; None keeps the one it has."""
     mirror: bool = False
     """True if a task of Airflow mirrors the topic from each origin before each load; else the brokers do."""
     conn_id: str = ""

@@ -8,7 +8,7 @@ time and a third of the bytes of a file of PageViews.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,27 +20,34 @@ ROW_GROUP_BYTES = 128 << 20
 """Most bytes of rows in memory for one row group: large rows make row groups of fewer rows."""
 
 
-def encodings(rows: pa.Table) -> dict[str, Any]:
+def encodings(rows: pa.Table, sorted_by: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of a `ParquetWriter` for rows like these.
 
-    Columns of text and bytes get no smallest and largest value. Computing them takes a tenth of the time, and
-    in the order of a log these bounds exclude no file. Numbers and times have them.
+    Columns of text and bytes get no smallest and largest value, unless the rows are sorted by them. Computing
+    them takes a tenth of the time, and in the order of a log these bounds exclude no file. Numbers and times
+    have them.
     """
     dictionaries: list[str] = []
     differences: dict[str, str] = {}
     statistics: list[str] = []
     for path, column in _leaves(rows.slice(0, SAMPLE_ROWS)):
-        if _repeats(column):
+        if repeats(column):
             dictionaries.append(path)
         elif _is_whole_number(column.type):
             differences[path] = "DELTA_BINARY_PACKED"
-        if not _is_bytes(column.type):
+        if not is_bytes(column.type) or path in sorted_by:
             statistics.append(path)
     return {
         "use_dictionary": dictionaries,
         "column_encoding": differences or None,
         "write_statistics": statistics,
     }
+
+
+def rows_of_a_group(rows: pa.Table) -> int:
+    """Return the number of rows like these that a row group has."""
+    fitting = ROW_GROUP_BYTES * len(rows) // max(int(rows.nbytes), 1)
+    return max(1, min(ROW_GROUP_ROWS, fitting))
 
 
 def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
@@ -65,7 +72,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
             yield path, column
 
 
-def _repeats(column: pa.ChunkedArray) -> bool:
+def repeats(column: pa.Array | pa.ChunkedArray) -> bool:
     """Return True if each value, nulls apart, occurs twice on average."""
     values = column.drop_null()
     return not len(values) or 2 * len(pc.unique(values)) <= len(values)
@@ -75,7 +82,8 @@ def _is_whole_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_timestamp(type_) or pa.types.is_date32(type_))
 
 
-def _is_bytes(type_: pa.DataType) -> bool:
+def is_bytes(type_: pa.DataType) -> bool:
+    """Return True for text and bytes, of any or of one length."""
     return bool(
         pa.types.is_string(type_)
         or pa.types.is_large_string(type_)

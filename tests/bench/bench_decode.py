@@ -1,24 +1,29 @@
 """Records per CPU-second: framing, decoding by columns, decoding by rows, and fastavro alone.
 
-    python tests/bench/bench_decode.py [--records 100000] [--stage] [--spark] [--page]
+    python tests/bench/bench_decode.py [--records 100000] [--stage] [--layout] [--spark] [--page]
 
 One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less. With
-`--stage` also a whole task of a load, reading from a broker of its own, stage by stage. With `--spark` also
-Spark's own from_json over the same JSON objects, on one core, without the scan. `--page` measures PageViews
-alone, in Avro, in JSON and by Spark in turn, and puts the figures into docs/benchmarks.md.
+`--stage` also a whole task of a load, reading from a broker of its own, stage by stage. With `--layout` also
+such a task with each of some layouts of the table. With `--spark` also Spark's own from_json over the same
+JSON objects, on one core, without the scan. `--page` measures PageViews alone, in Avro, in JSON and by Spark
+in turn, and puts the figures into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from millrace.records import Message
 from millrace.records.compression import Codec
+from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.table_layout import TableLayout
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
 from tests.bench.decoders import (
@@ -159,12 +164,40 @@ def measure_stages(records: int, codec: Codec) -> None:
             print(f"  {stage.name:27} {stage.rate:8.2f}")
 
 
+LAYOUTS: Sequence[tuple[list[str], list[str]]] = (
+    ([], []),
+    ([], ["status"]),
+    ([], ["url"]),
+    ([], ["url", "header.time DESC"]),
+    (["bucket(16, clientAddress)"], []),
+    (["bucket(16, header.sequence)"], []),
+    (["method"], []),
+    (["clientAddress"], []),
+    (["bucket(16, clientAddress)"], ["url"]),
+)
+"""Partitions and sort orders of PageViews. Every row has a sequence number of its own."""
+
+
+def measure_layouts(records: int) -> None:
+    """Print one line per layout of the table."""
+    with topic_of_page_views(records, Codec.ZSTD) as task:
+        print("a task, PageView, zstd: million records per CPU-second, bytes a row, files")
+        for partition, sort in LAYOUTS:
+            source = dataclasses.replace(task.source, layout=TableLayout.parse(partition, sort))
+            laid_out = dataclasses.replace(task, source=source)
+            files = len(write_cut(laid_out).files)
+            rate = best_rate(records, partial(write_cut, laid_out), 5)
+            name = "; ".join([*partition, *(f"by {each}" for each in sort)]) or "hours alone"
+            print(f"  {name:40} {rate:8.2f} {written_bytes(laid_out):8.1f} {files:6}")
+
+
 def main() -> None:
     """Print all ways, or write those of the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the page")
     parser.add_argument("--stage", action="store_true", help="also a whole task of a load")
+    parser.add_argument("--layout", action="store_true", help="also a whole task with each of some layouts")
     parser.add_argument("--spark", action="store_true", help="also Spark's from_json")
     parser.add_argument("--page", action="store_true", help="write a part of docs/benchmarks.md instead")
     options = parser.parse_args()
@@ -185,6 +218,8 @@ def main() -> None:
     if options.stage:
         measure_stages(3 * options.records, Codec.NONE)
         measure_stages(3 * options.records, Codec.ZSTD)
+    if options.layout:
+        measure_layouts(3 * options.records)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.logs import start_logging
 from millrace.printing import say
 from millrace.signals import stop_on_signals
-from millrace.topics_file import policies_of_topics
+from millrace.topics_file import TopicPolicy, policies_of_topics
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
@@ -22,6 +22,7 @@ from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
 from millrace_warehouse.requests import Load, Mirror, Reload
+from millrace_warehouse.table_layout import TableLayout
 from millrace_warehouse.without_pandas import keep_pandas_out
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def load(request: Load, invocation: Invocation) -> None:
         request.topics_matching,
     )
     request = replace(request, topics=topics, policies=policies_of_topics(request.policies, topics))
-    _check_limits(request)
+    _check_policies(request)
     for topic in without_schema:
         say(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
     if request.follow:
@@ -115,12 +116,17 @@ def _show_load(load: Mapping[str, Any]) -> None:
     _show_remarks(load)
 
 
-def _check_limits(request: Load) -> None:
+def _check_policies(request: Load) -> None:
     from millrace_warehouse.load.rejections import RejectedLimits  # imports pyarrow: not for --help
 
     for topic in request.topics:
         if limit := request.for_topic(topic).max_rejected:
             RejectedLimits.parse(limit)
+        _check_layout(request.policies[topic])
+
+
+def _check_layout(policy: TopicPolicy) -> None:
+    TableLayout.parse(policy.partition or (), policy.sort or ())
 
 
 def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
@@ -179,6 +185,7 @@ def reload(request: Reload, invocation: Invocation) -> None:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     early.check_table(request.warehouse, request.topic, request.loads)
     request = replace(request, policies=policies_of_topics(request.policies, [request.topic]))
+    _check_layout(request.policies[request.topic])
     loads = run_job("reload", request, invocation)
     invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
 

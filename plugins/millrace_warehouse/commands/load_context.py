@@ -14,7 +14,7 @@ from functools import partial
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace.security.client import of_process
-from millrace.topics_file import NO_POLICY
+from millrace.topics_file import NO_POLICY, TopicPolicy
 from millrace_registry.client import RegisteredVersion, SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
@@ -28,6 +28,7 @@ from millrace_warehouse.history.schemas import (
     first_schema,
     pinned,
     plain_schema,
+    with_layout,
     with_own_columns,
 )
 from millrace_warehouse.load.load import LoadResult, LoadRun
@@ -124,15 +125,16 @@ def load_context(
     connect = partial(ClusterClient, request.bootstrap, timeout_s=timeout_s, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
         subjects = Subjects.parse(request.subjects, request.policies)
+        policy = request.policies.get(topic.name, NO_POLICY)
         context = LoadContext(
             storage=topic.storage,
             client=client,
             run_tasks=run_tasks,
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request)),
+            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request), policy),
             progress=to_stderr(f"{command} {topic}"),
-            tombstones_as_rows=request.policies.get(topic.name, NO_POLICY).tombstones_as_rows,
+            tombstones_as_rows=policy.tombstones_as_rows,
         )
         yield context
 
@@ -148,12 +150,16 @@ def _pin(
     subjects: Subjects,
     connect: partial[ClusterClient],
     told: MessageFormat,
+    policy: TopicPolicy,
     name: str,
     used: int,
 ) -> Pinned:
-    """Return the topic's newest schema: for the first load the newest registered one, with the format."""
+    """Return the topic's newest schema, with the layout of its policy: for the first load the newest
+    registered one, with the format.
+    """
     topic = Topic(storage, name)
     table_schema = pinned(topic, used)
+    is_first = table_schema is None
     if table_schema is None:
         messages = MessageFormat(told.name or AVRO, told.time)
         if messages.name in PLAIN_SCHEMAS:
@@ -166,6 +172,7 @@ def _pin(
             table_schema = first_schema(topic, latest.schema_id, latest.schema, messages)
     check_same_format(table_schema, told)
     table_schema = with_own_columns(topic, table_schema, registry.find_schema)
+    table_schema = with_layout(topic, table_schema, policy.partition, policy.sort, is_first=is_first)
     return Pinned.from_schema(table_schema, connect, registry.find_schema)
 
 

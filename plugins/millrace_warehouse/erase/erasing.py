@@ -26,11 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.arranged_copy import ArrangedCopy
+from millrace_warehouse.arranging import Arranger
 from millrace_warehouse.contents_digest import ContentsDigest
 from millrace_warehouse.context import Context
 from millrace_warehouse.erase.purge import Purged, purge, rejected_left
@@ -48,7 +51,7 @@ from millrace_warehouse.history.manifest import (
     now,
 )
 from millrace_warehouse.history.metrics import metrics_of
-from millrace_warehouse.history.schemas import all_schemas, read_schema
+from millrace_warehouse.history.schemas import TableSchema, all_schemas, read_schema
 from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
@@ -412,52 +415,80 @@ class _Edition:
         columns = read_schema(topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic.name, self.replaced.load, attempt)
         eraser, counts = Eraser(self.erasing), SequenceCounts()
-        copied: dict[str, ContentsDigest] = {}
         files: list[tuple[DataFile, bytes]] = []
         with tempfile.TemporaryDirectory(prefix="millrace-erase-") as scratch:
-            local = HourFiles(Path(scratch), "00000", columns.arrow_schema)
-            for hour in self.replaced.rows_by_hour():
-                for batch, schema in self.rows.batches(self.replaced, hour):
-                    kept = eraser.kept(batch, schema)
-                    if not len(kept):
-                        continue
-                    count_sequences(kept, counts)
-                    copied.setdefault(hour, ContentsDigest()).add(kept, schema)
-                    local.add(project(kept, schema, columns.schema, columns.arrow_schema))
-            written = local.close()
-            self._compare(copied, written, columns.schema)
-            for file in written:
+            for file in self._files(Path(scratch), columns, eraser, counts):
                 with open(file.path, "rb") as content:
                     stored = store(topic.storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
-                files.append((described, metrics_of(file.metadata, columns.iceberg)))
+                files.append((described, metrics_of(file.metadata, columns.iceberg, file.partition)))
         rejected, tombstones = self.replaced.rejected_files, self.replaced.tombstone_files
         if any(each.rejected for each in self.erasing):
             rejected = [self._without_bytes(folder, n, file) for n, file in enumerate(rejected)]
             tombstones = [self._without_bytes(folder, n, file) for n, file in enumerate(tombstones)]
         fresh = (file for file in (*rejected, *tombstones) if file not in self.replaced.aside_files)
         check_stored(topic, folder, [*(file for file, _ in files), *fresh])
-        manifest = self._manifest(attempt, columns.number, columns.iceberg, files, counts, eraser)
+        manifest = self._manifest(attempt, columns, files, counts, eraser)
         return dataclasses.replace(manifest, rejected_files=rejected, tombstone_files=tombstones)
 
-    def _compare(
-        self, copied: Mapping[str, ContentsDigest], written: Sequence[HourFile], columns: Schema
-    ) -> None:
-        """Read the files back.
+    def _files(
+        self, scratch: Path, columns: TableSchema, eraser: Eraser, counts: SequenceCounts
+    ) -> Iterator[HourFile]:
+        """Yield the local files of each hour's remaining rows, in the layout of the table's schema."""
+        for hour in self.replaced.rows_by_hour():
+            copied = ContentsDigest()
+            rows = self._remaining(hour, columns, eraser, counts, copied)
+            if columns.layout:
+                written = self._arranged(scratch, hour, columns, rows, copied)
+            else:
+                files = HourFiles(scratch, "00000", columns.arrow_schema)
+                for batch in rows:
+                    files.add(batch)
+                written = files.close()
+                found = (batch for file in written for batch in _batches_in(file.path))
+                self._compare(hour, copied, found, columns.schema)
+            yield from written
 
-        Raise MillraceError unless they hold the contents of each hour's remaining rows.
-        """
-        found: dict[str, ContentsDigest] = {hour: ContentsDigest() for hour in copied}
-        for file in written:
-            with pq.ParquetFile(file.path) as content:
-                for batch in content.iter_batches(BATCH_ROWS):
-                    found[file.hour].add(batch, columns)
-        for hour, before in copied.items():
-            if changed := ", ".join(before.differences(found[hour])):
-                raise MillraceError(
-                    f"the copy of load {self.replaced.load} of {self.replaced.topic} does not hold the values"
-                    f" of its rows in {hour}, in {changed}: nothing was erased of that load"
-                )
+    def _remaining(
+        self, hour: str, columns: TableSchema, eraser: Eraser, counts: SequenceCounts, copied: ContentsDigest
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of an hour that stay, in the schema's columns. Count and digest them."""
+        for batch, schema in self.rows.batches(self.replaced, hour):
+            kept = eraser.kept(batch, schema)
+            if len(kept):
+                count_sequences(kept, counts)
+                copied.add(kept, schema)
+                yield project(kept, schema, columns.schema, columns.arrow_schema)
+
+    def _arranged(
+        self,
+        scratch: Path,
+        hour: str,
+        columns: TableSchema,
+        rows: Iterator[pa.RecordBatch],
+        copied: ContentsDigest,
+    ) -> list[HourFile]:
+        arranger = Arranger(columns.layout, columns.schema)
+        with ArrangedCopy(scratch, columns.arrow_schema, arranger) as copy:
+            for batch in rows:
+                copy.add(batch)
+            written = copy.write(f"{hour}-00000")
+            found = copy.in_first_order(batch for file in written for batch in _batches_in(file.path))
+            self._compare(hour, copied, found, columns.schema)
+        return [HourFile(file.path, hour, file.metadata, file.partition) for file in written]
+
+    def _compare(
+        self, hour: str, copied: ContentsDigest, written: Iterator[pa.RecordBatch], columns: Schema
+    ) -> None:
+        """Raise MillraceError unless the rows that were read back are the hour's remaining rows."""
+        found = ContentsDigest()
+        for batch in written:
+            found.add(batch, columns)
+        if changed := ", ".join(copied.differences(found)):
+            raise MillraceError(
+                f"the copy of load {self.replaced.load} of {self.replaced.topic} does not hold the values"
+                f" of its rows in {hour}, in {changed}: nothing was erased of that load"
+            )
 
     def _without_bytes(self, folder: str, number: int, file: Aside) -> Aside:
         """Store the rejected records or tombstones of a file without their bytes and keys.
@@ -480,8 +511,7 @@ class _Edition:
     def _manifest(
         self,
         attempt: str,
-        schema: int,
-        columns: Mapping[str, object],
+        columns: TableSchema,
         files: Sequence[tuple[DataFile, bytes]],
         counts: SequenceCounts,
         eraser: Eraser,
@@ -493,7 +523,7 @@ class _Edition:
             attempt=attempt,
             run_id=f"erase-{self.erasure.id}",
             created=now(),
-            schema=schema,
+            schema=columns.number,
             partitions=[without_erased(part, taken) for part in replaced.partitions],
             files=[file for file, _ in files],
             reason=self.erasure.reason,
@@ -511,4 +541,11 @@ class _Edition:
         erased = SequenceCounts()
         erased.merge(erased_sequences_of(self.context.storage, replaced))
         erased.merge(eraser.sequences)
-        return with_stored(self.context.storage, manifest, files, columns, counts, erased)
+        return with_stored(
+            self.context.storage, manifest, files, columns.iceberg, counts, erased, columns.layout
+        )
+
+
+def _batches_in(path: Path) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as content:
+        yield from content.iter_batches(BATCH_ROWS)

@@ -10,40 +10,37 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pyiceberg import manifest as manifests
+from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.manifest import DataFile as IcebergDataFile
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import HourTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import PrimitiveType
 
-from millrace_warehouse.columns import PARTITION, TIME
 from millrace_warehouse.history.hours import partition_of
 from millrace_warehouse.history.manifest import DataFile
+from millrace_warehouse.iceberg_layout import SORTED, partition_spec, partition_types
+from millrace_warehouse.table_layout import NO_LAYOUT, TableLayout
 
 _SNAPSHOT = 1
 """Placeholder for the snapshot's id. A publication gives each entry the id of its own snapshot."""
 
 
-def partition_spec(schema: Schema) -> PartitionSpec:
-    """Return the partitions of every table: the hour of `_time`, null for UNFILED rows."""
-    source = schema.find_field(TIME.name).field_id
-    return PartitionSpec(
-        PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)
-    )
-
-
-def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any]) -> bytes:
+def write_entries(
+    files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any], layout: TableLayout = NO_LAYOUT
+) -> bytes:
     """Return the Iceberg manifest of these files and their metrics. There must be at least one file."""
     schema = Schema.model_validate(iceberg)
+    types = partition_types(schema, layout)
+    order = SORTED if layout.sort else None
     memory = _Memory()
     with manifests.write_manifest(
         format_version=2,
-        spec=partition_spec(schema),
+        spec=partition_spec(schema, layout),
         schema=schema,
         output_file=memory.new_output("entries.avro"),
         snapshot_id=_SNAPSHOT,
@@ -56,21 +53,30 @@ def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str,
                     snapshot_id=_SNAPSHOT,
                     sequence_number=None,
                     file_sequence_number=None,
-                    data_file=data_file(file, metrics, file.path),
+                    data_file=data_file(file, metrics, file.path, types, order),
                 )
             )
     return memory.content
 
 
-def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
+def data_file(
+    file: DataFile,
+    metrics: bytes,
+    uri: str,
+    types: Sequence[PrimitiveType] = (),
+    sort_order_id: int | None = None,
+) -> IcebergDataFile:
+    """Return the entry of a file whose partitions besides the hour have these types."""
     stated = json.loads(metrics)
     columns = {int(id_): values for id_, values in stated["columns"].items()}
     counted = {id_: values for id_, values in columns.items() if len(values) == 5}
+    texts = zip(types, stated.get("partition", ()), strict=True)
+    values = [None if text is None else from_bytes(type_, bytes.fromhex(text)) for type_, text in texts]
     entry = IcebergDataFile.from_args(
         content=manifests.DataFileContent.DATA,
         file_path=uri,
         file_format=manifests.FileFormat.PARQUET,
-        partition=Record(partition_of(file.hour)),
+        partition=Record(partition_of(file.hour), *values),
         record_count=file.rows,
         file_size_in_bytes=file.bytes,
         column_sizes={id_: values[0] for id_, values in columns.items()},
@@ -82,7 +88,7 @@ def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
         key_metadata=None,
         split_offsets=stated["splits"],
         equality_ids=None,
-        sort_order_id=None,
+        sort_order_id=sort_order_id,
     )
     entry.spec_id = 0
     return entry

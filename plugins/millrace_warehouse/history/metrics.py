@@ -7,21 +7,27 @@ import pyiceberg: the import would cost every new worker 0.3 s.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
 
-# Bytes of a bound, by Iceberg's type. Text and bytes have no bounds here; bounds of floats would hide a NaN.
+# Bytes of a bound, by Iceberg's type. Bounds of floats would hide a NaN.
 _INTEGERS = {"int": 4, "date": 4, "long": 8, "time": 8, "timestamp": 8, "timestamptz": 8}
 
+_TEXT_CHARACTERS = 16
+"""Most characters of a bound of text, as Iceberg's default has it."""
 
-def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
+
+def metrics_of(
+    footer: pq.FileMetaData, iceberg: Mapping[str, Any], partition: Sequence[str | None] = ()
+) -> bytes:
     """Return the metrics of a file's columns as JSON. Some 100 bytes for each column fit into a task's
     result.
 
     `iceberg` is the file's schema as `TableSchema` has it. Every column has its size. Whole numbers, times,
-    booleans and decimals that are not inside another column also have counts and bounds.
+    booleans and decimals that are not inside another column also have counts and bounds. So has text by which
+    the file is sorted. `partition` are its partition values besides the hour, as `arranging` has them.
     """
     ids = dict(_leaves(iceberg["fields"], ""))
     tops = {field["name"]: field["type"] for field in iceberg["fields"] if isinstance(field["type"], str)}
@@ -43,8 +49,10 @@ def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
     types = {str(ids[name]): type_ for name, type_ in tops.items()}
     for id_, values in by_id.items():
         if len(values) == 5:
-            values[3:] = [_bound(types[id_], bound) for bound in values[3:]]
-    return json.dumps({"columns": by_id, "splits": sorted(splits)}, separators=(",", ":")).encode()
+            type_ = types[id_]
+            values[3:] = _bound(type_, values[3]), _bound(type_, values[4], upper=True)
+    stated = {"columns": by_id, "splits": sorted(splits), "partition": partition}
+    return json.dumps(stated, separators=(",", ":")).encode()
 
 
 def _count(values: list[Any], column: pq.ColumnChunkMetaData, type_: str) -> None:
@@ -58,7 +66,7 @@ def _count(values: list[Any], column: pq.ColumnChunkMetaData, type_: str) -> Non
     values[1] += column.num_values
     values[2] += statistics.null_count
     if statistics.has_min_max:
-        low, high = _ordered(statistics.min_raw), _ordered(statistics.max_raw)
+        low, high = _ordered(statistics.min_raw, type_), _ordered(statistics.max_raw, type_)
         values[3] = low if values[3] is None else min(values[3], low)
         values[4] = high if values[4] is None else max(values[4], high)
     elif statistics.num_values:
@@ -66,23 +74,39 @@ def _count(values: list[Any], column: pq.ColumnChunkMetaData, type_: str) -> Non
 
 
 def _is_bounded(type_: str) -> bool:
-    return type_ in _INTEGERS or type_ == "boolean" or type_.startswith("decimal")
+    return type_ in _INTEGERS or type_ in ("boolean", "string") or type_.startswith("decimal")
 
 
-def _ordered(raw: int | bool | bytes) -> int:
-    """Return a bound as a number. Parquet keeps decimals as bytes, the highest first."""
+def _ordered(raw: int | bool | bytes, type_: str) -> int | bytes:
+    """Return a bound as a number, or text as bytes. Parquet keeps decimals as bytes, the highest first."""
+    if type_ == "string":
+        assert isinstance(raw, bytes)
+        return raw
     return int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else int(raw)
 
 
-def _bound(type_: str, value: int | None) -> str | None:
-    """Return the bound in Iceberg's single-value serialization, as hex."""
+def _bound(type_: str, value: int | bytes | None, upper: bool = False) -> str | None:
+    """Return the bound in Iceberg's single-value serialization, as hex; None if there is none."""
     if value is None:
         return None
+    if isinstance(value, bytes):
+        return _text_bound(value.decode(), upper)
     if type_ == "boolean":
         return bytes([value]).hex()
     if length := _INTEGERS.get(type_):
         return value.to_bytes(length, "little", signed=True).hex()
     return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True).hex()
+
+
+def _text_bound(text: str, upper: bool) -> str | None:
+    """Return a bound of at most _TEXT_CHARACTERS. A shortened upper bound is greater than every such text."""
+    short = text[:_TEXT_CHARACTERS]
+    if upper and short != text:
+        kept = short.rstrip("\ud7ff\U0010ffff")  # no character follows these in UTF-8's order
+        if not kept:
+            return None
+        short = kept[:-1] + chr(ord(kept[-1]) + 1)
+    return short.encode().hex()
 
 
 def _leaves(fields: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +21,14 @@ from pydantic import ValidationError
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace_avro.schema import Array, Enum, Fixed, Map, Node, Record, SchemaError, Union
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import OWN_FIELDS, check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
+from millrace_warehouse.iceberg_layout import check_layout
 from millrace_warehouse.log.formats import (
     AVRO,
     AVRO_MESSAGES,
@@ -38,6 +39,7 @@ from millrace_warehouse.log.formats import (
 )
 from millrace_warehouse.log.messages import Lookup, body_decoder
 from millrace_warehouse.option_values import user_at_machine
+from millrace_warehouse.table_layout import NO_LAYOUT, TableLayout
 
 NO_SCHEMA = 0
 """Schema id of a format without a schema in a registry."""
@@ -68,6 +70,10 @@ class TableSchema:
     """Format of the topic's messages, which the first load pins."""
     time_field: str = ""
     """Field with the time of an event without an audit header; empty for the record's time."""
+    partition: Sequence[str] = ()
+    """Partitions of the files besides the hour, as `TableLayout` reads them."""
+    sort: Sequence[str] = ()
+    """Order of the rows in the files, as `TableLayout` reads it."""
     format: int = FORMAT
 
     @property
@@ -82,6 +88,10 @@ class TableSchema:
     @property
     def messages(self) -> MessageFormat:
         return MessageFormat(self.message_format, self.time_field)
+
+    @property
+    def layout(self) -> TableLayout:
+        return TableLayout.parse(self.partition, self.sort)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +110,15 @@ def read_schema(topic: layout.Topic, number: int) -> TableSchema:
     path = layout.schema_path(topic.name, number)
     try:
         table_schema = decode(TableSchema, topic.storage.read(path), path)
-        _ = table_schema.schema
+        check_layout(table_schema.layout, table_schema.schema)
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
     except ValidationError:
         raise MillraceError(
             f"{path} does not hold an Iceberg schema: it was edited, restore it from a copy"
         ) from None
+    except ConfigError as error:
+        raise MillraceError(f"{path} was edited, restore it from a copy: {error}") from None
     return table_schema
 
 
@@ -172,7 +184,7 @@ def first_schema(
     table = check_pinned(topic.name, schema_id, schema)
     _check_format(topic.name, schema_id, messages, table)
     columns = iceberg_types.iceberg_schema(table)
-    return _next_schema(topic, None, schema_id, columns, FIRST_REASON, messages)
+    return _next_schema(topic, None, schema_id, columns, FIRST_REASON, messages, NO_LAYOUT)
 
 
 def plain_schema(topic: layout.Topic, messages: MessageFormat) -> TableSchema:
@@ -221,8 +233,9 @@ def _next_schema(
     columns: Schema,
     reason: str,
     messages: MessageFormat,
+    table_layout: TableLayout,
 ) -> TableSchema:
-    """Return the schema that follows `before`, not recorded yet."""
+    """Return the schema that follows `before`, not stored yet."""
     return TableSchema(
         topic=topic.name,
         number=1 if before is None else before.number + 1,
@@ -235,6 +248,8 @@ def _next_schema(
         previous_schema_id=None if before is None else before.schema_id,
         message_format=messages.name,
         time_field=messages.time,
+        partition=tuple(map(str, table_layout.partition)),
+        sort=tuple(map(str, table_layout.sort)),
     )
 
 
@@ -274,10 +289,49 @@ def with_own_columns(topic: layout.Topic, table_schema: TableSchema, lookup: Loo
         schema_id, before = table_schema.schema_id, table_schema
         table = check_pinned(topic.name, schema_id, avro_schema(before, lookup))
         columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-        table_schema = _next_schema(topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages)
+        table_schema = _next_schema(
+            topic, before, schema_id, columns, OWN_COLUMNS_REASON, before.messages, before.layout
+        )
         if not pin(topic, table_schema):
             table_schema = read_schema(topic, table_schema.number)
     return table_schema
+
+
+def with_layout(
+    topic: layout.Topic,
+    table_schema: TableSchema,
+    partition: Sequence[str] | None,
+    sort: Sequence[str] | None,
+    *,
+    is_first: bool = False,
+) -> TableSchema:
+    """Return the newest schema if it has this layout; else store and return the next one. None keeps a part.
+
+    A first schema, which is not stored yet, gets the layout itself.
+
+    Raise MillraceError if a table with these columns cannot have the layout.
+    """
+    while True:
+        before = table_schema
+        try:
+            asked = before.layout.changed(partition, sort)
+            check_layout(asked, before.schema)
+        except ConfigError as error:
+            raise MillraceError(
+                f"{topic} cannot be loaded with the layout of its policy: {error}; correct the policy, then"
+                " load again"
+            ) from None
+        if asked == before.layout:
+            return before
+        if is_first:
+            partitions, sorts = tuple(map(str, asked.partition)), tuple(map(str, asked.sort))
+            return replace(before, partition=partitions, sort=sorts)
+        reason = f"the layout of the topic's policy: {asked}"
+        table_schema = _next_schema(
+            topic, before, before.schema_id, before.schema, reason, before.messages, asked
+        )
+        if not pin(topic, table_schema):
+            table_schema = read_schema(topic, table_schema.number)
 
 
 def promote_registered(
@@ -325,7 +379,8 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     table = check_promotion(topic.name, (before.schema_id, old), (schema_id, new))
     _check_format(topic.name, schema_id, before.messages, table)
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    table_schema = _next_schema(topic, before, schema_id, columns, reason, before.messages)
+    _check_layouts(topic, before, columns)
+    table_schema = _next_schema(topic, before, schema_id, columns, reason, before.messages, before.layout)
     if not pin(topic, table_schema):
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
@@ -333,6 +388,21 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
         )
     changes = _changes(before.schema, columns)
     return PromoteResult(topic=topic.name, schema_id=schema_id, record=table_schema, changes=changes)
+
+
+def _check_layouts(topic: layout.Topic, newest: TableSchema, columns: Schema) -> None:
+    """Raise MillraceError if a promotion drops or changes a column by which files are, or were, laid out."""
+    for each in range(1, newest.number + 1):
+        had = read_schema(topic, each).layout
+        if each < newest.number:
+            had = TableLayout(had.partition)  # a table keeps its partitions; only its newest order is in use
+        try:
+            check_layout(had, columns)
+        except ConfigError as error:
+            raise MillraceError(
+                f"{topic} cannot be promoted: {error}, and files of the table are laid out by it; keep the"
+                " column, or load into a new warehouse"
+            ) from None
 
 
 def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:

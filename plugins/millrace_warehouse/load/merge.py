@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from millrace_warehouse.history.manifest import RejectedFile, StoredFile, TombstoneFile
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile
-from millrace_warehouse.load.task import CutResult, CutTask, scratch, store_hours, store_local
+from millrace_warehouse.load.task import CutResult, CutTask, arranger_of, scratch, store_hours, store_local
 from millrace_warehouse.log.messages import TOMBSTONES
 from millrace_warehouse.storage import open_file
 
@@ -30,7 +30,7 @@ def merge_files(task: CutTask, results: Sequence[CutResult]) -> list[CutResult]:
     rejected = [file for result in results for file in result.rejected]
     tombstones = [file for result in results for file in result.tombstones]
     with scratch() as folder:
-        local = HourFiles(folder, f"{task.index:05d}", task.source.columns)
+        local = HourFiles(folder, f"{task.index:05d}", task.source.columns, arranger_of(task.source))
         data = (file for result in results for file, _ in result.files)
         for file in sorted(data, key=lambda file: file.hour):  # hour by hour, so that few files are open
             _copy_rows(task, file, local)

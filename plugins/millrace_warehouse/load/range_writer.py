@@ -52,6 +52,7 @@ from millrace_warehouse.log.messages import Filing, Lookup
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
 from millrace_warehouse.storage.interface import Storage
+from millrace_warehouse.table_layout import NO_LAYOUT, TableLayout
 
 ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch. A mirror appends less at a time, and ends each append with such a
@@ -95,6 +96,7 @@ class Pinned:
                 table_schema.arrow_schema,
                 table_schema.iceberg,
                 table_schema.messages,
+                table_schema.layout,
             ),
         )
 
@@ -300,7 +302,10 @@ def complete_draft(
         raise MillraceError(
             f"{draft.topic}: the counts do not agree: {problems[0]}; no load was made: report this bug"
         )
-    return with_stored(context.storage, manifest, files, pinned.table_schema.iceberg, counts, erased)
+    table_schema = pinned.table_schema
+    return with_stored(
+        context.storage, manifest, files, table_schema.iceberg, counts, erased, table_schema.layout
+    )
 
 
 def without_erased(part: PartitionRange, taken: RowsTaken) -> PartitionRange:
@@ -316,6 +321,7 @@ def with_stored(
     iceberg: Mapping[str, Any],
     counts: SequenceCounts,
     erased: SequenceCounts,
+    layout: TableLayout = NO_LAYOUT,
 ) -> LoadManifest:
     """Store the files for the table and `verify` beside the rows. Return the manifest with them."""
     folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
@@ -323,7 +329,7 @@ def with_stored(
     erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)
     entries = None
     if files:
-        entries = store(storage, f"{folder}/{ENTRIES}", io.BytesIO(write_entries(files, iceberg)))
+        entries = store(storage, f"{folder}/{ENTRIES}", io.BytesIO(write_entries(files, iceberg, layout)))
     return dataclasses.replace(
         manifest,
         entries=entries,

@@ -42,8 +42,10 @@ from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage.interface import Storage
+from millrace_warehouse.table_layout import NO_LAYOUT, TableLayout
 
 if TYPE_CHECKING:
+    from millrace_warehouse.arranging import Arranger
     from millrace_warehouse.load.erased import Eraser
 
 
@@ -64,6 +66,7 @@ class Source:
     iceberg: Mapping[str, Any]
     """The same columns as an Iceberg schema."""
     messages: MessageFormat = AVRO_MESSAGES
+    layout: TableLayout = NO_LAYOUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ def write_cut(task: CutTask) -> CutResult:
     decoder = Decoder(source.table_schema, source.lookup, task.filing, source.messages)
     erased = _Erased(task)
     with scratch() as folder, source.connect() as client:
-        files = HourFiles(folder, f"{task.index:05d}", source.columns)
+        files = HourFiles(folder, f"{task.index:05d}", source.columns, arranger_of(source))
         aside = _Aside(task, folder)
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             rows = erased.kept(batch.rows)
@@ -153,10 +156,22 @@ def store_hours(task: CutTask, files: Sequence[HourFile]) -> list[tuple[DataFile
     return [
         (
             DataFile(**store_local(task, file.path, file.hour), hour=file.hour, rows=file.rows),
-            metrics_of(file.metadata, task.source.iceberg),
+            metrics_of(file.metadata, task.source.iceberg, file.partition),
         )
         for file in files
     ]
+
+
+def arranger_of(source: Source) -> Arranger | None:
+    """Return what splits and sorts rows by the table's layout, or None for hours alone."""
+    if not source.layout:
+        return None
+    # Imported only here: pyiceberg's import would cost every new worker 0.3 s.
+    from pyiceberg.schema import Schema
+
+    from millrace_warehouse.arranging import Arranger
+
+    return Arranger(source.layout, Schema.model_validate(source.iceberg))
 
 
 class _Aside:

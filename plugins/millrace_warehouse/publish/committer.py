@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -46,14 +47,22 @@ from pyiceberg.table.snapshots import (
     ancestors_of,
     update_snapshot_summaries,
 )
+from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
     AddSchemaUpdate,
     AddSnapshotUpdate,
+    AddSortOrderUpdate,
+    AssertDefaultSortOrderId,
+    AssertDefaultSpecId,
     AssertLastAssignedFieldId,
+    AssertLastAssignedPartitionId,
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
@@ -79,6 +88,40 @@ SNAPSHOTS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutChange:
+    """Partition specs and sort orders that a commit adds, with their ids, and the ids of new defaults."""
+
+    specs: Sequence[PartitionSpec] = ()
+    orders: Sequence[SortOrder] = ()
+    spec_id: int | None = None
+    """The default spec from then on; None keeps the present one."""
+    order_id: int | None = None
+    """The default sort order from then on; None keeps the present one."""
+
+    def updates(self) -> Iterator[TableUpdate]:
+        """Yield the changes for the catalog."""
+        for spec in self.specs:
+            yield AddPartitionSpecUpdate(spec=spec)
+        for order in self.orders:
+            yield AddSortOrderUpdate.model_validate({"sort-order": order})
+        if self.spec_id is not None:
+            yield SetDefaultSpecUpdate.model_validate({"spec-id": self.spec_id})
+        if self.order_id is not None:
+            yield SetDefaultSortOrderUpdate.model_validate({"sort-order-id": self.order_id})
+
+    def requirements(self, metadata: TableMetadata) -> Iterator[TableRequirement]:
+        """Yield what must not have changed, so that the catalog gives specs and orders these ids."""
+        last = metadata.last_partition_id
+        if self.specs:
+            yield AssertLastAssignedPartitionId.model_validate({"last-assigned-partition-id": last})
+        if self.specs or self.spec_id is not None:
+            yield AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
+        if self.orders or self.order_id is not None:
+            default = {"default-sort-order-id": metadata.default_sort_order_id}
+            yield AssertDefaultSortOrderId.model_validate(default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableChange:
     """The change that one commit makes to a table."""
 
@@ -89,6 +132,7 @@ class TableChange:
     """True if the added files hold the rows of the removed files: the operation is then `replace`."""
     schema: Schema | None = None
     """The table's new columns, with their ids; None keeps the present columns."""
+    layout: LayoutChange = LayoutChange()
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
     head_only: bool = False
@@ -112,7 +156,9 @@ class BranchCommit:
     relies_on: Collection[str] = (MAIN_BRANCH,)
     """Branches from which the manifests are derived: when one moves, the caller decides again."""
 
-    def __init__(self, table: Table, schema: Schema | None, properties: Mapping[str, str]) -> None:
+    def __init__(
+        self, table: Table, schema: Schema | None, layout: LayoutChange, properties: Mapping[str, str]
+    ) -> None:
         self.table, self._properties = table, properties
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
@@ -125,6 +171,8 @@ class BranchCommit:
         if schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
             self._schema = _numbered(schema, number)
+        self._layout = layout
+        self._specs = table.specs() | {spec.spec_id: spec for spec in layout.specs}
         try:
             self.manifests = self.write()
         except FileNotFoundError as error:
@@ -220,6 +268,7 @@ class BranchCommit:
         if self._changes_schema:
             updates.append(AddSchemaUpdate(schema=self._schema))
             updates.append(SetCurrentSchemaUpdate.model_validate({"schema-id": -1}))
+        updates += self._layout.updates()
         parent, number = metadata.snapshot_by_name(self.branch), metadata.next_sequence_number()
         parent_id = parent.snapshot_id if parent is not None else None
         path = self._path(f"snap-{self._id}-{next(self._numbers)}-{self._name}.avro")
@@ -264,6 +313,7 @@ class BranchCommit:
                 for name in sorted(self.asserts(table))
             ),
             *([AssertLastAssignedFieldId.model_validate(columns)] if self._changes_schema else []),
+            *self._layout.requirements(table.metadata),
         )
 
     def _head(self, table: Table) -> int | None:
@@ -276,7 +326,14 @@ class BranchCommit:
         metadata = table.metadata
         heads = tuple(head_of(table, name) for name in self.relies_on)
         columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
-        return metadata.table_uuid, heads, columns, metadata.default_spec_id, metadata.format_version
+        layout = (
+            metadata.default_spec_id,
+            len(metadata.partition_specs),
+            metadata.last_partition_id,
+            metadata.default_sort_order_id,
+            len(metadata.sort_orders),
+        )
+        return metadata.table_uuid, heads, columns, layout, metadata.format_version
 
     def entry(
         self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
@@ -293,16 +350,25 @@ class BranchCommit:
         )
 
     def write_entries(self, entries: Iterable[ManifestEntry]) -> list[ManifestFile]:
-        """Write manifests, each with at most MANIFEST_FILES files of neighbouring hours."""
-        ordered, spec = sorted(entries, key=_by_hour), self.table.spec()
-        parts = (ordered[n : n + MANIFEST_FILES] for n in range(0, len(ordered), MANIFEST_FILES))
-        return [self._write(spec, part) for part in parts]
+        """Write manifests of each partition spec, each with at most MANIFEST_FILES files of neighbouring
+        hours.
+        """
+        of_specs: dict[int, list[ManifestEntry]] = {}
+        for entry in entries:
+            of_specs.setdefault(entry.data_file.spec_id, []).append(entry)
+        written = []
+        for spec_id, of_spec in of_specs.items():
+            of_spec.sort(key=_by_hour)
+            for first in range(0, len(of_spec), MANIFEST_FILES):
+                batch = of_spec[first : first + MANIFEST_FILES]
+                written.append(self._write(self._specs[spec_id], batch))
+        return written
 
     def merged(self, kept: Sequence[ManifestFile]) -> tuple[list[ManifestEntry], list[ManifestFile]]:
-        """Return the entries of the small manifests if there are many of them, and the other manifests."""
-        small = [each for each in kept if _is_small(each, self.table.spec().spec_id)]
-        if len(small) < SMALL_MANIFESTS:
-            return [], [*kept]
+        """Return the entries of the small manifests of a spec that has many, and the other manifests."""
+        many = Counter(each.partition_spec_id for each in kept if _is_small(each))
+        specs = {spec_id for spec_id, count in many.items() if count >= SMALL_MANIFESTS}
+        small = [each for each in kept if each.partition_spec_id in specs and _is_small(each)]
         rest = [each for each in kept if each not in small]
         return [
             _existing(entry) for each in small for entry in each.fetch_manifest_entry(self.table.io)
@@ -332,7 +398,7 @@ class _MainCommit(BranchCommit):
 
     def __init__(self, table: Table, change: TableChange) -> None:
         self._change = change
-        super().__init__(table, change.schema, change.properties)
+        super().__init__(table, change.schema, change.layout, change.properties)
         self._counted = self._counts()
 
     def asserts(self, table: Table) -> Collection[str]:
@@ -348,9 +414,9 @@ class _MainCommit(BranchCommit):
 
     def _counts(self) -> dict[str, str]:
         """Return the properties of the snapshot's summary that describe this commit alone."""
-        collector, specs = SnapshotSummaryCollector(), self.table.specs()
+        collector, specs = SnapshotSummaryCollector(), self._specs
         for file in self._change.added:
-            collector.add_file(file, self._schema, specs[self.table.spec().spec_id])
+            collector.add_file(file, self._schema, specs[file.spec_id])
         for file in self._change.removed:
             collector.remove_file(file, self._schema, specs[file.spec_id])
         return {**collector.build(), **self._change.summary}
@@ -392,15 +458,14 @@ class _MainCommit(BranchCommit):
                 kept.append(manifest)
                 continue
             if stay:
-                spec = table.specs()[manifest.partition_spec_id]
-                new.append(self._write(spec, map(_existing, stay)))
+                new.append(self._write(self._specs[manifest.partition_spec_id], map(_existing, stay)))
             leave = (entry for entry in entries if entry.data_file.file_path in removed)
             deleted = (self.entry(ManifestEntryStatus.DELETED, entry.data_file, entry) for entry in leave)
             gone.setdefault(manifest.partition_spec_id, []).extend(deleted)
         found = {entry.data_file.file_path for entries in gone.values() for entry in entries}
         if missing := sorted(removed - found):
             raise Conflict(f"the table no longer has {len(missing)} of the files, such as {missing[0]}")
-        return new + [self._write(table.specs()[spec_id], gone[spec_id]) for spec_id in gone], kept
+        return new + [self._write(self._specs[spec_id], gone[spec_id]) for spec_id in gone], kept
 
 
 def head_of(table: Table, branch: str) -> int | None:
@@ -420,14 +485,10 @@ def _existing(entry: ManifestEntry) -> ManifestEntry:
     return entry
 
 
-def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
+def _is_small(manifest: ManifestFile) -> bool:
     """Return True for a data manifest that is small enough to be merged."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
-    return (
-        manifest.content == ManifestContent.DATA
-        and manifest.partition_spec_id == spec_id
-        and files < MANIFEST_FILES // 2
-    )
+    return manifest.content == ManifestContent.DATA and files < MANIFEST_FILES // 2
 
 
 def _partition(file: DataFile) -> int | None:
@@ -474,7 +535,8 @@ def live_files(
 
 def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int | None] | None) -> bool:
     """Return False if a manifest's bounds exclude all files of these partitions."""
-    if partitions is None or not manifest.partitions or manifest.partition_spec_id != table.spec().spec_id:
+    spec = table.specs()[manifest.partition_spec_id]
+    if partitions is None or not manifest.partitions or spec.fields[:1] != table.spec().fields[:1]:
         return True
     stated = manifest.partitions[0]
     if stated.lower_bound is None or stated.upper_bound is None:

@@ -11,11 +11,14 @@ from millrace_warehouse.history.entries import read_entries
 from millrace_warehouse.history.layout import Topic, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import read_stored
+from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.state import PendingChange
 from millrace_warehouse.storage.interface import Storage
 
 
-def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[IcebergDataFile], int]:
+def new_files(
+    topic: Topic, changes: Mapping[str, PendingChange], layouts: TableLayouts
+) -> tuple[list[IcebergDataFile], int]:
     """Return the entries of the added rows, and the number of the newest schema that they need, or 0 without
     rows.
 
@@ -31,7 +34,7 @@ def new_files(topic: Topic, changes: Mapping[str, PendingChange]) -> tuple[list[
     for (load, edition), of_load in sorted(hours.items()):
         manifest = read_edition(topic, load, edition)
         _check_there(topic.storage, manifest, of_load)
-        entries += entries_of(topic, manifest, of_load)
+        entries += entries_of(topic, manifest, of_load, layouts)
         schema = max(schema, manifest.schema)
     return entries, schema
 
@@ -49,7 +52,9 @@ def _check_there(storage: Storage, manifest: LoadManifest, hours: Collection[str
             )
 
 
-def entries_of(topic: Topic, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
+def entries_of(
+    topic: Topic, manifest: LoadManifest, hours: Collection[str], layouts: TableLayouts
+) -> list[IcebergDataFile]:
     """Return the entries of a load's files of these hours, whether or not the files exist.
 
     Raise MillraceError unless the entries agree with the load's manifest.
@@ -65,6 +70,7 @@ def entries_of(topic: Topic, manifest: LoadManifest, hours: Collection[str]) -> 
         if (entry.record_count, entry.file_size_in_bytes) != (file.rows, file.bytes):
             raise MillraceError(f"{path} differs from its load on {file.path}: run `millrace verify`")
         entry[1] = topic.storage.uri(f"{topic}/{entry.file_path}")
+        layouts.ids(manifest.schema).mark(entry)
     if len(entries) != len(files):
         raise MillraceError(f"{path} lacks entries of files that its load names: run `millrace verify`")
     return entries

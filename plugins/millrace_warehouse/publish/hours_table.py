@@ -162,6 +162,8 @@ def _append(table: Table, rows: list[dict[str, Any]], number: int) -> None:
         small = list(live_files(table))
         new = pa.concat_tables([table.scan().to_arrow().cast(new.schema), new])
     written = list(_dataframe_to_data_files(table.metadata, new, table.io)) if new.num_rows else []
+    for file in written:
+        file.spec_id = table.spec().spec_id
     commit(table, TableChange(added=written, removed=small, properties={NUMBER: str(number)}))
 
 

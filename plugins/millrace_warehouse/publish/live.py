@@ -45,8 +45,16 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import LoadManifest, Publication
 from millrace_warehouse.publish.catalog import connect, first_line, reading
-from millrace_warehouse.publish.committer import LIVE, BranchCommit, TableChange, commit, head_of
+from millrace_warehouse.publish.committer import (
+    LIVE,
+    BranchCommit,
+    LayoutChange,
+    TableChange,
+    commit,
+    head_of,
+)
 from millrace_warehouse.publish.files import entries_of
+from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.table import (
     PATH,
     SHA256,
@@ -252,8 +260,9 @@ class Live:
         waiting = _Part(keeps=shown is not None and _continues(topic, now, shown))
         schema = record.schema if record is not None else 1
         after = shown.load if shown is not None and waiting.keeps else None
+        layouts = TableLayouts(topic, table.metadata)
         for manifest, hours in history.waiting(topic, after):
-            waiting.added += entries_of(topic, manifest, hours)
+            waiting.added += entries_of(topic, manifest, hours, layouts)
             schema = max(schema, manifest.schema)
         # The branch keeps the rows that main had until another program has changed them.
         keeps_main = waiting.keeps and _was_changed(table, record)
@@ -261,7 +270,8 @@ class Live:
         rows = _Part()
         if own is not None:
             rows.keeps = shown is not None and shown.attempt == own.attempt
-            rows.added = [*own.entries[shown.tail_files if shown is not None and rows.keeps else 0 :]]
+            new = own.entries[shown.tail_files if shown is not None and rows.keeps else 0 :]
+            rows.added = [layouts.ids(own.schema).mark(entry) for entry in new]
             now = replace(now, attempt=own.attempt, tail_files=len(own.entries))
             schema = max(schema, own.schema)
         elif there is not None and shown is not None:
@@ -277,7 +287,8 @@ class Live:
             there = ShownTail(load=own.load, attempt=own.attempt, ends=ends, until=until)
         properties = {TAIL: json.dumps(asdict(there)) if there is not None else "", ON: "true", GC: "false"}
         columns = missing_columns(topic, table, schema)
-        made = _LiveCommit(table, shown, now, rows, waiting, keeps_main, columns, properties)
+        layout = LayoutChange(specs=layouts.new_specs, orders=layouts.new_orders)
+        made = _LiveCommit(table, shown, now, rows, waiting, keeps_main, columns, layout, properties)
         try:
             made.make()
         except Conflict:
@@ -388,8 +399,9 @@ def wrong_files(topic: Topic, table: Table) -> list[str] | None:
         for manifest in _manifests(table, MAIN_BRANCH)
         for entry in manifest.fetch_manifest_entry(table.io)
     )
+    layouts = TableLayouts(topic, table.metadata)
     for load, hours in history.waiting(topic):
-        expected.update(entry.file_path for entry in entries_of(topic, load, hours))
+        expected.update(entry.file_path for entry in entries_of(topic, load, hours, layouts))
     return [
         *(f"branch {LIVE} lacks {path}" for path in sorted((expected - there).elements())),
         *(f"branch {LIVE} has {path} too much" for path in sorted((there - expected).elements())),
@@ -433,12 +445,13 @@ class _LiveCommit(BranchCommit):
         waiting: _Part,
         keeps_main: bool,
         columns: Schema | None,
+        layout: LayoutChange,
         properties: Mapping[str, str],
     ) -> None:
         self._shown, self._next = shown, now
         self._tail, self._waiting, self._keeps_main = tail, waiting, keeps_main
         changed = {key: value for key, value in properties.items() if table.properties.get(key, "") != value}
-        super().__init__(table, columns, changed)
+        super().__init__(table, columns, layout, changed)
 
     def write(self) -> Sequence[ManifestFile]:
         before, shown = _manifests(self.table, LIVE), self._shown

@@ -48,6 +48,7 @@ from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
+from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.live import follow
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
@@ -298,7 +299,8 @@ class _Attempts:
     def _commit(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
         context, request, topic = self._context, self._request, self._topic
         attempt = uuid.uuid4().hex[:16]
-        added, schema = new_files(topic, state.changes)
+        layouts = TableLayouts(topic, table.metadata if table is not None else None)
+        added, schema = new_files(topic, state.changes, layouts)
         state.schema = max(schema, state.schema, 1)
         removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
         publication = self._new_publication(table, before, state, attempt)
@@ -313,7 +315,8 @@ class _Attempts:
             added += rest
             context.progress("rows of earlier editions taken out")
         self._made.add(layout.publication_path(topic.name, publication.number, attempt))
-        return self._finish(commit_publication(context, table, publication, added, old), publication)
+        committed = commit_publication(context, table, publication, added, old, layouts)
+        return self._finish(committed, publication)
 
     def _new_publication(
         self, table: Table | None, before: Publication | None, state: TableState, attempt: str

@@ -28,6 +28,7 @@ from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.arranging import Arranger, PartitionValues
 from millrace_warehouse.columns import LOAD, OFFSET, TIME, TOPIC_PARTITION
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
@@ -45,6 +46,8 @@ from millrace_warehouse.history.manifest import (
 )
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import read_list
+from millrace_warehouse.history.schemas import TableSchema, read_schema
+from millrace_warehouse.iceberg_layout import partition_types
 from millrace_warehouse.publish import table as tables
 from millrace_warehouse.publish.catalog import TableFileGone, drop_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
@@ -58,9 +61,11 @@ from millrace_warehouse.publish.contents import (
 )
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.hours_table import drop_if_gone
+from millrace_warehouse.publish.layouts import LayoutIds, TableLayouts
 from millrace_warehouse.publish.state import TableState
 from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.streams import open_file
+from millrace_warehouse.table_layout import TableLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +163,23 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     state = TableState.from_publication(base)
     state.number = number
     context.progress("publication read")
-    hours, schema = _wanted(topic, state)
+    stays = table is not None and _may_stay(topic, table)
+    layouts = TableLayouts(topic, table.metadata if table is not None and stays else None)
+    hours, schema = _wanted(topic, state, layouts)
+    state.schema = max(schema, state.schema, int(table.properties.get(tables.SCHEMA, "1")) if table else 1)
+    schemas = [read_schema(topic, number) for number in range(1, state.schema + 1)]
+    for each in schemas:
+        layouts.ids(each.number)
     kept = [file for file in head if not _is_replaced(topic.name, state, file)]
-    _choose(topic, table, hours, kept, state.through.editions)
+    if table is not None and not stays:
+        kept = [file for file in kept if layouts.adopted(file, table.metadata) is not None]
+    _choose(topic, table, hours, kept, _Compacted(topic, state.through.editions, schemas, layouts))
     context.progress("files found")
-    if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
+    if table is not None and not stays:
         drop_table(catalog, table_identifier(topic.name))
         table, head = None, []
     if table is None:
         table = tables.make_table(catalog, topic)
-    state.schema = max(schema, state.schema, int(table.properties.get(tables.SCHEMA, "1")))
     chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
     state.rows = sum(file.record_count for file in chosen.values())
     publication = _new_publication(topic.name, state, run_id, base, base_path, _lost(state, hours))
@@ -177,7 +189,12 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     if publication.previous is not None:
         paths = {path for file in added if (path := path_in_topic(file.file_path, topic.name)) is not None}
         note_named_again(topic, publication.previous, paths, publication.created)
-    return tables.commit_publication(context, table, publication, added, removed), publication
+    return tables.commit_publication(context, table, publication, added, removed, layouts), publication
+
+
+def _may_stay(topic: layout.Topic, table: Table) -> bool:
+    """Return False for a table with delete files, or with partitions of another program."""
+    return not tables.counted_rows(table)[1] and tables.is_partitioned_as_made(topic, table)
 
 
 def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile]]:
@@ -225,7 +242,9 @@ def _newest(topic: layout.Topic, table: Table | None) -> tuple[Publication | Non
     return None, "", highest
 
 
-def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRows], int]:
+def _wanted(
+    topic: layout.Topic, state: TableState, layouts: TableLayouts
+) -> tuple[dict[str, _NeededRows], int]:
     """Return the rows of every published hour, with the existing files of loads, and the newest schema."""
     present = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
     hours: dict[str, _NeededRows] = {}
@@ -238,7 +257,7 @@ def _wanted(topic: layout.Topic, state: TableState) -> tuple[dict[str, _NeededRo
             hours.setdefault(hour, _NeededRows()).wanted[load] = count
             schema = max(schema, manifest.schema)
         gone = {f.hour for f in manifest.files if present.get(f.path) != f.bytes}
-        for entry in entries_of(topic, manifest, rows.keys() - gone):
+        for entry in entries_of(topic, manifest, rows.keys() - gone, layouts):
             hours[hour_of(entry.partition[0])].raw.setdefault(load, []).append(entry)
     return hours, schema
 
@@ -248,7 +267,7 @@ def _choose(
     table: Table | None,
     hours: dict[str, _NeededRows],
     head: list[IcebergDataFile],
-    editions: Mapping[str, int],
+    compacted: _Compacted,
 ) -> None:
     """Choose each hour's files: its present files, else those of its loads, else any with its rows."""
     in_head: dict[str, list[_Candidate]] = {}
@@ -270,7 +289,7 @@ def _choose(
             missing[hour] = {"": there}
     if missing:
         known = {file.file_path for file in head}
-        for attempt, found in _compacted(topic, known, editions):
+        for attempt, found in compacted.without(known):
             hour = hour_of(found.file.partition[0])
             if hour in missing:
                 missing[hour].setdefault(attempt, []).append(found)
@@ -298,37 +317,71 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
         return RowsByLoad()
 
 
-def _compacted(
-    topic: layout.Topic, known: set[str], editions: Mapping[str, int]
-) -> Iterator[tuple[str, _Candidate]]:
-    """Yield files below `compacted/` that are not in the table, newest first, with their attempt's folder.
+@dataclass(frozen=True, slots=True)
+class _Compacted:
+    """Files below `compacted/`, which no load wrote."""
 
-    Leaves out files that hold rows of other editions than these, if a list states their editions.
-    """
-    folder = layout.Folder.COMPACTED.path(topic.name)
-    for found in sorted(topic.storage.files(folder), key=lambda found: found.modified, reverse=True):
-        path = f"{folder}/{found.path}"
-        if not path.endswith(".parquet") or topic.storage.uri(path) in known:
-            continue
-        try:
-            with open_file(topic.storage, path) as source, pq.ParquetFile(source) as parquet:
-                columns = pyarrow_to_schema(parquet.schema_arrow)
-                rows = parquet.read(columns=[LOAD.name, TIME.name])
-                metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
-                times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
-        # Interrupted while it was written, or without field ids or our columns: no file of our tables.
-        except (OSError, ValueError, KeyError, pa.ArrowException):
-            continue
-        counts = rows_by_load(rows.to_batches())
-        attempt = path.rpartition("/")[0]
-        listed = read_list(topic.storage, attempt)
-        made_of = listed.editions if listed is not None else editions
-        other = any(made_of.get(str(load), 1) != editions.get(str(load), 1) for load in counts)
-        if times["min"] == times["max"] and not other:
-            hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
-            file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
-            entry = data_file(file, metrics, topic.storage.uri(path))
-            yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path))
+    topic: layout.Topic
+    editions: Mapping[str, int]
+    schemas: Sequence[TableSchema]
+    """The table's schemas, in order."""
+    layouts: TableLayouts
+
+    def without(self, known: set[str]) -> Iterator[tuple[str, _Candidate]]:
+        """Yield the files that are not among the known ones, newest first, with their attempt's folder.
+
+        Leaves out files that hold rows of other editions, if a list states their editions.
+        """
+        topic, folder = self.topic, layout.Folder.COMPACTED.path(self.topic.name)
+        for found in sorted(topic.storage.files(folder), key=lambda found: found.modified, reverse=True):
+            path = f"{folder}/{found.path}"
+            if not path.endswith(".parquet") or topic.storage.uri(path) in known:
+                continue
+            try:
+                with open_file(topic.storage, path) as source, pq.ParquetFile(source) as parquet:
+                    counts = rows_by_load(parquet.iter_batches(columns=[LOAD.name]))
+                    entry = self._entry(path, found.bytes, parquet)
+            # Interrupted while it was written, or without field ids or our columns: no file of our tables.
+            except (OSError, ValueError, KeyError, pa.ArrowException):
+                continue
+            attempt = path.rpartition("/")[0]
+            listed = read_list(topic.storage, attempt)
+            made_of = listed.editions if listed is not None else self.editions
+            other = any(made_of.get(str(load), 1) != self.editions.get(str(load), 1) for load in counts)
+            if entry is not None and not other:
+                yield attempt, _Candidate(entry, counts, partial(open_file, topic.storage, path))
+
+    def _entry(self, path: str, size: int, parquet: pq.ParquetFile) -> IcebergDataFile | None:
+        """Return a file's entry, in the newest layout that has its rows in one partition; None without one.
+
+        Whether its rows are sorted is not known.
+        """
+        rows = parquet.read(columns=[TIME.name])
+        times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
+        if times["min"] != times["max"]:
+            return None
+        hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
+        columns = pyarrow_to_schema(parquet.schema_arrow).model_dump(mode="json")
+        file = DataFile(path=path, bytes=size, sha256="", hour=hour, rows=len(rows))
+        for schema in reversed(self.schemas):  # the first one has hours alone
+            if (values := _partition_of(parquet, schema)) is not None:
+                metrics = metrics_of(parquet.metadata, columns, values)
+                types = partition_types(schema.schema, schema.layout)
+                entry = data_file(file, metrics, self.topic.storage.uri(path), types)
+                return LayoutIds(self.layouts.ids(schema.number).spec_id, 0).mark(entry)
+        return None
+
+
+def _partition_of(parquet: pq.ParquetFile, schema: TableSchema) -> PartitionValues | None:
+    """Return the partition values of a file in a schema's layout; None for rows of several partitions."""
+    partition = TableLayout(schema.layout.partition)
+    columns = [term.column.partition(".")[0] for term in partition.partition]
+    if not partition:
+        return ()
+    if not {*columns} <= {*parquet.schema_arrow.names}:
+        return None
+    parts = Arranger(partition, schema.schema).parts(parquet.read(columns=columns))
+    return parts[0].values if len(parts) == 1 else None
 
 
 def _lost(state: TableState, hours: Mapping[str, _NeededRows]) -> list[HourChange]:

@@ -2,7 +2,8 @@
 
 A source must be exactly the bytes that its load, a re-load or a compaction has written. Otherwise a copy of
 damaged rows would look like sound rows. Each copy is read back from the storage and must hold the same rows
-as its sources. This module neither chooses the sources nor commits the copies to the table.
+as its sources. A copy has the layout of its source, or the layout that the table has now. This module neither
+chooses the sources nor commits the copies to the table.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.arranged_copy import ArrangedCopy
+from millrace_warehouse.arranging import Arranger
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.contents_digest import ContentsDigest
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
@@ -29,12 +32,17 @@ from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.layout import Topic, read_checked
 from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
+from millrace_warehouse.history.schemas import TableSchema
 from millrace_warehouse.history.stored import store
+from millrace_warehouse.iceberg_layout import partition_types
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish.contents import RowsByLoad, read_proven, rows_by_load
+from millrace_warehouse.publish.layouts import LayoutIds, sorted_columns
 from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import open_file
 
+_PARTITION = 3
+"""Position of the partition's values in a data file's entry, which pyiceberg only reads."""
 BATCH_ROWS = 8_192
 """Number of rows decoded at a time. A file of 256 MiB decodes to several GB of rows."""
 
@@ -46,6 +54,7 @@ class Rewriting:
         self._topic, self._table = topic, table
         self._attempt = uuid.uuid4().hex[:16]
         self._schema = iceberg.schema_to_pyarrow(table.schema())
+        self._columns = table.schema().model_dump(by_alias=True, mode="json")
         self._known = rewritten.KnownFiles(topic)
         self._files: list[StoredFile] = []
 
@@ -53,40 +62,90 @@ class Rewriting:
         self, hour: str, sources: Sequence[TableFile], without: Collection[int] = ()
     ) -> TableFile | None:
         """Write one file with the sources' rows, except the rows of some loads. Return None when no row
-        remains.
+        remains. The sources have one layout and one partition, and so has the file; several are not sorted.
 
         Raise MillraceError when a source was changed, or when the storage returns other rows than were
         written.
         """
-        folder = rewritten.rewritten_folder(self._topic.name, self._attempt)
-        name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
         before, after, copied, written_as = RowsByLoad(), RowsByLoad(), ContentsDigest(), ContentsDigest()
         with tempfile.TemporaryDirectory(prefix="millrace-rewriting-") as scratch:
             local = Path(scratch, "rows.parquet")
             if not self._copy(sources, frozenset(without), local, before, copied):
                 return None
-            metrics = metrics_of(
-                pq.read_metadata(local), self._table.schema().model_dump(by_alias=True, mode="json")
-            )
-            with open(local, "rb") as content:
-                stored = store(self._topic.storage, name, content)
-        with open_file(self._topic.storage, name) as content, pq.ParquetFile(content) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
+            stored = self._store(hour, local)
+            metrics = metrics_of(pq.read_metadata(local), self._columns)
+        for batch in self._stored_rows(stored):
+            after += rows_by_load([batch])
+            written_as.add(batch, self._table.schema())
+        self._compare(stored.path, (before, copied), (after, written_as))
+        self._files.append(stored)
+        written = DataFile(**asdict(stored), hour=hour, rows=before.total())
+        entry = data_file(written, metrics, self._uri(stored))
+        entry[_PARTITION] = sources[0].partition
+        order = sources[0].sort_order_id if len(sources) == 1 else None
+        return LayoutIds(sources[0].spec_id, order or 0).mark(entry)
+
+    def arrange(
+        self, hour: str, sources: Sequence[TableFile], schema: TableSchema, ids: LayoutIds
+    ) -> list[TableFile]:
+        """Write the rows of sources of any layout in the layout of a schema: a file for each partition.
+
+        Raise MillraceError as `write` does.
+        """
+        before, after, copied, written_as = RowsByLoad(), RowsByLoad(), ContentsDigest(), ContentsDigest()
+        arranger = Arranger(schema.layout, self._table.schema())
+        types = partition_types(self._table.schema(), schema.layout)
+        entries, stored = list[TableFile](), list[StoredFile]()
+        with (
+            tempfile.TemporaryDirectory(prefix="millrace-rewriting-") as scratch,
+            ArrangedCopy(Path(scratch), self._schema, arranger) as copy,
+        ):
+            for rows in (rows for source in sources for rows in self._rows(source, (), copied)):
+                before += rows_by_load(rows.to_batches())
+                for batch in rows.to_batches():
+                    copy.add(batch)
+            for file in copy.write("rows"):
+                stored.append(self._store(hour, file.path))
+                file.path.unlink()
+                written = DataFile(**asdict(stored[-1]), hour=hour, rows=file.rows)
+                metrics = metrics_of(file.metadata, self._columns, file.partition)
+                entries.append(ids.mark(data_file(written, metrics, self._uri(stored[-1]), types)))
+            batches = (batch for each in stored for batch in self._stored_rows(each))
+            for batch in copy.in_first_order(batches):
                 after += rows_by_load([batch])
                 written_as.add(batch, self._table.schema())
-        if before != after:
+        self._compare(stored[0].path, (before, copied), (after, written_as))
+        self._files += stored
+        return entries
+
+    def _store(self, hour: str, local: Path) -> StoredFile:
+        folder = rewritten.rewritten_folder(self._topic.name, self._attempt)
+        with open(local, "rb") as content:
+            return store(self._topic.storage, f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet", content)
+
+    def _stored_rows(self, stored: StoredFile) -> Iterator[pa.RecordBatch]:
+        path = f"{self._topic}/{stored.path}"
+        with open_file(self._topic.storage, path) as content, pq.ParquetFile(content) as file:
+            yield from file.iter_batches(BATCH_ROWS)
+
+    def _uri(self, stored: StoredFile) -> str:
+        return self._topic.storage.uri(f"{self._topic}/{stored.path}")
+
+    def _compare(
+        self, path: str, made_from: tuple[RowsByLoad, ContentsDigest], made: tuple[RowsByLoad, ContentsDigest]
+    ) -> None:
+        """Raise MillraceError unless the copied rows are those of the sources."""
+        name = f"{self._topic}/{path}"
+        if made_from[0] != made[0]:
             raise MillraceError(
-                f"{name} does not hold the rows it was made from: rows by load are {dict(after)}, not"
-                f" {dict(before)}. Nothing was committed. Check the storage, then run again."
+                f"{name} does not hold the rows it was made from: rows by load are {dict(made[0])}, not"
+                f" {dict(made_from[0])}. Nothing was committed. Check the storage, then run again."
             )
-        if changed := ", ".join(copied.differences(written_as)):
+        if changed := ", ".join(made_from[1].differences(made[1])):
             raise MillraceError(
                 f"{name} does not hold the values of the rows it was made from, in {changed}: nothing was"
                 " committed and no file was deleted. Check the storage, then run again."
             )
-        self._files.append(stored)
-        written = DataFile(**asdict(stored), hour=hour, rows=before.total())
-        return data_file(written, metrics, self._topic.storage.uri(name))
 
     def finish(self) -> None:
         """Write the list of hashes beside the files. After that, the table may name the files."""
@@ -108,11 +167,12 @@ class Rewriting:
     ) -> bool:
         """Write a local file, count its rows and digest them. Return False when no row remains."""
         writer: pq.ParquetWriter | None = None
+        by = sorted_columns(self._table.metadata, self._table.schema(), sources[0].sort_order_id)
         for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
                 # A checksum per page: the bounds of a file with many loads appear in no manifest of a load.
                 writer = pq.ParquetWriter(
-                    path, self._schema, compression="zstd", write_page_checksum=True, **encodings(rows)
+                    path, self._schema, compression="zstd", write_page_checksum=True, **encodings(rows, by)
                 )
             count += rows_by_load(rows.to_batches())
             writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)

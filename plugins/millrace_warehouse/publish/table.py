@@ -20,19 +20,18 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import ancestors_of
-from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
 from millrace_warehouse.history.schemas import read_schema, schema_numbers
+from millrace_warehouse.iceberg_layout import partition_spec
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import LayoutChange, TableChange, commit, live_files
+from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
 from millrace_warehouse.races import Conflict
 
 FORMAT = "millrace.format"
@@ -132,7 +131,7 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     if table.current_snapshot() is not None:
         raise Conflict(f"another run has just made {'.'.join(identifier)}, and published")
     ids = {field.name: field.field_id for field in table.schema().fields}
-    if ids != {field.name: field.field_id for field in first.fields}:
+    if ids != {field.name: field.field_id for field in first.fields} or table.spec().spec_id != 0:
         raise MillraceError(
             f"catalog {catalog.name} gave the columns of {'.'.join(identifier)} other ids than the files of"
             f" {topic} have: drop the table, and use another catalog with --catalog"
@@ -234,11 +233,11 @@ def snapshot_left_out(table: Table, number: int) -> int | None:
 
 
 def check_columns(table: Table, topic: layout.Topic, number: int) -> None:
-    """Raise TableChanged unless the table has the columns of a schema, and only `hour(_time)` as partition.
+    """Raise TableChanged unless the table has the columns and the partitions of a schema.
 
     The columns may be those of a later schema, which branch `live` needs before `main`.
     """
-    if not is_partitioned_as_made(table):
+    if not is_partitioned_by(table.spec(), read_schema(topic, number)):
         raise TableChanged(
             f"another program has changed the partitions of the table of {topic} to {table.spec()}: run"
             f" `millrace publish {topic} --rebuild`, which drops and rebuilds the table"
@@ -250,8 +249,9 @@ def check_columns(table: Table, topic: layout.Topic, number: int) -> None:
         )
 
 
-def is_partitioned_as_made(table: Table) -> bool:
-    return [(field.name, field.transform) for field in table.spec().fields] == [(PARTITION, HourTransform())]
+def is_partitioned_as_made(topic: layout.Topic, table: Table) -> bool:
+    """Return True if the table has the partitions that its newest publication left."""
+    return is_partitioned_by(table.spec(), read_schema(topic, int(table.properties.get(SCHEMA, "1"))))
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
@@ -306,6 +306,7 @@ def commit_publication(
     publication: Publication,
     added: Sequence[DataFile],
     removed: Sequence[DataFile],
+    layouts: TableLayouts,
 ) -> Table:
     """Write a publication's manifest, then make its commit. Return the table after it.
 
@@ -321,9 +322,24 @@ def commit_publication(
         added=added,
         removed=removed,
         schema=missing_columns(topic, table, publication.schema),
+        layout=_layout_change(topic, table, publication.schema, layouts),
         properties=properties,
         summary=properties | made_by,
     )
     committed = commit(table, change)
     context.progress("committed")
     return committed
+
+
+def _layout_change(topic: layout.Topic, table: Table, schema: int, layouts: TableLayouts) -> LayoutChange:
+    """Return the specs and orders that the table lacks. They become its defaults with a new layout only.
+
+    Between two layouts, the default sort order may be another program's.
+    """
+    before = int(table.properties.get(SCHEMA, "1"))
+    if before == schema or read_schema(topic, before).layout == read_schema(topic, schema).layout:
+        return LayoutChange(specs=layouts.new_specs, orders=layouts.new_orders)
+    ids = layouts.ids(schema)
+    return LayoutChange(
+        specs=layouts.new_specs, orders=layouts.new_orders, spec_id=ids.spec_id, order_id=ids.order_id
+    )

@@ -29,6 +29,7 @@ from millrace_warehouse.verify.check import Check, TopicReport
 from millrace_warehouse.verify.files import check_files
 from millrace_warehouse.verify.history import History, check_history
 from millrace_warehouse.verify.hours import check_hours
+from millrace_warehouse.verify.layouts import check_layouts
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
 from millrace_warehouse.verify.rows import check_erased, check_others, check_rows
@@ -133,6 +134,7 @@ def _verify_topic(run: VerifyRun, topic: layout.Topic) -> TopicReport:
         check_rows(check, history, checked.whole)
         if head is not None:
             check_others(check, head, history, checked.whole)
+            check_layouts(check, head)
             if replay is not None:
                 check_values(check, head, history, replay, checked.whole)
         check_erased(check, head, history, checked.whole)

@@ -346,6 +346,23 @@ def test_a_job_gets_the_settings_of_expressions_that_match_its_topics(
         assert {topic: policy["tombstones_as_rows"] for topic, policy in policies.items()} == {"A": True}
 
 
+def test_a_layout_goes_to_the_job_and_a_wrong_one_is_refused_before_spark_starts(
+    submitted: dict[str, Any], tmp_path: Path
+) -> None:
+    file, layout = tmp_path / "topics.toml", 'partition = ["bucket(16, memberId)"]\nsort = ["url DESC"]\n'
+    commands = (load, ["A", *LOAD]), (reload, [*AGAIN, "--hour", "2015-05-17T10Z"])
+    for command, words in commands:
+        submitted["answer"] = []
+        file.write_text(f"[A]\n{layout}")
+        CliRunner().invoke(command, [*words, "--topics-file", str(file)], catch_exceptions=False)
+        policy = json.loads(json.dumps(submitted.pop("settings")))["policies"]["A"]
+        assert (policy["partition"], policy["sort"]) == (["bucket(16, memberId)"], ["url DESC"])
+        file.write_text('[A]\nsort = ["url UP"]\n')
+        result = CliRunner().invoke(command, [*words, "--topics-file", str(file)])
+        assert "sort 'url UP' is none: write COLUMN [ASC|DESC] [NULLS FIRST|LAST]" in str(result.exception)
+        assert "settings" not in submitted
+
+
 def test_a_reload_of_a_load_that_is_not_there_is_refused_before_spark_starts(tmp_path: Path) -> None:
     loads = tmp_path / "A" / "loads"
     loads.mkdir(parents=True)

@@ -27,10 +27,12 @@ from millrace_warehouse.audit.tables import PublishedTable, TableHour
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.schemas import pinned, with_layout
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.requests import Compact
 from millrace_warehouse.storage import open_storage
@@ -103,6 +105,23 @@ def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(sc
     reported = json.loads(scene.storage.read(audited_table_path(scene.mended.topic.name)))
     assert reported.keys() == {H10, H11}
     assert list(PublishedTable(scene.mended.topic).to_report(scene.catalog, scene.loads)) == []
+
+
+def test_a_table_of_several_layouts_is_told_as_one(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    assert scene.tell() == {H10: 2, H11: 1}
+    now = pinned(scene.mended.topic)
+    assert now is not None
+    with_layout(scene.mended.topic, now, ["header.server", "bucket(2, header.sequence)"], ["url DESC"])
+    scene.load(*(START + n for n in range(2, 8)), START + HOUR + 1)
+    scene.publish()
+    assert {len(file.partition) for file in live_files(scene.iceberg)} == {1, 3}
+    assert scene.tell() == {H10: 8, H11: 2}
+    context = Context(storage=scene.storage, catalog=scene.catalog)
+    request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
+    assert compact_topic(context, request, TOPIC).hours
+    assert {len(file.partition) for file in live_files(scene.iceberg)} == {3}
+    assert scene.tell() == {H10: 8, H11: 2}
 
 
 def test_an_hour_waits_for_the_publication_that_brings_it_what_was_loaded_late(scene: Scene) -> None:

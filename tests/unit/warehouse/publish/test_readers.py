@@ -16,6 +16,7 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import loads_after
 from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.files import entries_of
+from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.live import Live, Tail
 from millrace_warehouse.publish.readers import LiveDescription, describe_table, open_live
 from tests.published import TOPIC, Warehouse, warehouse
@@ -92,7 +93,7 @@ def test_a_branch_with_a_tail_may_lack_what_came_after_its_last_commit(w: Wareho
     follow(w)
     w.load({NINE: 2})
     (second,) = loads_after(w.stored, 1)
-    entries = list(entries_of(w.stored, second, [NINE]))
+    entries = list(entries_of(w.stored, second, [NINE], TableLayouts(w.stored, w.table.metadata)))
     tail = Tail(load=3, attempt="a", ends={0: 7}, schema=1, entries=entries, lease_s=60.0)
     follow(w, tail)
     assert live(w).behind_s > 0
