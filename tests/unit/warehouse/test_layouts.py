@@ -16,8 +16,11 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import TableSchema, pinned, promote, with_layout
+from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.live import Live
 from tests.loaded import pin_first
 from tests.unit.warehouse.erase.scene import (
     ELEVEN,
@@ -101,6 +104,28 @@ def test_a_first_load_writes_a_file_for_each_partition_and_readers_skip_the_othe
     assert {task.file.partition[1] for task in found.plan_files()} == {BUCKET(7)}
     assert found.to_arrow()["memberId"].to_pylist() == [7]
     assert s.members() == sorted([*range(40), None], key=str)
+    assert s.problems(rows=True) == []
+
+
+def test_branch_live_has_files_of_a_layout_before_main_has_one(s: Scene) -> None:
+    live = Live(Context(storage=s.storage, catalog=s.catalog), s.stored)
+    send(s, 1, 2)
+    s.load_new()
+    live.follow(on=True)
+    lay_out(s, [BUCKETS], ["url"])
+    send(s, *range(8), hour=1)
+    s.load_new()
+    live.follow()
+    shown = s.table.scan("memberId = 7").use_ref(LIVE)
+    assert {task.file.partition[1] for task in shown.plan_files()} == {BUCKET(7)}
+    assert shown.to_arrow().num_rows == 1
+    assert s.table.scan().use_ref(LIVE).to_arrow().num_rows == 10
+    assert len(s.table.spec().fields) == 1, "main has no such file yet"
+    s.publish(TEN, ELEVEN)
+    live.follow()
+    assert len(s.table.spec().fields) == 2
+    assert s.table.scan().use_ref(LIVE).to_arrow().num_rows == len(s.members()) == 10
+    assert len(s.table.metadata.partition_specs) == 2
     assert s.problems(rows=True) == []
 
 
