@@ -11,7 +11,8 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,23 +42,36 @@ def follow_until_stopped(spark: SparkContext, request: Load) -> list[str]:
     to_stderr("follow")("started")
     numbers = serve_numbers(request)
     print(ready_line(request), file=sys.stderr, flush=True)
+    failed = follow_topics(request, stop, numbers, _report, engine_on(spark, stop))
+    if _is_stopped(spark):
+        raise MillraceError("Spark has stopped the application: see the job's output, then start it again")
+    return failed
+
+
+def engine_on(spark: SparkContext, stop: threading.Event) -> Engine:
+    """Return the engine whose tasks run on executors. It sets `stop` when Spark has ended the job."""
     run_tasks = on_executors(spark)
 
-    def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-        # Each topic has a thread and a share of the cores, and does not wait for the tasks of the others.
-        spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+    @contextmanager
+    def explained() -> Iterator[None]:
         try:
-            return run_tasks(function, tasks)
+            yield
         except Py4JError as error:
             if _is_stopped(spark):
                 stop.set()
             raise MillraceError(f"Spark could not run the tasks: {cause_of(str(error))}") from error
 
-    engine = Engine(run_tasks=run, cores=lambda: spark.defaultParallelism, is_here=False)
-    failed = follow_topics(request, stop, numbers, _report, engine)
-    if _is_stopped(spark):
-        raise MillraceError("Spark has stopped the application: see the job's output, then start it again")
-    return failed
+    def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        with explained():
+            # Each topic has a thread and a share of the cores, and does not wait for the tasks of the others.
+            spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
+            return run_tasks(function, tasks)
+
+    def cores() -> int:
+        with explained():
+            return spark.defaultParallelism
+
+    return Engine(run_tasks=run, cores=cores, is_here=False)
 
 
 def _set_by(pipe: str, stop: threading.Event) -> None:
@@ -86,10 +100,9 @@ def cause_of(text: str) -> str:
 
     It has no numbers of stages and tasks, so that a cause that lasts has one text.
     """
-    if "Traceback (most recent call last)" in text:
-        trace = text.partition("Traceback (most recent call last)")[2].partition("\n\n")[0]
-        return next(line for line in reversed(trace.splitlines()) if line.strip()).strip()
-    line = next((line for line in text.splitlines() if "Exception: " in line), text.partition("\n")[0])
-    reason = line.rpartition("Exception: ")[2].strip()
-    lost = re.search(r"Lost task .*?\): (.*)", reason)
-    return lost[1] if lost else reason
+    lines = text.partition("\n\tat ")[0].splitlines()  # without Java's stack
+    if any("Traceback (most recent call last)" in line for line in lines):
+        frame = max(index for index, line in enumerate(lines) if line.startswith("  "))
+        return " ".join(lines[frame + 1 :]).partition(" SQLSTATE: ")[0].strip()
+    reason = next((line for line in lines if "Exception: " in line), lines[0]).rpartition("Exception: ")[2]
+    return re.sub(r".*Lost task .*?\): ", "", reason).strip()

@@ -317,7 +317,7 @@ def ready_line(request: Load) -> str:
 def serve_numbers(request: Load) -> FollowNumbers:
     """Start to log, and to serve metrics where the request says. Return the metrics, still without topics."""
     start_logging()
-    for chatty in ("httpx", "pyiceberg"):  # else lines for every request and every commit
+    for chatty in ("httpx", "py4j", "pyiceberg"):  # else lines for every request and every commit
         logging.getLogger(chatty).setLevel(logging.WARNING)
     numbers = FollowNumbers()
     serve_metrics(
