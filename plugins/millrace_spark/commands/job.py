@@ -7,11 +7,11 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 from millrace.errors import ConfigError
@@ -120,7 +120,12 @@ def run_resident_job(
         )
     # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
     conf = {"spark.scheduler.mode": "FAIR", **invocation.conf}
-    with _stop_pipe(stop) as pipe, _from_the_first_step(partial(say, err=True)) as on_line:
+
+    def show(line: str) -> None:
+        say(line, err=invocation.as_json or not line.startswith("ready: "))
+        sys.stdout.flush()
+
+    with _stop_pipe(stop) as pipe, _from_the_first_step(show) as on_line:
         return submit.submit(
             name,
             dataclasses.asdict(request) | {"stop_pipe": pipe},
