@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 def follow_until_stopped(spark: SparkContext, request: Load) -> list[str]:
-    """Load the topics until the request's pipe says stop. Return a reason for each that cannot be loaded.
+    """Load the topics until the request's pipe has a byte. Return a reason for each that cannot be loaded.
 
     Raise MillraceError when Spark has stopped the application.
     """
