@@ -23,7 +23,6 @@ from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import first_schema, pinned, with_own_columns
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
-from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.log.formats import AVRO_MESSAGES, MessageFormat
 from millrace_warehouse.storage import Storage, open_storage
 from tests.brokers import TestCluster
@@ -71,7 +70,7 @@ def load_here(
         context = LoadContext(
             storage=storage,
             client=client,
-            run_tasks=lambda tasks: [write_cut(task) for task in tasks],
+            run_tasks=lambda function, tasks: [function(task) for task in tasks],
             run_id=uuid4().hex,
             cut_bytes=64 << 20,
             pin=pin,

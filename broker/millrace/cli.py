@@ -21,7 +21,7 @@ from millrace import __version__
 from millrace.errors import MillraceError
 from millrace.help_texts import WHOLE, CommandGroup, keep_examples_whole
 from millrace.installation import missing_extra
-from millrace.logs import FORMATS, VERBOSE
+from millrace.logs import FORMAT, FORMATS, VERBOSE
 from millrace.printing import say
 
 COMMANDS = {
@@ -90,7 +90,7 @@ def _targets() -> dict[str, str]:
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
-    envvar="MILLRACE_LOG_FORMAT",
+    envvar=FORMAT,
     default="text",
     show_default=True,
     help="Format of a server's log on standard error.",

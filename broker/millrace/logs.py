@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import textwrap
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from millrace.escaping import escaped, escaped_lines
 FORMATS = ("text", "json")
 VERBOSE = "MILLRACE_VERBOSE"
 """Environment variable that is set while `millrace --verbose` runs, also for the processes that it starts."""
+FORMAT = "MILLRACE_LOG_FORMAT"
+"""Environment variable with the format of the log."""
 LINE = "%(asctime)s %(name)s %(message)s"
 
 
@@ -52,7 +55,8 @@ class JsonLines(logging.Formatter):
 def start_logging(line: str = LINE) -> None:
     """Start to log in the format that `millrace --log-format` names; `line` is the format for people."""
     context = click.get_current_context(silent=True)
-    chosen = context.find_root().params.get("log_format") if context is not None else None
+    given = os.environ.get(FORMAT)  # for a process that no command line started
+    chosen = context.find_root().params.get("log_format") if context is not None else given
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if chosen == "json" else TextLines(line))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

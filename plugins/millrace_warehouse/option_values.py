@@ -26,6 +26,9 @@ _BYTES: dict[str, int] = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for infix, base in (("", 1000), ("i", 1024))
 }
+SPARK = "spark"
+"""The engine of a resident loader whose tasks run on executors."""
+ENGINES = ("local", SPARK)
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
@@ -50,6 +53,13 @@ def parse_pause(text: str, option: str) -> float:
     if not (seconds := parse_age(text, option)):
         raise ConfigError(f"{option} {text!r} leaves no pause: give at least 1s")
     return seconds
+
+
+def engine(text: str, option: str) -> str:
+    """Return the name of an engine. Raise ConfigError for another word."""
+    if text not in ENGINES:
+        raise ConfigError(f"{option} {text!r} is no engine: write {' or '.join(ENGINES)}")
+    return text
 
 
 def parse_time_ms(text: str, option: str) -> int:

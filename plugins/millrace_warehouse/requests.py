@@ -182,10 +182,17 @@ class Load:
     """Used for branch `live` only."""
     follow: bool = option(
         "--follow",
-        "Do not end: read new messages all the time, without Spark, and make a load of each topic every 5"
-        " minutes or 256 MiB, and at SIGTERM. Branch `live` shows the rows earlier; a topic without that"
-        " branch gets a load a minute.",
+        "Do not end: read new messages all the time, and make a load of each topic every 5 minutes or 256"
+        " MiB, and at SIGTERM. Branch `live` shows the rows earlier; a topic without that branch gets a load"
+        " a minute.",
         default=False,
+    )
+    engine: str = option(
+        "--engine ENGINE",
+        "With --follow: `local`, this process, or `spark`, one application for topics that one process loads"
+        " too slowly. Its limits of size are for each core.",
+        option_values.engine,
+        default="local",
     )
     every_s: float = option(
         "--every AGE", "With --follow: pause between two readings.", option_values.parse_pause, default="5s"
@@ -205,6 +212,8 @@ class Load:
         "--key FILE", "Key of the certificate, if it is in another file; mode 0600.", default=""
     )
     cut_bytes: int = CUT_BYTES
+    stop_pipe: str = ""
+    """Named pipe in which a resident job finds a byte, or its end, when it must stop."""
 
     def for_topic(self, topic: str) -> Load:
         """Return the request for one topic. The topic's policy fills options that were not given."""

@@ -13,7 +13,7 @@ import pytest
 from millrace.logs import JsonLines
 from tests.brokers import free_port
 from tests.conftest import Start
-from tests.support import Process, wait_until
+from tests.support import Process, run_python, wait_until
 
 
 def test_a_line_holds_the_message_and_the_traceback() -> None:
@@ -54,6 +54,13 @@ def test_a_broker_and_a_reader_of_its_cluster_log_in_json(
     reader = start(*before, "audit-reader", *options, *away, env=variables)
     wait_until("the reader's first line", lambda: logged(reader))
     assert logged(reader)[0]["message"].startswith("metrics on ")
+
+
+def test_a_process_without_a_command_line_logs_in_the_format_of_its_environment() -> None:
+    code = "import logging, millrace.logs\nmillrace.logs.start_logging()\nlogging.info('a line')"
+    done = run_python("-c", code, env={"MILLRACE_LOG_FORMAT": "json"})
+    assert json.loads(done.stderr)["message"] == "a line"
+    assert run_python("-c", code).stderr.endswith("root a line\n")
 
 
 def test_an_unknown_format_is_refused(start: Start) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,8 @@ import pytest
 
 from millrace_spark.jobs.executors import TIMEOUT
 from tests.brokers import TestCluster, read_topic
+from tests.integration.test_resident_load import loads_in
+from tests.integration.test_resident_spark import are_shown
 from tests.peers.spark_application import SparkApplication
 from tests.peers.spark_cluster import CONF, SparkCluster
 from tests.support import REPOSITORY, Process, run_millrace, wait_until
@@ -109,6 +112,25 @@ def test_load_and_mirror_run_on_the_executors_of_a_cluster(
     check(site, warehouse, topic)
     with aggregate.client() as copies:
         assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
+
+
+def test_a_resident_loader_reads_on_after_its_executors_were_killed(
+    site: TestSite, cluster: SparkCluster, start: Start, tmp_path: Path
+) -> None:
+    topic = site.topic("Executors", 2)
+    words = ["--follow", "--live", "--every", "1s", "--engine", "spark", *command_options(cluster)]
+    loader = start("load", topic, *site.load_options(tmp_path), *words)
+    loader.ready()
+    sent = 0
+    for _ in range(3):
+        sent += site.publish(topic, [START_MS + n * 1000 for n in range(100)])
+        wait_until("rows in branch live", partial(are_shown, tmp_path, topic, sent), timeout_s=180)
+        while cluster.kill_executor():
+            pass
+    assert loader.stop() == 0, loader.output
+    assert [load["rows"] for load in loads_in(loader)] == [sent]
+    rows = loaded_rows(tmp_path, topic)
+    assert len(rows) == len({(row.partition, row.offset) for row in rows}) == sent
 
 
 def test_a_load_says_that_the_cluster_gives_it_no_executor_and_ends_after_its_bound(

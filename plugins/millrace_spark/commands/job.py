@@ -7,16 +7,21 @@ import dataclasses
 import json
 import os
 import re
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from millrace.errors import ConfigError
+from millrace.printing import say
 from millrace.signals import interruptible
 from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
 from millrace_warehouse.commands.steps import steps
+from millrace_warehouse.option_values import SPARK
 from millrace_warehouse.requests import Load, command_options, option
 
 CONF = "MILLRACE_SPARK_CONF"
@@ -74,9 +79,10 @@ class Invocation(Output):
     )
 
     def packages_for(self, request: Any) -> Sequence[str]:
-        """Return the packages that a job needs; a resident loader does without Spark."""
+        """Return the packages that a job needs; a local resident loader does without Spark."""
         packages = Output.packages_for(self, request)  # slots: no super()
-        return packages if isinstance(request, Load) and request.follow else (*packages, "pyspark")
+        is_local = isinstance(request, Load) and request.follow and request.engine != SPARK
+        return packages if is_local else (*packages, "pyspark")
 
 
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:
@@ -96,6 +102,58 @@ def run_job(name: str, request: Any, invocation: Invocation) -> Any:
         return submit.submit(
             name, settings, master=invocation.master, on_line=on_line, conf=conf, archives=invocation.archives
         )
+
+
+def run_resident_job(
+    name: str, request: Load, invocation: Invocation, stop: threading.Event, on_part: Callable[[Any], None]
+) -> Any:
+    """Run a job that ends when `stop` is set. Show its log, and return its answer as JSON.
+
+    `on_part` is called with every part of the answer when the job has it. Raise MillraceError with the job's
+    own line.
+    """
+    check_master(invocation.master)
+    if invocation.conf.get(submit.DEPLOY_MODE) == "cluster":
+        raise ConfigError(
+            f"--follow keeps its driver beside the command, which serves metrics and stops it: leave out"
+            f" {submit.DEPLOY_MODE}=cluster"
+        )
+    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
+    conf = {"spark.scheduler.mode": "FAIR", **invocation.conf}
+
+    def show(line: str) -> None:
+        say(line, err=invocation.as_json or not line.startswith("ready: "))
+        sys.stdout.flush()
+
+    with _stop_pipe(stop) as pipe, _from_the_first_step(show) as on_line:
+        return submit.submit(
+            name,
+            dataclasses.asdict(request) | {"stop_pipe": pipe},
+            master=invocation.master,
+            on_line=on_line,
+            on_part=on_part,
+            conf=conf,
+            archives=invocation.archives,
+        )
+
+
+@contextmanager
+def _stop_pipe(stop: threading.Event) -> Iterator[str]:
+    """Yield the path of a pipe that gets a byte when `stop` is set, and ends when this process does.
+
+    A signal would end the driver's JVM at once.
+    """
+    with tempfile.TemporaryDirectory(prefix="millrace-stop-") as folder:
+        path = f"{folder}/pipe"
+        os.mkfifo(path, 0o600)
+        writing = os.open(path, os.O_RDWR)  # both, so that it opens without waiting for the driver
+
+        def write() -> None:
+            stop.wait()
+            os.write(writing, b".")
+
+        threading.Thread(target=write, name="stop", daemon=True).start()
+        yield path
 
 
 def _submit_elsewhere(

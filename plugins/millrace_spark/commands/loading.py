@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.logs import start_logging
 from millrace.printing import say
 from millrace.signals import stop_on_signals
 from millrace.topics_file import TopicPolicy, policies_of_topics
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
-from millrace_spark.commands.job import Invocation, run_job
+from millrace_spark.commands.job import Invocation, run_job, run_resident_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
+from millrace_warehouse.option_values import SPARK
 from millrace_warehouse.requests import Load, Mirror, Reload
 from millrace_warehouse.table_layout import TableLayout
 from millrace_warehouse.without_pandas import keep_pandas_out
-
-if TYPE_CHECKING:
-    from millrace_warehouse.load.load import LoadResult
 
 
 @command_of(Load, Invocation)
@@ -39,7 +35,9 @@ def load(request: Load, invocation: Invocation) -> None:
     keeps the end of its first plan.
 
     With --follow one process without Spark loads the topics until SIGTERM. It prints each load. Set-aside
-    records are noted and do not change its exit code, which is 1 if a topic could not be loaded.
+    records are noted and do not change its exit code, which is 1 if a topic could not be loaded. With
+    --engine spark one Spark application does the same on many cores, for topics that one process loads too
+    slowly.
 
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry
     http://127.0.0.1:8081
@@ -82,31 +80,38 @@ def _load_once(request: Load, invocation: Invocation, without_schema: Sequence[s
 
 
 def _follow(request: Load, invocation: Invocation) -> None:
-    """Load the topics in this process until SIGTERM or Ctrl-C. Print every load."""
-    keep_pandas_out()
-    from millrace.service.monitoring import serve_metrics
-    from millrace_warehouse.commands.following import FollowNumbers, follow_topics
-
-    start_logging()
-    for chatty in ("httpx", "pyiceberg"):  # else lines for every request and every commit
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    """Load the topics until SIGTERM or Ctrl-C. Print every load."""
     stop = threading.Event()
     stop_on_signals(stop.set)
-    numbers = FollowNumbers()
-    serve_metrics(
-        numbers, numbers.health, request.metrics_listen, request.access_file, request.certificate, request.key
-    )
-    say(f"ready: follows {', '.join(request.topics)}", err=invocation.as_json)
-    sys.stdout.flush()
 
-    def on_load(made: LoadResult) -> None:
-        answer = asdict(made)
-        invocation.print(answer, _show_load)
+    def on_load(made: Mapping[str, Any]) -> None:
+        invocation.print(made, _show_load)
         sys.stdout.flush()
-        invocation.measure("load", [answer])
+        invocation.measure("load", [made])
 
-    if failed := follow_topics(request, stop, numbers, on_load):
+    if request.engine == SPARK:
+        failed = run_resident_job("follow", request, invocation, stop, on_load)
+    else:
+        failed = _follow_here(request, stop, on_load, is_stdout_json=invocation.as_json)
+    if failed:
         raise MillraceError("; ".join(failed))
+
+
+def _follow_here(
+    request: Load,
+    stop: threading.Event,
+    on_load: Callable[[Mapping[str, Any]], None],
+    *,
+    is_stdout_json: bool,
+) -> list[str]:
+    """Load the topics in this process. Return a reason for each topic that cannot be loaded."""
+    keep_pandas_out()
+    from millrace_warehouse.commands.following import follow_topics, ready_line, serve_numbers
+
+    numbers = serve_numbers(request)
+    say(ready_line(request), err=is_stdout_json)
+    sys.stdout.flush()
+    return follow_topics(request, stop, numbers, lambda made: on_load(asdict(made)))
 
 
 def _show_load(load: Mapping[str, Any]) -> None:

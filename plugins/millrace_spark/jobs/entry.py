@@ -35,6 +35,7 @@ from millrace_warehouse.requests import Load, Mirror, Reload
 
 JOBS: Mapping[str, tuple[type, str]] = {
     "load": (Load, "millrace_spark.jobs.load:load_topics"),
+    "follow": (Load, "millrace_spark.jobs.follow:follow_until_stopped"),
     "reload": (Reload, "millrace_spark.jobs.load:reload_loads"),
     "mirror": (Mirror, "millrace_spark.jobs.mirror:mirror_topics"),
 }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from millrace.errors import MillraceError
 from millrace_spark.jobs.entry import describe, jvm_has_ended
 from millrace_spark.jobs.tasks import in_tasks
-from millrace_spark.load_cut import write_cut_in_task
+from millrace_spark.load_task import without_pandas
 from millrace_warehouse.commands.load_context import (
     compare_with_auditor,
     load_context,
@@ -23,11 +24,15 @@ from millrace_warehouse.commands.load_context import (
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
+from millrace_warehouse.load.task import RunTasks
 from millrace_warehouse.requests import Load, Reload
 from millrace_warehouse.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 TOPICS_AT_A_TIME = 8
 """Threads of the driver that load topics. They mostly wait for tasks; the cores are shared fairly."""
@@ -69,9 +74,18 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
 
 def _load(spark: SparkContext, request: Load, topic: Topic) -> LoadResult:
     note = compare_with_auditor(request.auditor, topic)
-    with load_context(request, "load", topic, partial(in_tasks, spark, write_cut_in_task)) as context:
+    with load_context(request, "load", topic, on_executors(spark)) as context:
         result = load_topic(run_of(context, request), topic.name)
     return dataclasses.replace(result, notes=[*note, *result.notes, *show_live(request, topic)])
+
+
+def on_executors(spark: SparkContext) -> RunTasks:
+    """Return the function that runs a load's tasks on Spark."""
+
+    def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        return in_tasks(spark, partial(without_pandas, function), tasks)
+
+    return run
 
 
 def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
@@ -80,5 +94,5 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
-    with load_context(request, "reload", topic, partial(in_tasks, spark, write_cut_in_task)) as context:
+    with load_context(request, "reload", topic, on_executors(spark)) as context:
         return reload_topic(ReloadRun(context=context, reason=request.reason), request.topic, loads)

@@ -45,6 +45,9 @@ class ExplainedFailure(MillraceError):
 
 OnLine = Callable[[str], None]
 """Callback with every line that the job writes, except its answer."""
+OnPart = Callable[[Any], None]
+"""Callback with every part of the answer of a resident job, which writes each as a line of JSON."""
+PART = '{"part": '
 
 
 def submit(
@@ -53,6 +56,7 @@ def submit(
     *,
     master: str,
     on_line: OnLine,
+    on_part: OnPart | None = None,
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
@@ -60,7 +64,8 @@ def submit(
 
     Raise ExplainedFailure with the job's own line, else MillraceError. `conf` overrides every Spark setting
     that is made here. `archives` are FILE#NAME, unpacked as NAME where the tasks run. The first archive is an
-    environment with Python and this package, and runs the tasks.
+    environment with Python and this package, and runs the tasks. With `on_part` the job is a resident one. It
+    runs in a separate session: a terminal's Ctrl-C reaches this process alone, which must stop the job.
     """
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
@@ -75,7 +80,7 @@ def submit(
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(spark_home() / "bin" / "spark-submit"), *options, str(script)]
         where = _python_folder(folder, archives[0]) if archives else None
-        answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line)
+        answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line, on_part)
     return _answer(job, code, answers, last)
 
 
@@ -86,9 +91,15 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 def _run(
-    command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
+    command: Sequence[str],
+    where: Path | None,
+    last: collections.deque[str],
+    on_line: OnLine,
+    on_part: OnPart | None,
 ) -> tuple[list[str], int]:
-    """Run the command. Return the answers and the exit code. Pass all other lines to `on_line` and `last`."""
+    """Run the command. Return the answers and the exit code. Pass parts of an answer to `on_part`, and all
+    other lines to `on_line` and `last`.
+    """
     with start_child(
         command,
         env=_environment(),
@@ -98,6 +109,7 @@ def _run(
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        start_new_session=on_part is not None,
     ) as process:
 
         def follow(stream: Iterable[str]) -> None:
@@ -110,7 +122,7 @@ def _run(
         answers: list[str] = []
         try:
             # A Python driver's standard error appears on spark-submit's standard output.
-            follow(_without_answers(process.stdout or (), answers))
+            follow(_without_answers(process.stdout or (), answers, on_part))
             code = process.wait()
         except BaseException:
             process.terminate()
@@ -120,9 +132,14 @@ def _run(
     return answers, code
 
 
-def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
-    """Yield the lines that are not a job's answer. Add the answers to `answers`."""
+def _without_answers(
+    lines: Iterable[str], answers: list[str], on_part: OnPart | None = None
+) -> Iterator[str]:
+    """Yield the lines that are not a job's answer. Add the answers to `answers`, pass parts to `on_part`."""
     for line in lines:
+        if on_part is not None and line.startswith(PART):
+            on_part(json.loads(line)["part"])
+            continue
         if line.startswith(('{"result": ', '{"error": ')):
             answers.append(line)
         else:

@@ -1,7 +1,8 @@
-"""`millrace load --follow`: one resident process that loads many topics in turn, without Spark.
+"""`millrace load --follow`: a resident loader of many topics, in turn in a process or side by side on Spark.
 
 Each topic has its own state (`load.resident`), its own connections and its own branch. A topic that a person
-must look at ends, and the other topics go on. Anything else that fails is tried again with the next turn.
+must look at ends, and the other topics go on. Anything else that fails is tried again with the next turn. It
+does not import Spark: the job passes an `Engine`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +23,8 @@ from pyiceberg.catalog import Catalog
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, MillraceError, is_bug
+from millrace.logs import start_logging
+from millrace.service.monitoring import serve_metrics
 from millrace_warehouse.commands.load_context import (
     compare_with_auditor,
     load_context,
@@ -36,7 +40,7 @@ from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.open_load import OpenLoad
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
 from millrace_warehouse.load.resident import Answer, Branch, Resident
-from millrace_warehouse.load.task import CutResult, CutTask, write_cut
+from millrace_warehouse.load.task import RunTasks
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.live import Live, ShownTail, Tail
 from millrace_warehouse.requests import Load
@@ -50,6 +54,29 @@ BROKERS_S = 10.0
 """Time limit of a request to the brokers: a longer wait would keep other topics waiting."""
 SWEEP_S = 3600.0
 """Pause between two sweeps of metadata files, and the age of files that a sweep deletes."""
+TURNS_BEHIND = 20
+"""Turns in a row that leave messages, after which one process is called too slow for a topic."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The place where the tasks of resident loaders run."""
+
+    run_tasks: RunTasks
+    cores: Callable[[], int]
+    """Function that returns the number of cores on which tasks run now."""
+    is_here: bool
+    """True for this process: its topics take turns in one thread, and tasks use their topic's own client."""
+
+
+def _run_here(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+    return [function(task) for task in tasks]
+
+
+HERE = Engine(run_tasks=_run_here, cores=lambda: 1, is_here=True)
 
 
 class LiveBranch(Branch):
@@ -137,7 +164,12 @@ class Follower:
     """One topic of the process."""
 
     def __init__(
-        self, request: Load, topic: Topic, opened: ExitStack, open_catalog: Callable[[], Catalog]
+        self,
+        request: Load,
+        topic: Topic,
+        engine: Engine,
+        opened: ExitStack,
+        open_catalog: Callable[[], Catalog],
     ) -> None:
         self.topic = topic
         self.started = time.time()
@@ -151,10 +183,14 @@ class Follower:
         self._request = request
         if request.live:
             self.branch = LiveBranch(topic, open_catalog, LEASE_INTERVALS * request.every_s)
-        context = opened.enter_context(load_context(request, "load", topic, _run_here, timeout_s=BROKERS_S))
-        pin = partial(_with_client, context)
+        self._advises = engine.is_here
+        """True until the log has named the other engine."""
+        context = opened.enter_context(
+            load_context(request, "load", topic, engine.run_tasks, timeout_s=BROKERS_S)
+        )
+        pin = partial(_with_client, context) if engine.is_here else context.pin
         run = run_of(replace(context, pin=pin, progress=quiet), request)
-        self.resident = Resident(run, topic.name, self.branch)
+        self.resident = Resident(run, topic.name, self.branch, cores=engine.cores)
 
     @property
     def lag_s(self) -> float | None:
@@ -165,7 +201,16 @@ class Follower:
 
     def turn(self) -> LoadResult | None:
         """Let the topic read on. Return the load that was made. An error is noted, once for each cause."""
-        return self._try(self.resident.turn)
+        made = self._try(self.resident.turn)
+        if self._advises and self.resident.turns_behind >= TURNS_BEHIND:
+            self._advises = False
+            logger.warning(
+                "%s: each of the last %d turns has left messages: one process may be too slow for this topic;"
+                " --engine spark loads it on many cores",
+                self.topic,
+                TURNS_BEHIND,
+            )
+        return made
 
     def stop(self) -> LoadResult | None:
         """Make the last load, of what was read. Return it."""
@@ -209,10 +254,6 @@ class Follower:
 
 def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, MillraceError) else f"unexpected {type(error).__name__}: {error}"
-
-
-def _run_here(tasks: Sequence[CutTask]) -> list[CutResult]:
-    return [write_cut(task) for task in tasks]
 
 
 def _with_client(context: LoadContext, topic: str, used: int) -> Pinned:
@@ -268,34 +309,83 @@ class FollowNumbers(Collector):
         yield from (lag, tail, trouble, refused, loads, rows)
 
 
+def ready_line(request: Load) -> str:
+    """Return the line for people and supervisors when the topics are followed."""
+    return f"ready: follows {', '.join(request.topics)}"
+
+
+def serve_numbers(request: Load) -> FollowNumbers:
+    """Start to log, and to serve metrics where the request says. Return the metrics, still without topics."""
+    start_logging()
+    for chatty in ("httpx", "py4j", "pyiceberg"):  # else lines for every request and every commit
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    numbers = FollowNumbers()
+    serve_metrics(
+        numbers, numbers.health, request.metrics_listen, request.access_file, request.certificate, request.key
+    )
+    return numbers
+
+
 def follow_topics(
-    request: Load, stop: threading.Event, numbers: FollowNumbers, on_load: Callable[[LoadResult], None]
+    request: Load,
+    stop: threading.Event,
+    numbers: FollowNumbers,
+    on_load: Callable[[LoadResult], None],
+    engine: Engine = HERE,
 ) -> list[str]:
     """Load the request's topics until `stop` is set. Return a reason for each topic that cannot be loaded.
 
-    Return early when every topic is over.
+    Return early when every topic is over. On another engine each topic has a thread, which calls `on_load`.
     """
     storage = open_storage(request.warehouse)
     with ExitStack() as opened:
-        # Opened when it is first needed: a catalog that is down delays no load.
-        open_catalog = cache(lambda: opened.enter_context(connect(storage, request.catalog)))
-        followers = [
-            Follower(request.for_topic(name), Topic(storage, name), opened, open_catalog)
+
+        def catalog_once() -> Callable[[], Catalog]:
+            # Opened when it is first needed: a catalog that is down delays no load.
+            return cache(lambda: opened.enter_context(connect(storage, request.catalog)))
+
+        shared = catalog_once()
+        numbers.followers = followers = [
+            Follower(
+                request.for_topic(name),
+                Topic(storage, name),
+                engine,
+                opened,
+                shared if engine.is_here else catalog_once(),
+            )
             for name in request.topics
         ]
-        numbers.followers = followers
         for follower in followers:
             try:
                 for note in follower.check():
                     logger.warning(note)
             except MillraceError as error:
                 follower.end(error)
+        follow = partial(_follow, stop, request.every_s, on_load)
+        if engine.is_here:
+            follow(followers)
+        else:
+            with ThreadPoolExecutor(len(followers), "follow") as pool:
+                list(pool.map(lambda follower: follow([follower]), followers))
+    return [follower.trouble for follower in followers if follower.trouble is not None]
+
+
+def _follow(
+    stop: threading.Event,
+    every_s: float,
+    on_load: Callable[[LoadResult], None],
+    followers: Sequence[Follower],
+) -> None:
+    """Give the topics turns until `stop` is set or every topic is over. Then make their last loads."""
+    try:
         while not stop.is_set() and (loaded := [each for each in followers if not each.is_over]):
-            _take_turns(loaded, stop, request.every_s, on_load)
+            _take_turns(loaded, stop, every_s, on_load)
         for follower in followers:
             if not follower.is_over and (last := follower.stop()) is not None:
                 on_load(last)
-    return [follower.trouble for follower in followers if follower.trouble is not None]
+    except BaseException:
+        stop.set()  # else the other threads would go on for ever
+        raise
 
 
 def _take_turns(

@@ -31,7 +31,7 @@ from millrace_warehouse.load.range_writer import (
     parts_to_load,
     range_of,
 )
-from millrace_warehouse.load.task import CutResult, CutTask
+from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.log.bounds import Bounds, bounded_ends
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, join_stats, size_of
@@ -119,10 +119,11 @@ class OpenLoad:
         ranges = [part.range for part in parts if part.range is not None] + self._further(ends)
         within = self._bounded(ranges, max_bytes)
         results = self.run.context.run_tasks(
+            write_cut,
             [
                 self._task(cut, len(self._results) + index, TAIL)
                 for index, cut in enumerate(cut_ranges(within, self.run.context.cut_bytes))
-            ]
+            ],
         )
         # Afterwards: a log that was cut back before or during the reading has another epoch at these ends.
         check_not_cut(client, name, [part for p, part in self._reached.items() if p in _partitions(within)])
@@ -214,7 +215,8 @@ class OpenLoad:
         """
         parts = [part for _, part in sorted(self._parts.items())]
         whole = next(part.range for part in parts if part.range is not None)
-        results = merge_files(self._task(Cut(whole, whole.start, whole.end), 0, ""), self._results)
+        into = self._task(Cut(whole, whole.start, whole.end), 0, "")
+        results = merge_files(self.run.context.run_tasks, into, self._results)
         draft = draft_of(self.plan, self.before, self.attempt, self.pinned)
         completed = complete_draft(self.run.context, draft, self.pinned, parts, results, self._erasing)
         self.pin()

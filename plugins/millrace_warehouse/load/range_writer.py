@@ -45,7 +45,7 @@ from millrace_warehouse.history.schemas import TableSchema, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
-from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source
+from millrace_warehouse.load.task import CutResult, CutTask, RunTasks, Source, write_cut
 from millrace_warehouse.log.formats import other_format
 from millrace_warehouse.log.kinds import Kind, Look
 from millrace_warehouse.log.messages import Filing, Lookup
@@ -351,6 +351,7 @@ def _write(
     ranges = [part.range for part in parts if part.range is not None]
     filing = Filing(draft.load, draft.file_by_ms, context.tombstones_as_rows)
     return context.run_tasks(
+        write_cut,
         [
             CutTask(
                 source=source,
@@ -362,7 +363,7 @@ def _write(
                 erasing=erasing,
             )
             for index, cut in enumerate(cut_ranges(ranges, context.cut_bytes))
-        ]
+        ],
     )
 
 

@@ -1,9 +1,9 @@
 """One topic of a resident loader: when it reads, what it shows before the load is made, and when it makes it.
 
 Each turn reads the new messages into the open load and shows them on the table's branch `live`. Every SEAL_S,
-and at SEAL_BYTES, the open load is *sealed*: completed, and created as any load is. Until then nothing of it
-counts, so a loader may die at any moment: the next one reads the same offsets again. The branch decides
-nothing, so loads are made while the catalog is down. Knows neither the catalog nor Spark.
+and at SEAL_BYTES for each core, the open load is *sealed*: completed, and created as any load is. Until then
+nothing of it counts, so a loader may die at any moment: the next one reads the same offsets again. The branch
+decides nothing, so loads are made while the catalog is down. Knows neither the catalog nor Spark.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from millrace_warehouse.races import Conflict
 SEAL_S = 300.0
 """Age at which the open load is sealed. Fewer loads keep history short; rows are visible before."""
 SEAL_BYTES = 256 << 20
-"""Bytes of log at which the open load is sealed."""
+"""Bytes of log for each core at which the open load is sealed."""
 TURN_BYTES = 64 << 20
-"""Bytes of log that one turn reads, so that no topic keeps other topics waiting."""
+"""Bytes of log for each core that one turn reads, so that no topic keeps other topics waiting."""
 UNSHOWN_S = 60.0
 """Least time between two loads of a topic without a branch `live`, whose every turn is a load."""
 
@@ -67,13 +67,20 @@ class Resident:
     """The resident loader's state of one topic."""
 
     def __init__(
-        self, run: LoadRun, name: str, branch: Branch, *, clock: Callable[[], float] = time.monotonic
+        self,
+        run: LoadRun,
+        name: str,
+        branch: Branch,
+        *,
+        cores: Callable[[], int] = lambda: 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`cores` returns the number of cores on which tasks run now. Turns and loads grow with it."""
         self.shown_through: float | None = None
         """Unix time up to which the branch shows the log; None until it does."""
-        self.is_behind = False
-        """True if the last turn left messages that were there when it began."""
-        self._run, self._branch, self._clock = run, branch, clock
+        self.turns_behind = 0
+        """Number of the last turns that left messages which were there when the turn began."""
+        self._run, self._branch, self._cores, self._clock = run, branch, cores, clock
         self._topic = layout.Topic(run.context.storage, name)
         self._load: OpenLoad | None = None
         self._began = 0.0
@@ -83,6 +90,11 @@ class Resident:
         self._rests_until = 0.0
         self._healed: str | None = None
         """Hash of the newest load whose entry in the ledger was looked up."""
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the last turn left messages that were there when it began."""
+        return self.turns_behind > 0
 
     @property
     def tail_rows(self) -> int:
@@ -161,8 +173,8 @@ class Resident:
         if (load := self._load) is None:
             self._note_shown(began)
             return None
-        reached = load.read(ends, TURN_BYTES)
-        self.is_behind = not reached
+        reached = load.read(ends, TURN_BYTES * self._cores())
+        self.turns_behind = 0 if reached else self.turns_behind + 1
         # A load that is behind is not shown: it might show less than another loader's tail did before.
         if reached and self._answer is not Answer.OFF:
             if load.entries:
@@ -191,11 +203,11 @@ class Resident:
         if load.manifest is not None:
             return True  # its create had no answer
         age = self._clock() - self._began
-        return load.bytes >= SEAL_BYTES or age >= SEAL_S or load.has_old_schema()
+        return load.bytes >= SEAL_BYTES * self._cores() or age >= SEAL_S or load.has_old_schema()
 
     def _note_shown(self, began: float) -> None:
         """Note that the branch shows all messages that the log held at a time, if it does."""
-        self.is_behind = False
+        self.turns_behind = 0
         if self._answer is Answer.SHOWN:
             self.shown_through = began
 

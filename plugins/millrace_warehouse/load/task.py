@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from millrace_warehouse.arranging import Arranger
     from millrace_warehouse.load.erased import Eraser
 
+T = TypeVar("T")
+R = TypeVar("R")
 
 _NO_HOUR = -1
 
@@ -118,8 +120,10 @@ class CutResult:
         return _unpacked(self.packed_erased) if self.packed_erased else SequenceCounts()
 
 
-RunTasks = Callable[[Sequence[CutTask]], list[CutResult]]
-"""Function that runs `write_cut` on every task: in a Spark job, or one after the other."""
+class RunTasks(Protocol):
+    """Runs a function on every task: in a Spark job, or one after the other. Returns the results in order."""
+
+    def __call__(self, function: Callable[[T], R], tasks: Sequence[T], /) -> list[R]: ...
 
 
 def write_cut(task: CutTask) -> CutResult:

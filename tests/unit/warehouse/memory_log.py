@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fastavro
 import pyarrow.parquet as pq
@@ -31,8 +31,10 @@ from millrace_warehouse.history.layout import Topic, loads_after, newest_edition
 from millrace_warehouse.history.schemas import first_schema, pinned, with_own_columns
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.range_writer import LoadContext, Pinned
-from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.storage import Storage, open_storage
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 TOPIC = "PageView"
 SCHEMA: dict[str, Any] = {
@@ -244,7 +246,7 @@ def no_progress(step: str) -> None:
     """Say nothing."""
 
 
-def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) -> list[Any]:
+def local_run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
     """Every task here and now, one after the other."""
     return [function(task) for task in tasks]
 

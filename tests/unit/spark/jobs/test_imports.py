@@ -15,7 +15,7 @@ FOREIGN = {"pandas", "pyiceberg", "pydantic", "pyspark"}
     ("modules", "foreign"),
     [
         # A task asks the registry for schemas, with the client that came with it.
-        ("millrace_spark.load_cut, millrace_registry.client", FOREIGN),
+        ("millrace_spark.load_task, millrace_warehouse.load.merge, millrace_registry.client", FOREIGN),
         ("millrace_spark.mirror_batch", {*FOREIGN, "numpy", "pyarrow", "httpx"}),
     ],
 )

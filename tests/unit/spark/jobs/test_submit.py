@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,33 @@ def test_a_step_is_told_while_the_job_still_runs(spark_submit: Path, tmp_path: P
     # Without the touch the job would not end.
     answer = submit("load", {}, master="local[2]", on_line=lambda line: seen.touch())
     assert answer == 1
+
+
+def test_a_part_of_a_resident_job_s_answer_is_passed_on_while_the_job_still_runs(
+    spark_submit: Path, tmp_path: Path
+) -> None:
+    seen, lines, parts = tmp_path / "seen", list[str](), list[Any]()
+    spark_submit.write_text(
+        f"""#!/bin/sh
+echo '{{"part": {{"load": 1}}}}'
+echo more
+until [ -e {seen} ]; do sleep 0.02; done
+echo '{{"result": []}}'
+"""
+    )
+
+    def on_part(part: Any) -> None:
+        parts.append(part)
+        seen.touch()  # without it the job would not end
+
+    assert run(lines, on_part=on_part) == []
+    assert (parts, lines) == ([{"load": 1}], ["more"])
+
+
+def test_ctrl_c_in_a_terminal_reaches_a_job_but_not_a_resident_one(spark_submit: Path) -> None:
+    spark_submit.write_text("#!/bin/sh\nprintf '{\"result\": %s}\\n' $(cut -d' ' -f6 /proc/$$/stat)\n")
+    assert run([]) == os.getsid(0)
+    assert run([], on_part=lambda part: None) != os.getsid(0)
 
 
 def test_a_job_s_own_error_is_the_command_s_error(spark_submit: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,8 @@ def test_of_two_first_loads_at_the_same_moment_both_have_the_schema_that_was_pin
     faster = schemas.first_schema(topic, COUNTED, log.schemas[COUNTED])
     register(log, WIDE)
 
-    def run_tasks(tasks: Sequence[Any]) -> list[Any]:
-        results = local_run(tasks)
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        results = local_run(function, tasks)
         assert schemas.pin(topic, faster)
         return results
 

@@ -6,10 +6,10 @@ import dataclasses
 import errno
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow.parquet as pq
 import pytest
@@ -472,9 +472,9 @@ def test_a_create_that_arrives_after_another_load_has_its_number_changes_nothing
 def test_files_of_tasks_that_ran_twice_do_not_count(tmp_path: Path) -> None:
     log = filled_log()
 
-    def twice(tasks: Sequence[CutTask]) -> list[CutResult]:
-        local_run(tasks)  # speculative tasks whose results nobody collects
-        return local_run(tasks)
+    def twice(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        local_run(function, tasks)  # speculative tasks whose results nobody collects
+        return local_run(function, tasks)
 
     load_topic(load_run(log, tmp_path, run_tasks=twice), TOPIC)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
@@ -532,7 +532,7 @@ def test_a_file_that_is_not_there_as_its_task_stored_it_fails_the_load(tmp_path:
         path.write_bytes(path.read_bytes()[:-1])
         return result
 
-    run = load_run(log, tmp_path, run_tasks=lambda tasks: [damaged(task) for task in tasks])
+    run = load_run(log, tmp_path, run_tasks=lambda _, tasks: [damaged(task) for task in tasks])
     with pytest.raises(MillraceError, match="the storage does not keep what is written"):
         load_topic(run, TOPIC)
     assert (loads(tmp_path), attempts(tmp_path)) == ([], [])
@@ -541,8 +541,8 @@ def test_a_file_that_is_not_there_as_its_task_stored_it_fails_the_load(tmp_path:
 def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
 
-    def forgetful(tasks: Sequence[CutTask]) -> list[CutResult]:
-        results = local_run(tasks)
+    def forgetful(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        results = local_run(function, tasks)
         results[0].stats.records -= 1
         return results
 
@@ -553,7 +553,9 @@ def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
 def test_a_task_that_is_missing_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
     with pytest.raises(MillraceError, match="the tasks"):
-        load_topic(load_run(log, tmp_path, run_tasks=lambda tasks: local_run(tasks[:-1])), TOPIC)
+        load_topic(
+            load_run(log, tmp_path, run_tasks=lambda function, tasks: local_run(function, tasks[:-1])), TOPIC
+        )
 
 
 def test_a_load_that_is_gone_stops_the_next_one(tmp_path: Path) -> None:

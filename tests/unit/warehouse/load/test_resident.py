@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load import open_load
 from millrace_warehouse.load import resident as resident_module
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.merge import merge
 from millrace_warehouse.load.open_load import TAIL
-from millrace_warehouse.load.resident import SEAL_S, UNSHOWN_S
-from millrace_warehouse.load.task import CutResult, CutTask
+from millrace_warehouse.load.resident import SEAL_S, UNSHOWN_S, Resident
+from millrace_warehouse.load.task import CutTask
 from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.load.residents import LEASE_S, SharedBranch, resident
 from tests.unit.warehouse.memory_log import (
@@ -186,10 +187,10 @@ def test_a_first_load_begins_anew_when_another_run_has_pinned_another_schema(tmp
     log.schemas[8] = with_field("country", "string", "")
     topic = Topic(open_storage(str(tmp_path)), TOPIC)
 
-    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         if not (tmp_path / TOPIC / "schema").exists():
             pin(topic, first_schema(topic, 7, log.schemas[7]))
-        return local_run(tasks)
+        return local_run(function, tasks)
 
     loader = resident(log, branch, run_tasks=run_tasks)
     assert loader.turn() is None
@@ -225,9 +226,9 @@ def test_the_second_loader_stands_by_and_goes_on_where_the_first_one_died(tmp_pa
     log, branch = MemoryLog(), SharedBranch(tmp_path)
     read: list[CutTask] = []
 
-    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
         read.extend(tasks)
-        return local_run(tasks)
+        return local_run(function, tasks)
 
     first = resident(log, branch, run_id="first")
     second = resident(log, branch, run_id="second", run_tasks=run_tasks)
@@ -477,8 +478,8 @@ def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
     log, branch = MemoryLog(), SharedBranch(tmp_path)
     failures = [0]
 
-    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
-        results = local_run(tasks)
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        results = local_run(function, tasks)
         if failures[0]:
             failures[0] -= 1
             raise MillraceError("the broker does not answer")
@@ -498,15 +499,74 @@ def test_an_interval_that_fails_is_read_again(tmp_path: Path) -> None:
     assert problems(tmp_path, TOPIC) == []
 
 
+def test_a_seal_whose_tasks_fail_is_tried_again_with_the_next_turn(tmp_path: Path) -> None:
+    log, branch, fails = filled_log(), SharedBranch(tmp_path), [True]
+
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        results = local_run(function, tasks)
+        if function is merge and fails.pop():
+            fails.append(False)
+            raise MillraceError("no executor answers")
+        return results
+
+    loader = resident(log, branch, run_tasks=run_tasks)
+    loader.turn()
+    branch.clock.now += SEAL_S
+    with pytest.raises(MillraceError, match="no executor answers"):
+        loader.turn()
+    made = loader.turn()
+    assert made is not None
+    assert (made.load, made.rows) == (1, 180)
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_the_files_of_a_large_hour_are_merged_by_several_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, branch, merged = MemoryLog(), SharedBranch(tmp_path), list[int]()
+
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        merged.extend(len(task.files) for task in tasks if function is merge)
+        return local_run(function, tasks)
+
+    loader = resident(log, branch, run_tasks=run_tasks)
+    for turn in range(5):
+        log.append_events(0, [START + turn * 100 + n for n in range(20)])
+        loader.turn()
+    small = [path.stat().st_size for path in branch.shown]
+    monkeypatch.setattr("millrace_warehouse.load.merge.MERGE_BYTES", 2 * max(small))
+    made = loader.stop()
+    assert made is not None
+    assert (made.rows, merged) == (100, [2, 2, 1])
+    assert [row.offset for row in rows_of(tmp_path)] == sorted(row.offset for row in rows_of(tmp_path))
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_turn_and_a_load_grow_with_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_warehouse.load.resident.TURN_BYTES", 4_000)
+    log, branch, cores = MemoryLog(), SharedBranch(tmp_path), [1]
+    run = load_run(log, tmp_path, "resident")
+    loader = Resident(run, TOPIC, branch, cores=lambda: cores[0], clock=branch.clock)
+    for n in range(40):
+        log.append_events(0, [START + 100 * n + each for each in range(10)])
+    loader.turn()
+    loader.turn()
+    assert loader.turns_behind == 2
+    cores[0] = 100
+    loader.turn()
+    assert loader.turns_behind == 0
+    assert loader.tail_rows == 400
+
+
 def test_a_load_that_could_not_be_read_for_days_has_the_hours_of_the_day_on_which_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, branch, fails = filled_log(), SharedBranch(tmp_path), [True]
 
-    def run_tasks(tasks: Sequence[CutTask]) -> list[CutResult]:
-        if fails.pop():
+    def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        if fails and fails.pop():
             raise MillraceError("the broker does not answer")
-        return local_run(tasks)
+        return local_run(function, tasks)
 
     fails.insert(0, False)
     loader = resident(log, branch, run_tasks=run_tasks)

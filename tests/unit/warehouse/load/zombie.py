@@ -106,7 +106,7 @@ def load_with_zombies(folder: Path, pause_at: str) -> None:
     """One load with zombies, published; every one of them goes on to its end."""
     log, zombies = filled_log(), list[int]()
 
-    def run_twice(tasks: Sequence[CutTask]) -> list[CutResult]:
+    def run_twice(function: Any, tasks: Sequence[CutTask]) -> list[CutResult]:
         for task in tasks:
             pid = child(partial(first_attempt, task, pause_at))
             os.waitpid(pid, os.WUNTRACED)
