@@ -120,6 +120,10 @@ class Site:
             yield storage, catalog
 
 
+Step = Callable[[Site], None]
+Workers = Mapping[str, Step]
+
+
 def load(site: Site, name: str = "loader") -> None:
     """Load what is new, and read a load again now and then. A program that is begun anew has the old plan."""
     storage, log = open_storage(site.warehouse), site.grown_log()
@@ -190,7 +194,7 @@ def erase(site: Site, sequence: int | None = None) -> None:
             site.note("erasures")
 
 
-WORKERS: Mapping[str, Callable[[Site], None]] = {
+WORKERS: Workers = {
     "publisher 1": publish,
     "publisher 2": publish,
     "publisher 3": publish,
@@ -270,13 +274,13 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
-def in_a_process(site: Site, step: Callable[[Site], None]) -> None:
+def in_a_process(site: Site, step: Step) -> None:
     """AssertionError when the step fails; why is on standard error."""
     code = os.waitstatus_to_exitcode(os.waitpid(fork(lambda: step(site)), 0)[1])
     assert code == 0, f"the {step.__name__} in round {site.rounds} has failed"
 
 
-def work_on(site: Site, work: Callable[[Site], None], parent: int) -> None:
+def work_on(site: Site, work: Step, parent: int) -> None:
     """Do the same again and again, until the process is killed or the one that forked it has ended."""
     while os.getppid() == parent:
         try:
@@ -289,8 +293,8 @@ def work_on(site: Site, work: Callable[[Site], None], parent: int) -> None:
 class Rounds:
     """The processes, and who kills them."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, workers: Workers, look: Step, check: Step) -> None:
+        self._site, self._workers, self._look, self._check = site, workers, look, check
         self._pids: dict[str, int] = {}
         self.killed: Counter[str] = Counter()
 
@@ -299,20 +303,20 @@ class Rounds:
         try:
             for number in range(1, rounds + 1):
                 self._site.begin_round()
-                for name in WORKERS.keys() - self._pids.keys():
+                for name in self._workers.keys() - self._pids.keys():
                     self._start(name)
                 time.sleep(random.uniform(0.05, 1.0))
                 self._kill(random.choice(sorted(self._pids)))
-                in_a_process(self._site, look)
+                in_a_process(self._site, self._look)
                 if number % CHECK_EVERY == 0 or number == rounds:
                     self._kill(*self._pids)
-                    in_a_process(self._site, check)
+                    in_a_process(self._site, self._check)
         finally:
             self._kill(*self._pids)
 
     def _start(self, name: str) -> None:
         parent = os.getpid()
-        self._pids[name] = fork(lambda: work_on(self._site, WORKERS[name], parent))
+        self._pids[name] = fork(lambda: work_on(self._site, self._workers[name], parent))
 
     def _kill(self, *names: str) -> None:
         for name in names:
@@ -336,9 +340,16 @@ def made_site(warehouse: str, catalog: str, rounds: int) -> Iterator[Site]:
         yield Site(warehouse, catalog, log, ends, begun, Path(folder, "notes"), Path(folder, "seen"))
 
 
-def main(warehouse: str, catalog: str, rounds: int) -> None:
+def main(
+    warehouse: str,
+    catalog: str,
+    rounds: int,
+    workers: Workers = WORKERS,
+    look: Step = look,
+    check: Step = check,
+) -> None:
     with made_site(warehouse, catalog, rounds) as site:
-        killing = Rounds(site)
+        killing = Rounds(site, workers, look, check)
         try:
             killing.run(rounds)
         finally:
@@ -347,9 +358,9 @@ def main(warehouse: str, catalog: str, rounds: int) -> None:
         print(f"{rounds} rounds, {killing.killed.total()} kills ({kills}): {site.done}", flush=True)
 
 
-def kill_rounds(warehouse: str, catalog: str, rounds: int) -> str:
+def kill_rounds(warehouse: str, catalog: str, rounds: int, module: str = "tests.kill_rounds") -> str:
     """The last line of so many rounds; AssertionError with all that was said when one of them has failed."""
-    process = Process([warehouse, catalog, str(rounds)], module="tests.kill_rounds")
+    process = Process([warehouse, catalog, str(rounds)], module=module)
     code = process.wait(timeout_s=3 * ROUND_S + rounds * ROUND_S)
     assert code == 0, process.output
     print(process.output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +13,11 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
 from millrace.errors import ConfigError
-from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.storage import Storage
 from tests.kill_rounds import kill_rounds
+from tests.live_rounds import live_rounds
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
 from tests.peers.seaweedfs import SeaweedFS
 from tests.support import ROUNDS
@@ -171,8 +173,18 @@ def test_of_two_that_publish_at_once_one_does(lake: Lake, monkeypatch: pytest.Mo
 
 
 @pytest.mark.soak
-def test_each_row_is_in_history_and_in_the_table_once_whoever_is_killed(
-    seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rounds", [kill_rounds, live_rounds])
+def test_each_row_is_there_once_whoever_is_killed(
+    seaweedfs: SeaweedFS,
+    storage: Storage,
+    warehouse: str,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: Callable[[str, str, int], str],
 ) -> None:
     describe_catalog(seaweedfs, monkeypatch)
-    kill_rounds(warehouse, "lake", ROUNDS)
+    try:
+        rounds(warehouse, "lake", ROUNDS)
+    finally:
+        with connect(storage, "lake") as catalog:  # which all tests of the server share
+            catalog.drop_table(table_identifier(TOPIC))
+            catalog.drop_table(hours_identifier(TOPIC))

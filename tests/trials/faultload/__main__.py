@@ -1,9 +1,10 @@
 """Loads while everything fails: `make fault-load`, `python -m tests.trials.faultload [--loads N] [--seed N]`.
 
 Three real brokers with three replicas of everything, registry, Spark standalone cluster and Airflow;
-producers that never stop; SIGKILL of drivers, executors, workers, brokers and Airflow's task processes at
-random moments, also of brokers whose disk is gone with them, and whose place another takes later or never;
-one in ten reads of the tasks cut off or failed; speculation; publications in between; a reader that looks all
+producers that never stop; a resident loader beside the loads; SIGKILL of drivers, executors, workers,
+brokers, the resident loader and Airflow's task processes at random moments, also of brokers whose disk is
+gone with them, and whose place another takes later or never; one in ten reads of the tasks cut off or failed;
+speculation; publications in between; a reader that looks at the loads, the table and its branch `live` all
 the time. Then power cuts. At the end the warehouse is compared with what the producers were told.
 
 Most loads run one after the other in one Spark application, because starting one takes most of the time that
@@ -36,9 +37,10 @@ from tests.trials.faultload.place import Place, topics_file
 from tests.trials.faultload.power import PowerCuts
 from tests.trials.faultload.produced import Ledger, Traffic
 from tests.trials.faultload.report import Report
+from tests.trials.faultload.resident import ResidentLoader
 from tests.trials.faultload.runs import Application, Commands, Failed, Runs, Way
 from tests.trials.faultload.waiting import shim, who_waits
-from tests.trials.faultload.watch import Problem, Reader, Topic, published_rows
+from tests.trials.faultload.watch import Problem, Reader, Topic, table_rows
 
 COMMAND_EVERY, PUBLISH_EVERY, READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
 """Loads between two by a command, two publications, two reads by Spark, two new topics."""
@@ -55,6 +57,7 @@ class FaultLoad:
     def __init__(
         self,
         place: Place,
+        resident: ResidentLoader,
         saboteur: Saboteur,
         report: Report,
         limits: StepLimits,
@@ -64,6 +67,7 @@ class FaultLoad:
         self.limits = limits
         self._runs = Runs(saboteur, report.say)
         self._place, self._report, self._wanted, self._chance = place, report, loads, chance
+        self._resident = resident
         self._least = max(1, loads // 10)
         """Kills of each kind, at least."""
         self.kills, self._ledger = saboteur.kills, Ledger()
@@ -110,6 +114,7 @@ class FaultLoad:
             number += 1
             with self.limits.step(f"load {number}, with what follows it", LOAD_S):
                 self._one_load(number)
+            self._resident.check()
             if reader.problem is not None:
                 raise Problem(reader.problem)
             if airflow.problem is not None:
@@ -149,6 +154,7 @@ class FaultLoad:
         self._place.replace_brokers()  # as many as the topic is to have replicas
         name = self._place.add_topic(partitions=self._chance.randint(2, 4))
         topics_file(self._place)
+        self._resident.restart()
         self._report.say(f"topic {name} is new")
 
     def _read_with_spark(self) -> None:
@@ -168,6 +174,7 @@ class FaultLoad:
         airflow.stop()
         for each in traffic:
             each.stop()
+        self._resident.stop()
         self._runs.load(self._commands, self._place.topics, None)
         for topic in self._place.topics:
             self._runs.publish(self._commands, topic, None)
@@ -176,6 +183,8 @@ class FaultLoad:
     def _check(self, reader: Reader, airflow: Airflow, traffic: list[Traffic]) -> None:
         if reader.problem is not None:
             raise Problem(reader.problem)
+        if not reader.live_looks:
+            raise Failed("the reader has never seen branch live")
         for problem in (airflow.problem, *(each.problem for each in traffic)):
             if problem is not None:
                 raise Failed(problem)
@@ -188,8 +197,10 @@ class FaultLoad:
             read = Topic(warehouse, topic, self._ledger)
             read.look(self._chance)
             loads = read.seen
-            if loads != published_rows(warehouse / CATALOG, topic):
-                raise Problem(f"the table of {topic} does not hold the rows of the loads")
+            branches = table_rows(warehouse / CATALOG, topic)
+            for branch in ("main", "live"):
+                if branch not in branches or branches[branch].sequences != loads:
+                    raise Problem(f"branch {branch} of {topic} does not hold the rows of the loads")
             found = {instance: sequences for (instance, _), sequences in loads.items()}
             for instance, sequences in self._ledger.acknowledged(topic).items():
                 lost += len(sequences - found.get(instance, set()))
@@ -211,6 +222,7 @@ class FaultLoad:
         say(f"in the warehouse: {loads} loads of {len(reader.topics)} topics")
         say(f"reads of tasks: {reads.total()}, {bad} failed ({reads['c']} cut, {reads['f']} with the task)")
         say(f"speculative tasks: {self._place.speculative_tasks()}; looks of the reader: {reader.looks}")
+        say(f"looks at branch live: {reader.live_looks}; starts of its loader: {self._resident.starts}")
         say(f"runs of Airflow: {airflow.runs}; drivers of the long application: {self._application.starts}")
         say("kills: " + ", ".join(f"{kind} {self.kills.done[kind]}" for kind in KINDS))
 
@@ -230,9 +242,9 @@ class Run:
             report.say(f"seed {self._seed}, everything is in {self._folder}", stays=True)
             with limits.step("the start of ZooKeeper, brokers, registry and Spark", START_S):
                 place = self._place = Place(self._folder)
-            run = FaultLoad(
-                place, Saboteur(place, Kills(report.say), chance), report, limits, self._loads, chance
-            )
+            resident = ResidentLoader(place)
+            saboteur = Saboteur(place, resident.kill, Kills(report.say), chance)
+            run = FaultLoad(place, resident, saboteur, report, limits, self._loads, chance)
             cuts = PowerCuts(place, chance, report.say)  # its topic is there before a broker is gone for good
             run.run()
             for number in range(1, self._cuts + 1):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.trials.faultload.place import Place
 
-KINDS = ("driver", "executor", "worker", "broker", "broker with its disk", "airflow task")
+KINDS = ("driver", "executor", "worker", "broker", "broker with its disk", "resident loader", "airflow task")
 Strike = Callable[[], str | None]
 """Kills something; what it was, or None when there was nothing to kill."""
 
@@ -54,7 +54,7 @@ class Kills:
 class Saboteur:
     """Strikes once while something runs, at a moment drawn from the time such things take."""
 
-    def __init__(self, place: Place, kills: Kills, chance: random.Random) -> None:
+    def __init__(self, place: Place, kill_loader: Strike, kills: Kills, chance: random.Random) -> None:
         self._place, self.kills, self._chance = place, kills, chance
         self._drivers: Callable[[], Mapping[str, int]] = dict
         self._pool = ThreadPoolExecutor(1, "saboteur")
@@ -64,6 +64,7 @@ class Saboteur:
             "worker": self._worker,
             "broker": self._broker,
             "broker with its disk": self._broker_with_its_disk,
+            "resident loader": kill_loader,
         }
 
     @contextmanager

@@ -11,14 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.layout import CATALOG, load_path, read_load
 from millrace_warehouse.history.manifest import encode, sealed
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.publish.live import follow
 from millrace_warehouse.storage import open_storage
 from tests.published import warehouse
 from tests.trials.faultload.produced import Ledger
-from tests.trials.faultload.watch import Problem, Topic, files_of, published_rows
+from tests.trials.faultload.watch import Problem, Topic, files_of, published_rows, table_rows
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, event, filled_log, load_run
 
 HOURS = [f"2015-05-17T{hour}" for hour in (10, 11, 12, 13)]
@@ -66,6 +68,31 @@ def test_a_row_that_is_in_the_table_twice_is_seen(tmp_path: Path) -> None:
         scene.publish(*HOURS)
     with pytest.raises(Problem, match="table of PageView: sequence 7 of instance 1 on web1 is there twice"):
         published_rows(tmp_path / CATALOG, TOPIC)
+
+
+def test_a_load_that_branch_live_does_not_show_whole_is_seen(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    reader = reader_of(tmp_path, log)
+    reader.look(random.Random(1))
+    with warehouse(tmp_path) as scene:
+        follow(Context(storage=scene.storage, catalog=scene.catalog), scene.stored, on=True)
+    live = table_rows(tmp_path / CATALOG, TOPIC)["live"]
+    assert live.sequences == {(INSTANCE, SERVER): set(range(180))}
+    reader.compare(live)
+    live.by_load[1] -= 1
+    with pytest.raises(Problem, match="branch live of PageView shows 179 of 180 rows of load 1"):
+        reader.compare(live)
+
+
+def test_a_row_of_branch_live_that_nobody_has_produced_is_seen(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    with warehouse(tmp_path) as scene:
+        follow(Context(storage=scene.storage, catalog=scene.catalog), scene.stored, on=True)
+    reader = Topic(tmp_path, TOPIC, ledger_of(log, missing=3))
+    with pytest.raises(Problem, match="branch live of PageView: nobody has produced sequence 177"):
+        reader.compare(table_rows(tmp_path / CATALOG, TOPIC)["live"])
 
 
 def first_file(folder: Path) -> Path:

@@ -9,6 +9,7 @@ import pytest
 
 from tests import postgres
 from tests.kill_rounds import kill_rounds
+from tests.live_rounds import live_rounds
 from tests.support import ROUNDS
 
 
@@ -35,3 +36,15 @@ def test_each_row_is_in_history_and_in_the_table_once_whoever_is_killed(tmp_path
     warehouse = tmp_path / "w"
     warehouse.mkdir()
     kill_rounds(str(warehouse), catalog, ROUNDS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "catalog", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+def test_every_look_at_branch_live_shows_each_row_once_whoever_is_killed(
+    tmp_path: Path, catalog: str
+) -> None:
+    warehouse = tmp_path / "w"
+    warehouse.mkdir()
+    live_rounds(str(warehouse), catalog, ROUNDS)

@@ -1,10 +1,10 @@
-"""Random histories of a table with branch `live`: every offset once in every look, `main` a part of it."""
+"""Random histories of a table with branch `live`, whose commits meet faults: every offset is shown once."""
 
 from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from millrace_warehouse.publish.live import Live, Tail
 from tests.loaded import Rows, write_files
 from tests.published import TOPIC, Warehouse, warehouse
 from tests.support import ROUNDS
+from tests.unit.warehouse.publish.test_faults import FAULTS, faulty
 
 HOURS = [f"2015-05-17T{hour:02d}" for hour in range(10, 16)]
 STEPS = 40
@@ -37,8 +38,15 @@ class History:
         self.left = 0
         """End of the tail that a loader has left behind, of which some may be shown."""
 
+        self.faults: list[str | None] = []
+        """Answers of the catalog to the next commits; None is a good one."""
+
     def live(self) -> Live:
         return Live(Context(storage=self.w.storage, catalog=self.w.catalog), self.w.stored)
+
+    def answers(self) -> Iterator[str | None]:
+        while True:
+            yield self.faults.pop() if self.faults else None
 
     def some_rows(self) -> Rows:
         return {hour: self.dice.randint(1, 4) for hour in self.dice.sample(HOURS, 2)}
@@ -131,9 +139,12 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS * 2))
-def test_every_offset_is_once_in_every_look(seed: int, tmp_path: Path) -> None:
+def test_every_offset_is_once_in_every_look(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with warehouse(tmp_path / "w") as w:
         history = History(w, seed)
+        faulty(monkeypatch, w.catalog, history.answers())
         history.load()
         history.live().follow(on=True)
         done = list[str]()
@@ -142,7 +153,9 @@ def test_every_offset_is_once_in_every_look(seed: int, tmp_path: Path) -> None:
             act()
             done.append(act.__name__)
             if history.dice.random() < 0.8:
+                history.faults = history.dice.choices([None, *FAULTS], k=2)
                 history.live().follow(history.tail)
+                history.faults = []
                 history.check(f"seed {seed}: {', '.join(done)}")
         w.publish()
         history.live().follow()
