@@ -88,6 +88,7 @@ def _with_a_tail(w: Warehouse) -> None:
 
 
 def seen(*, live: int, main: int) -> Seen:
+    """Return the first offsets, so many in each branch."""
     return Seen([*range(live)], [*range(main)])
 
 
