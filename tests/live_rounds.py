@@ -140,6 +140,7 @@ def observe(site: Site, looks: int = LOOKS) -> None:
 
 
 def look(site: Site) -> None:
+    """Look at the branches once."""
     observe(site, 1)
 
 

@@ -25,7 +25,7 @@ from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.schemas import pinned
 from millrace_warehouse.publish.catalog import load_table, table_identifier
 from millrace_warehouse.publish.committer import LIVE
-from millrace_warehouse.publish.live import Live, Tail
+from millrace_warehouse.publish.live import Live, Tail, switch_off
 from tests.loaded import write_files
 from tests.published import TOPIC, Warehouse, warehouse
 from tests.support import child
@@ -88,6 +88,7 @@ def _with_a_tail(w: Warehouse) -> None:
 
 
 def seen(*, live: int, main: int) -> Seen:
+    """Return the first offsets, so many in each branch."""
     return Seen([*range(live)], [*range(main)])
 
 
@@ -107,6 +108,12 @@ SCENES = {
     ),
     "a tail withdrawn": Scene(
         _with_a_tail, lambda w: live(w).follow(dropped=ATTEMPT), seen(live=7, main=3), seen(live=5, main=3)
+    ),
+    "the branch switched off": Scene(
+        _with_a_tail,
+        lambda w: switch_off(Context(storage=w.storage, catalog=w.catalog), w.stored),
+        seen(live=7, main=3),
+        seen(live=0, main=3),
     ),
 }
 
