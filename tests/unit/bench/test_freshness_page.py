@@ -15,7 +15,9 @@ OURS = Measured(
     peak_rss=150_000_000,
     latencies={"pyiceberg": [3.0] * 990 + [12.5] * 10 + [14.0], "DuckDB": [4.0, 6.0, 9.0]},
 )
-PEER = Measured(title="Spark", rows=1000, cpu_s=2.0, peak_rss=900_000_000, latencies={"DuckDB": [7.0]})
+PEER = Measured(
+    title="Spark", rows=1000, cpu_s=2.0, compiler_s=0.25, peak_rss=900_000_000, latencies={"DuckDB": [7.0]}
+)
 
 
 def test_missed_levels_come_first_and_each_writer_has_its_figures() -> None:
@@ -31,8 +33,8 @@ def test_missed_levels_come_first_and_each_writer_has_its_figures() -> None:
     assert "- *dc1 → pyiceberg, p99* is 25% above its level." in page
     assert "| Millrace | pyiceberg | 1,001 | 3.00 | 12.50 | 14.00 |" in page
     assert "| Spark | DuckDB | 1 | 7.00 | 7.00 | 7.00 |" in page
-    assert "| Millrace | 1,000 | 500 | 750 | 150 |" in page
-    assert "| Spark | 1,000 | 2,000 | 2,000 | 900 |" in page
+    assert "| Millrace | 1,000 | 500 | 0 | 750 | 150 |" in page
+    assert "| Spark | 1,000 | 2,000 | 250 | 2,000 | 900 |" in page
 
 
 def test_a_peer_that_cannot_run_is_named_and_has_no_figures() -> None:
