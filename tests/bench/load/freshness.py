@@ -62,10 +62,10 @@ does not have. An event's time begins when it was due and ends when the row is i
 stall anywhere counts. The run fails if a reader lacks an event of a window or has one twice.
 
 *CPU* is the CPU time of the writer with all its processes in the windows, for a million rows. At this rate
-most of it is the fixed cost of an interval: do not multiply it for a larger topic. *With its end* adds the time
-from SIGTERM on. Millrace then makes a load, as every 5 minutes: it writes the rows of its small files again,
-one file for each hour. Spark's small files stay as they are. The JVM's compiler does less in a stream that runs
-for hours, and Spark's heap may grow to 4 GB.
+most of it is the fixed cost of an interval: do not multiply it for a larger topic. *With its end* adds the
+time from SIGTERM on. Millrace then makes a load, as every 5 minutes: it writes the rows of its small files
+again, one file for each hour. Spark's small files stay as they are. The JVM's compiler does less in a stream
+that runs for hours, and Spark's heap may grow to 4 GB.
 
 Spark stands for the Iceberg sink of Kafka Connect: Maven Central has no runtime bundle of it, and it needs
 transactions, which Millrace's brokers refuse.
@@ -116,13 +116,14 @@ def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything started is ended
     plan = Plan(rate=options.rate, every_s=options.every, seconds=options.seconds, rounds=options.rounds)
-    busy, began = machine.busy_share(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    run = conditions(" ".join(sys.argv[1:]), began, machine.busy_share())
     with tempfile.TemporaryDirectory(prefix="bench-freshness-", ignore_cleanup_errors=True) as name:
         try:
             found = measure(Path(name), plan)
         except LatencyFailed as failure:
             sys.exit(str(failure))
-    text = f"{conditions(' '.join(sys.argv[1:]), began, busy)}\n\n{report(found)}"
+    text = f"{run}\n\n{report(found)}"
     if options.page:
         about = ABOUT.format(rate=plan.rate, every_s=plan.every_s, seconds=plan.seconds, rounds=plan.rounds)
         write_half(PAGE, "freshness", f"{about}\n{text}")
