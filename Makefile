@@ -111,9 +111,10 @@ fault-restore: setup ## Every store put back from an older copy: noticed, nothin
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
-bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
+bench-load: setup .cache/readers/.installed ## Loads, fresh rows and mirrors beside Spark and MirrorMaker 2: docs/benchmarks.md (40 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 	$(if $(ONLY)$(CELLS),,$(BIN)/python -m tests.bench.load.latency $(if $(QUICK),--quick))
+	$(if $(ONLY)$(CELLS)$(QUICK),,$(BIN)/python -m tests.bench.load.freshness --page)
 
 bench-audit: setup ## What the audit costs a producer, a reader and the auditor, and its page: docs/benchmarks.md (2 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))

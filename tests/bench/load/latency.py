@@ -185,8 +185,8 @@ def _levels(found: Mapping[str, Any]) -> Iterator[Level]:
 
 def measure(folder: Path, plan: Plan) -> dict[str, Any]:
     """Percentiles in seconds of both ways, and what each load took."""
-    with _topology(folder) as place, ExitStack() as stack:
-        stream = stack.enter_context(_Stream(place, plan.rate))
+    with topology(folder) as place, ExitStack() as stack:
+        stream = stack.enter_context(Stream(place, plan.rate))
         seen = stack.enter_context(_Watcher(place))
         wait_until("the stream arrives", lambda: seen.latencies, timeout_s=60)
         time.sleep(plan.settle_s)
@@ -220,7 +220,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
     """Addresses and folders of the topology."""
 
     dc1: str
@@ -230,7 +230,8 @@ class _Place:
 
 
 @contextmanager
-def _topology(folder: Path) -> Iterator[_Place]:
+def topology(folder: Path) -> Iterator[Place]:
+    """Start dc1, the aggregate cluster that mirrors it, and the services of both."""
     ports = {name: free_port() for name in ("zookeeper", "registry", "auditor", "dc1", "offline")}
     config = folder / "up.toml"
     config.write_text(_UP.format(data=folder / "up", topic=TOPIC, partitions=PARTITIONS, **ports))
@@ -240,7 +241,7 @@ def _topology(folder: Path) -> Iterator[_Place]:
         wait_until("millrace up is ready", lambda: _is_up(up), timeout_s=60)
         with SchemaRegistryClient(registry) as client:
             client.register(TOPIC, json.loads(SCHEMA.read_text()))
-        yield _Place(
+        yield Place(
             dc1=f"127.0.0.1:{ports['dc1']}",
             offline=f"127.0.0.1:{ports['offline']}",
             registry=registry,
@@ -258,16 +259,16 @@ def _is_up(up: Process) -> bool:
     return any(line.startswith("ready: ") for line in list(up.lines))
 
 
-class _Stream:
+class Stream:
     """Sends an event every 1/rate s from a thread; its time is when it was due."""
 
-    def __init__(self, place: _Place, rate: int) -> None:
+    def __init__(self, place: Place, rate: int) -> None:
         self._place, self._rate = place, rate
         self.sent = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="steady stream", daemon=True)
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Stream:
         self._thread.start()
         return self
 
@@ -297,7 +298,7 @@ class _Stream:
 class _Watcher:
     """Reads the aggregate cluster from a thread: seconds from an event's time to when it was seen."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
         self.latencies: list[tuple[float, float]] = []
         """(when it was made, how long it took)."""
@@ -358,7 +359,7 @@ class _Load:
         return found
 
 
-def _phases(place: _Place, plan: Plan, seen: _Watcher) -> tuple[list[float], list[float], list[_Load]]:
+def _phases(place: Place, plan: Plan, seen: _Watcher) -> tuple[list[float], list[float], list[_Load]]:
     """Events alone, then with loads."""
     began = time.time()
     time.sleep(plan.alone_s)
@@ -369,7 +370,7 @@ def _phases(place: _Place, plan: Plan, seen: _Watcher) -> tuple[list[float], lis
     return seen.between(began, loads_began), seen.between(loads_began, ended), loads
 
 
-def _load_at(when: float, place: _Place) -> _Load:
+def _load_at(when: float, place: Place) -> _Load:
     """Start a load at that time, and wait for it."""
     time.sleep(max(when - time.time(), 0))
     topic = place.warehouse / TOPIC

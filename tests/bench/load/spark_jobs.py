@@ -32,6 +32,8 @@ class Task:
     hours: Sequence[str]
     """Hours that the topic holds, such as `2015-05-17T08`; for `publish`."""
     out: str
+    every_s: float = 0
+    """From one trigger of a stream to the next; for `spark_stream`."""
 
 
 def millrace(spark: SparkSession, task: Task) -> None:
@@ -53,24 +55,31 @@ def millrace_table(spark: SparkSession, task: Task) -> None:
     publish_one(request, task.topic, lambda line: None)
 
 
-def _decoded(spark: SparkSession, task: Task) -> DataFrame:
-    """Spark's Kafka source, and from_avro behind the five bytes of the schema id."""
+def _from_kafka(task: Task) -> dict[str, str]:
+    """Options of Spark's Kafka source."""
+    return {
+        "kafka.bootstrap.servers": task.bootstrap,
+        "subscribe": task.topic,
+        "startingOffsets": "earliest",
+        "kafka.fetch.max.bytes": str(FETCH_BYTES),
+        "kafka.max.partition.fetch.bytes": str(FETCH_BYTES),
+        "kafka.receive.buffer.bytes": str(1 << 20),
+        "kafka.max.poll.records": "10000",
+    }
+
+
+def _topic_now(spark: SparkSession, task: Task) -> DataFrame:
+    """Everything that the topic has now."""
+    source = spark.read.format("kafka").options(**_from_kafka(task), endingOffsets="latest").load()
+    return _decoded(source, task)
+
+
+def _decoded(messages: DataFrame, task: Task) -> DataFrame:
+    """Decode with from_avro behind the five bytes of the schema id."""
     from pyspark.sql import functions
     from pyspark.sql.avro.functions import from_avro
 
-    source = spark.read.format("kafka").options(
-        **{
-            "kafka.bootstrap.servers": task.bootstrap,
-            "subscribe": task.topic,
-            "startingOffsets": "earliest",
-            "endingOffsets": "latest",
-            "kafka.fetch.max.bytes": str(FETCH_BYTES),
-            "kafka.max.partition.fetch.bytes": str(FETCH_BYTES),
-            "kafka.receive.buffer.bytes": str(1 << 20),
-            "kafka.max.poll.records": "10000",
-        }
-    )
-    decoded = source.load().select(
+    decoded = messages.select(
         from_avro(functions.expr("substring(value, 6)"), task.schema).alias("event"),
         functions.col("partition").alias("_topic_partition"),
         functions.col("offset").alias("_offset"),
@@ -88,7 +97,7 @@ def spark_kafka(spark: SparkSession, task: Task) -> None:
     from pyspark.sql import functions
 
     times = {"date": functions.to_date("_time"), "hour": functions.hour("_time")}
-    rows = _decoded(spark, task).withColumns(times)
+    rows = _topic_now(spark, task).withColumns(times)
     for key, value in {
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -108,14 +117,29 @@ def spark_iceberg(spark: SparkSession, task: Task) -> None:
         ".warehouse": task.out,
     }.items():
         spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
-    rows, table = _decoded(spark, task), f"{catalog}.bench.page_views"
-    # Every task writes all hours at once: no shuffle, no sorting.
+    rows, table = _topic_now(spark, task), f"{catalog}.bench.page_views"
+    _create(spark, table, rows)
+    rows.writeTo(table).option("fanout-enabled", "true").append()
+
+
+def _create(spark: SparkSession, table: str, rows: DataFrame) -> None:
+    """Create an Iceberg table by hour; every task writes all hours at once: no shuffle, no sorting."""
     properties = "'write.parquet.compression-codec' = 'zstd', 'write.distribution-mode' = 'none'"
     spark.sql(
         f"CREATE TABLE {table} ({rows.schema.toDDL()}) USING iceberg PARTITIONED BY (hours(_time))"
         f" TBLPROPERTIES ({properties})"
     )
-    rows.writeTo(table).option("fanout-enabled", "true").append()
+
+
+def spark_stream(spark: SparkSession, task: Task) -> None:
+    """Append to a new Iceberg table of catalog `millrace` until the process is ended."""
+    rows = _decoded(spark.readStream.format("kafka").options(**_from_kafka(task)).load(), task)
+    table = f"millrace.millrace.{task.topic}"
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS millrace.millrace")
+    _create(spark, table, rows)
+    stream = rows.writeStream.trigger(processingTime=f"{task.every_s:g} seconds")
+    options = {"fanout-enabled": "true", "checkpointLocation": task.out}
+    stream.format("iceberg").options(**options).toTable(table).awaitTermination()
 
 
 WAYS: Mapping[str, Callable[[SparkSession, Task], None]] = {
@@ -123,6 +147,7 @@ WAYS: Mapping[str, Callable[[SparkSession, Task], None]] = {
     "millrace-table": millrace_table,
     "spark-kafka": spark_kafka,
     "spark-iceberg": spark_iceberg,
+    "spark-stream": spark_stream,
 }
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from millrace.zookeeper.embedded import find_java
 from millrace_spark.jobs.submit import FAST_START
+from millrace_warehouse.history.layout import CATALOG
+from millrace_warehouse.publish.catalog import NAMESPACE
 from tests.bench.broker.system import Missing, missing_without_jars
 from tests.bench.load.spark_jobs import Task
 from tests.peers import maven
+from tests.readers.engines import POM
 from tests.readers.engines import PYTHON as READERS
 from tests.support import REPOSITORY
 
@@ -22,6 +25,8 @@ SPARK_JARS = tuple(
     Path(maven.__file__).with_name(f"{name}.pom.xml") for name in ("spark-kafka", "spark-avro")
 )
 ICEBERG_JARS = (Path(maven.__file__).with_name("spark-iceberg.pom.xml"),)
+SQLITE_JARS = (POM,)
+"""Iceberg's runtime again, and the driver of its catalog in a SQLite file."""
 JOBS = Path(__file__).with_name("spark_jobs.py")
 _CONFS = {
     "spark.ui.enabled": "false",
@@ -83,8 +88,31 @@ def confs(way: Way) -> dict[str, str]:
     if not way.python.exists():
         raise Missing(f"{way.python} is not there: run `make test-readers` once")
     with missing_without_jars():
-        jars = [str(jar) for pom in way.jars for jar in sorted(maven.jars(pom).iterdir())]
-    return {**_CONFS, **way.confs, **({"spark.jars": ",".join(jars)} if jars else {})}
+        jars = {jar.name: str(jar) for pom in way.jars for jar in sorted(maven.jars(pom).iterdir())}
+    return {**_CONFS, **way.confs, **({"spark.jars": ",".join(jars.values())} if jars else {})}
+
+
+def streaming(warehouse: Path) -> Way:
+    """Return the way that appends a topic to a table all the time, with a catalog in a SQLite file."""
+    return Way(
+        name="spark-stream",
+        title="Spark's streaming append to Iceberg",
+        job="spark-stream",
+        confs={**_SPARK, **sqlite_catalog(warehouse)},
+        jars=(*ICEBERG_JARS, *SQLITE_JARS),
+        python=READERS,
+    )
+
+
+def sqlite_catalog(warehouse: Path) -> dict[str, str]:
+    """Return Spark's settings of catalog `millrace` in a local warehouse's SQLite file."""
+    settings = {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "jdbc",
+        ".uri": f"jdbc:sqlite:{warehouse / CATALOG}",
+        ".warehouse": f"file://{warehouse}",
+    }
+    return {f"spark.sql.catalog.{NAMESPACE}{key}": value for key, value in settings.items()}
 
 
 def once(way: Way, task: Task, folder: Path) -> list[str]:
