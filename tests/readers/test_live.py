@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
-from millrace_warehouse.publish.committer import LIVE, live_files
+from millrace_warehouse.publish.committer import LIVE, branch_files
 from millrace_warehouse.publish.live import Live
 from millrace_warehouse.storage import open_storage
 from tests.published import Warehouse, warehouse
@@ -196,8 +196,8 @@ def test_no_act_of_another_program_loses_a_file_and_follow_makes_the_branch_whol
     assert files <= set(live.data_files())
     assert table.properties["gc.enabled"] == "false"
     if case.main == MAIN:
-        in_live = {file.file_path for file in live_files(table, branch=LIVE)}
-        assert {file.file_path for file in live_files(table)} <= in_live, "a compaction of main reaches it"
+        in_live = {file.file_path for file in branch_files(table, branch=LIVE)}
+        assert {file.file_path for file in branch_files(table)} <= in_live, "a compaction of main reaches it"
     else:
         with pytest.raises(MillraceError, match="--rebuild"):
             live.publish(H12)

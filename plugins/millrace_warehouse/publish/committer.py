@@ -518,7 +518,7 @@ def _old_snapshots(table: Table, head_only: bool) -> list[int]:
     return [id_ for id_ in line[SNAPSHOTS - 1 :] if id_ not in named]
 
 
-def live_files(
+def branch_files(
     table: Table, hours: Collection[str] | None = None, branch: str = MAIN_BRANCH
 ) -> Iterator[DataFile]:
     """Yield the entries of the data files in a branch, of all hours or of the given hours."""
@@ -549,6 +549,6 @@ def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int |
 def head_files(table: Table, hours: Collection[str] | None = None) -> dict[str, list[DataFile]]:
     """Map each hour that has data files to their entries, for all hours or the given hours."""
     files: dict[str, list[DataFile]] = {}
-    for file in live_files(table, hours):
+    for file in branch_files(table, hours):
         files.setdefault(hour_of(file.partition[0]), []).append(file)
     return files

@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, publications_from
 from millrace_warehouse.history.schemas import TableSchema, read_schema
-from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
+from millrace_warehouse.publish.committer import TableChange, branch_files, commit, head_files
 from millrace_warehouse.publish.layouts import LayoutIds, TableLayouts
 from millrace_warehouse.publish.live import follow
 from millrace_warehouse.publish.rewriting import Rewriting
@@ -256,7 +256,7 @@ def _replaced(
 
     def attempt() -> bool:
         table = _table(context, topic)
-        live = {file.file_path for file in live_files(table)}
+        live = {file.file_path for file in branch_files(table)}
         if live.issuperset(file.file_path for file in new):
             return True
         stale = context.clock() - begun > STALE_S

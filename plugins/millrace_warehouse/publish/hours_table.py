@@ -45,7 +45,7 @@ from millrace_warehouse.publish.catalog import (
     load_table,
     table_identifier,
 )
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import TableChange, branch_files, commit
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.races import retried
 
@@ -105,7 +105,7 @@ def drop_if_gone(catalog: Catalog, topic: str) -> None:
     """Drop the table of hours if its metadata or a manifest is missing, to rebuild it from publications."""
     try:
         hours = load_table(catalog, hours_identifier(topic))
-        for _ in live_files(hours) if hours is not None else ():
+        for _ in branch_files(hours) if hours is not None else ():
             pass
     except TableFileGone:
         drop_table(catalog, hours_identifier(topic))
@@ -159,7 +159,7 @@ def _append(table: Table, rows: list[dict[str, Any]], number: int) -> None:
     new = pa.Table.from_pylist(rows, schema_to_pyarrow(table.schema()))
     small: list[DataFile] = []
     if _files(table) >= FILES:
-        small = list(live_files(table))
+        small = list(branch_files(table))
         new = pa.concat_tables([table.scan().to_arrow().cast(new.schema), new])
     written = list(_dataframe_to_data_files(table.metadata, new, table.io)) if new.num_rows else []
     for file in written:

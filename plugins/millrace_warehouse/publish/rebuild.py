@@ -50,7 +50,7 @@ from millrace_warehouse.history.schemas import TableSchema, read_schema
 from millrace_warehouse.iceberg_layout import partition_types
 from millrace_warehouse.publish import table as tables
 from millrace_warehouse.publish.catalog import TableFileGone, drop_table, table_identifier
-from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.publish.committer import branch_files
 from millrace_warehouse.publish.contents import (
     RowsByLoad,
     count_loads,
@@ -206,7 +206,7 @@ def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[Ic
     table = None
     try:
         table = tables.find_table(context.catalog, topic.name)
-        return table, list(live_files(table)) if table is not None else []
+        return table, list(branch_files(table)) if table is not None else []
     except TableFileGone:
         if not layout.load_numbers(topic):
             raise

@@ -30,7 +30,7 @@ from millrace_warehouse.history.manifest import LoadManifest, Publication, encod
 from millrace_warehouse.history.schemas import read_schema, schema_numbers
 from millrace_warehouse.iceberg_layout import partition_spec
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
-from millrace_warehouse.publish.committer import LayoutChange, TableChange, commit, live_files
+from millrace_warehouse.publish.committer import LayoutChange, TableChange, branch_files, commit
 from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
 from millrace_warehouse.races import Conflict
 
@@ -284,7 +284,7 @@ def counted_rows(table: Table, branch: str = MAIN_BRANCH) -> tuple[int, int]:
     deletes = int(totals.get("total-delete-files", "0"))
     if "total-records" in totals:
         return int(totals["total-records"]), deletes
-    return sum(file.record_count for file in live_files(table, branch=branch)), deletes
+    return sum(file.record_count for file in branch_files(table, branch=branch)), deletes
 
 
 def properties_of(publication: Publication, path: str) -> dict[str, str]:

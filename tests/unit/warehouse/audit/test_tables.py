@@ -32,7 +32,7 @@ from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.publish.committer import branch_files
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.requests import Compact
 from millrace_warehouse.storage import open_storage
@@ -115,12 +115,12 @@ def test_a_table_of_several_layouts_is_told_as_one(scene: Scene) -> None:
     with_layout(scene.mended.topic, now, ["header.server", "bucket(2, header.sequence)"], ["url DESC"])
     scene.load(*(START + n for n in range(2, 8)), START + HOUR + 1)
     scene.publish()
-    assert {len(file.partition) for file in live_files(scene.iceberg)} == {1, 3}
+    assert {len(file.partition) for file in branch_files(scene.iceberg)} == {1, 3}
     assert scene.tell() == {H10: 8, H11: 2}
     context = Context(storage=scene.storage, catalog=scene.catalog)
     request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
     assert compact_topic(context, request, TOPIC).hours
-    assert {len(file.partition) for file in live_files(scene.iceberg)} == {3}
+    assert {len(file.partition) for file in branch_files(scene.iceberg)} == {3}
     assert scene.tell() == {H10: 8, H11: 2}
 
 

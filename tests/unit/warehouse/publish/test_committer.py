@@ -10,7 +10,7 @@ from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import Table
 
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.publish.committer import head_files, live_files
+from millrace_warehouse.publish.committer import branch_files, head_files
 from tests.published import Warehouse, warehouse
 
 HOURS = [f"2015-05-{day:02d}T{hour:02d}" for day in (17, 18) for hour in range(24)]
@@ -100,4 +100,4 @@ def test_files_of_hours_are_found_in_those_manifests_that_may_have_them(
         found = head_files(table, hours)
         assert {hour: len(files) for hour, files in found.items()} == {h: 1 for h in hours if h != HOURS[40]}
         assert len(read) == most
-    assert len(list(live_files(table))) == 32
+    assert len(list(branch_files(table))) == 32

@@ -15,7 +15,7 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Folder, Topic, read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import TableChange, branch_files, commit
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
@@ -70,7 +70,7 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     assert before is not None
     read_again(storage, TOPIC, 2, {H10: 2, H12: 4})
     publish()
-    files = {file.file_path for file in live_files(table_of(catalog))}
+    files = {file.file_path for file in branch_files(table_of(catalog))}
     table_of(catalog).manage_snapshots().rollback_to_snapshot(before).commit()
     problems = problems_of(storage, catalog)
     assert any("was rolled back" in problem for problem in problems)
@@ -80,7 +80,7 @@ def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
     ):
         publish()
     publish(rebuild=True)
-    assert {file.file_path for file in live_files(table_of(catalog))} == files
+    assert {file.file_path for file in branch_files(table_of(catalog))} == files
     assert problems_of(storage, catalog) == []
 
 
@@ -102,7 +102,7 @@ def test_inserted_rows_are_named_and_taken_out_by_a_rebuild(
     storage: Storage, catalog: Catalog, publish: Publish
 ) -> None:
     table = table_of(catalog)
-    [theirs] = [file for file in live_files(table) if file.record_count == 3]
+    [theirs] = [file for file in branch_files(table) if file.record_count == 3]
     copy = f"{Folder.COMPACTED.path(TOPIC)}/theirs.parquet"
     storage.put(copy, table.io.new_input(theirs.file_path).open())  # type: ignore[arg-type]
     theirs[1] = storage.uri(copy)
@@ -160,10 +160,10 @@ def test_a_compaction_by_others_is_no_change_and_a_rebuild_keeps_its_files(
     storage: Storage, catalog: Catalog, publish: Publish
 ) -> None:
     compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
-    files = {file.file_path for file in live_files(table_of(catalog))}
+    files = {file.file_path for file in branch_files(table_of(catalog))}
     assert not publish().published
     publish(rebuild=True)
-    assert {file.file_path for file in live_files(table_of(catalog))} == files
+    assert {file.file_path for file in branch_files(table_of(catalog))} == files
 
 
 def test_a_dropped_table_is_named_and_rebuilt(storage: Storage, catalog: Catalog, publish: Publish) -> None:
@@ -257,7 +257,7 @@ def test_a_rebuild_does_not_take_a_file_for_lost_because_the_storage_does_not_an
         patched.setattr(LocalStorage, "read", read)
         with pytest.raises(MillraceError, match="does not answer"):
             publish(rebuild=True)
-    assert {file.file_path.partition("/PageView/")[2][:9] for file in live_files(table_of(catalog))} >= {
+    assert {file.file_path.partition("/PageView/")[2][:9] for file in branch_files(table_of(catalog))} >= {
         "compacted"
     }
 
@@ -385,4 +385,4 @@ def test_the_table_of_hours_stays_in_few_files(
         load(storage, TOPIC, {H10: 1})
         publish()
     assert len(hours_of(catalog)) == 4 + 8
-    assert len(list(live_files(catalog.load_table(hours_identifier(TOPIC))))) <= 5
+    assert len(list(branch_files(catalog.load_table(hours_identifier(TOPIC))))) <= 5
