@@ -25,8 +25,8 @@ from millrace.records import iter_records
 from millrace_warehouse.commands.following import LiveBranch
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.load.resident import SEAL_S, Resident
+from millrace_warehouse.publish.branch_commit import LIVE, head_of
 from millrace_warehouse.publish.catalog import load_table, table_identifier
-from millrace_warehouse.publish.committer import LIVE, head_of
 from millrace_warehouse.publish.live import SHOWN
 from tests import kill_rounds
 from tests.kill_rounds import ERROR, TOPIC, Site, Workers, compact, publish

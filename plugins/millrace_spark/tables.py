@@ -52,8 +52,8 @@ from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.types import DataType
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.catalog import connect
-from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.readers import open_live, open_table
 from millrace_warehouse.storage import open_storage
 

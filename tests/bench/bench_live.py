@@ -24,7 +24,7 @@ from millrace_warehouse.history.manifest import DataFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import pinned
 from millrace_warehouse.load.attempt import new_attempt
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import Live, Tail
 from tests.bench.bench_scale import FEW, GROWTH, TURNS, Loads, footer, hour, publish, show, timed
 from tests.published import TOPIC, Warehouse, warehouse

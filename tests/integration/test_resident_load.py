@@ -14,8 +14,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.storage import open_storage
 from tests.jobs import descendants
 from tests.support import Process, run_millrace, run_python, wait_until

@@ -17,7 +17,8 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
-from millrace_warehouse.publish.committer import LIVE, branch_files
+from millrace_warehouse.publish.branch_commit import LIVE
+from millrace_warehouse.publish.committer import branch_files
 from millrace_warehouse.publish.live import Live
 from millrace_warehouse.storage import open_storage
 from tests.published import Warehouse, warehouse

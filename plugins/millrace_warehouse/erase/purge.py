@@ -27,7 +27,8 @@ from millrace_warehouse.history.manifest import LoadManifest, PreviousPublicatio
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
-from millrace_warehouse.publish.committer import LIVE, TableChange, commit
+from millrace_warehouse.publish.branch_commit import LIVE
+from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.publish.expire import METADATA_S, STALE_S
 from millrace_warehouse.publish.live import Live
 from millrace_warehouse.publish.table import find_table, make_table

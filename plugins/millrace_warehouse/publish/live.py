@@ -44,15 +44,9 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.manifest import LoadManifest, Publication
+from millrace_warehouse.publish.branch_commit import LIVE, BranchCommit, LayoutChange, head_of
 from millrace_warehouse.publish.catalog import connect, first_line, reading
-from millrace_warehouse.publish.committer import (
-    LIVE,
-    BranchCommit,
-    LayoutChange,
-    TableChange,
-    commit,
-    head_of,
-)
+from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.table import (

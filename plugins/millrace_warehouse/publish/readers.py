@@ -22,7 +22,7 @@ from pyiceberg.table.snapshots import Snapshot
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import Topic, load_numbers, read_checked
 from millrace_warehouse.history.manifest import Publication
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import is_on, lag_s
 from millrace_warehouse.publish.table import PATH, counted_rows, find_table
 from millrace_warehouse.storage.interface import Storage

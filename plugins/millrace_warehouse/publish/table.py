@@ -29,8 +29,9 @@ from millrace_warehouse.history.ledger import add_to_ledger, read_entry
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
 from millrace_warehouse.history.schemas import read_schema, schema_numbers
 from millrace_warehouse.iceberg_layout import partition_spec
+from millrace_warehouse.publish.branch_commit import LayoutChange
 from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
-from millrace_warehouse.publish.committer import LayoutChange, TableChange, branch_files, commit
+from millrace_warehouse.publish.committer import TableChange, branch_files, commit
 from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
 from millrace_warehouse.races import Conflict
 

@@ -21,7 +21,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Progress, quiet
 from millrace_warehouse.history import layout
-from millrace_warehouse.publish.committer import LIVE, head_of
+from millrace_warehouse.publish.branch_commit import LIVE, head_of
 from millrace_warehouse.publish.live import is_on, wrong_files
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.interface import Storage

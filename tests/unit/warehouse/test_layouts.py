@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.history.schemas import TableSchema, pinned, promote, with_layout
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import Live
 from tests.loaded import pin_first
 from tests.unit.warehouse.erase.scene import (

@@ -25,7 +25,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.commands.following import LiveBranch
 from millrace_warehouse.load import resident as resident_module
 from millrace_warehouse.load.resident import Resident
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.without_pandas import keep_pandas_out
 from tests.published import Warehouse, warehouse

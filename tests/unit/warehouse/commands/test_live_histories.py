@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from millrace_warehouse.commands.following import LiveBranch
 from millrace_warehouse.load.open_load import OpenLoad
 from millrace_warehouse.load.resident import Answer
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.table import PATH, find_table
 from tests.published import Warehouse, warehouse
 from tests.support import ROUNDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace_warehouse.context import Context
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import Live
 from tests.unit.warehouse.erase.scene import MEMBER, TEN, Scene, holding
 

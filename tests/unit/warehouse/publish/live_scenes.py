@@ -23,8 +23,8 @@ from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.schemas import pinned
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.catalog import load_table, table_identifier
-from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.live import Live, Tail, switch_off
 from tests.loaded import write_files
 from tests.published import TOPIC, Warehouse, warehouse

@@ -17,8 +17,8 @@ from pyiceberg.table.snapshots import Operation
 from millrace_audit.answer import Changes, LoadHour
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.manifest import HourVerdict, LoadManifest
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.catalog import connect
-from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.gate import Judgement
 from millrace_warehouse.publish.live import Live
 from millrace_warehouse.storage import open_storage

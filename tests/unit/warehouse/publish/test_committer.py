@@ -30,8 +30,8 @@ def entries(table: Table) -> dict[str, ManifestEntry]:
 
 @pytest.fixture
 def w(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr("millrace_warehouse.publish.committer.MANIFEST_FILES", 8)
-    monkeypatch.setattr("millrace_warehouse.publish.committer.SMALL_MANIFESTS", 3)
+    monkeypatch.setattr("millrace_warehouse.publish.branch_commit.MANIFEST_FILES", 8)
+    monkeypatch.setattr("millrace_warehouse.publish.branch_commit.SMALL_MANIFESTS", 3)
     with warehouse(tmp_path / "w") as w:
         yield w
 

@@ -11,8 +11,8 @@ from pyiceberg.table import Table
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.catalog import CatalogError
-from millrace_warehouse.publish.committer import LIVE
 from millrace_warehouse.publish.live import Live, switch_off
 from tests.loaded import AVRO, offsets, pin
 from tests.published import TOPIC, Warehouse, warehouse

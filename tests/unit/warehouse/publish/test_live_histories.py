@@ -16,7 +16,7 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.schemas import pinned
 from millrace_warehouse.load.attempt import new_attempt
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import Live, Tail
 from tests.loaded import Rows, write_files
 from tests.published import TOPIC, Warehouse, warehouse

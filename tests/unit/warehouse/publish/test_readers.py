@@ -14,7 +14,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.commands.publishing import tables
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import loads_after
-from millrace_warehouse.publish.committer import LIVE
+from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.live import Live, Tail
