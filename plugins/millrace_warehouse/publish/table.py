@@ -34,6 +34,7 @@ from millrace_warehouse.publish.catalog import create_table, load_table, table_i
 from millrace_warehouse.publish.committer import TableChange, branch_files, commit
 from millrace_warehouse.publish.layouts import TableLayouts, is_partitioned_by
 from millrace_warehouse.races import Conflict
+from millrace_warehouse.table_layout import NO_LAYOUT
 
 FORMAT = "millrace.format"
 TOPIC = "millrace.topic"
@@ -337,8 +338,9 @@ def _layout_change(topic: layout.Topic, table: Table, schema: int, layouts: Tabl
 
     Between two layouts, the default sort order may be another program's.
     """
-    before = int(table.properties.get(SCHEMA, "1"))
-    if before == schema or read_schema(topic, before).layout == read_schema(topic, schema).layout:
+    before = table.properties.get(SCHEMA)  # None before the first publication: then it has hours alone
+    had = read_schema(topic, int(before)).layout if before else NO_LAYOUT
+    if had == read_schema(topic, schema).layout:
         return LayoutChange(specs=layouts.new_specs, orders=layouts.new_orders)
     ids = layouts.ids(schema)
     return LayoutChange(

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType
 from millrace.errors import MillraceError
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic
-from millrace_warehouse.history.schemas import TableSchema, pinned, promote, with_layout
+from millrace_warehouse.history.schemas import TableSchema, first_schema, pin, pinned, promote, with_layout
 from millrace_warehouse.publish.branch_commit import LIVE
 from millrace_warehouse.publish.live import Live
 from tests.loaded import pin_first
@@ -104,6 +104,20 @@ def test_a_first_load_writes_a_file_for_each_partition_and_readers_skip_the_othe
     assert {task.file.partition[1] for task in found.plan_files()} == {BUCKET(7)}
     assert found.to_arrow()["memberId"].to_pylist() == [7]
     assert s.members() == sorted([*range(40), None], key=str)
+    assert s.problems(rows=True) == []
+
+
+def test_the_first_schema_may_have_a_layout(s: Scene) -> None:
+    first = first_schema(s.stored, WITH_MEMBER, MEMBERS)
+    assert pin(s.stored, with_layout(s.stored, first, [BUCKETS], ["url"], is_first=True))
+    send(s, *range(8))
+    published(s)
+    assert [str(field.transform) for field in s.table.spec().fields] == ["hour", "bucket[4]"]
+    assert len(s.table.sort_order().fields) == 1
+    assert set(check_files(s)) == {1}
+    assert s.problems(rows=True) == []
+    send(s, 9, hour=1)
+    published(s, ELEVEN)
     assert s.problems(rows=True) == []
 
 
