@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from py4j.protocol import Py4JError
 
 from millrace.errors import MillraceError
+from millrace.printing import say
 from millrace_spark.jobs.load import on_executors
 from millrace_warehouse.commands.following import Engine, follow_topics, ready_line, serve_numbers
 from millrace_warehouse.commands.steps import to_stderr
@@ -41,7 +41,7 @@ def follow_until_stopped(spark: SparkContext, request: Load) -> list[str]:
     threading.Thread(target=_set_by, args=(request.stop_pipe, stop), name="stop", daemon=True).start()
     to_stderr("follow")("started")
     numbers = serve_numbers(request)
-    print(ready_line(request), file=sys.stderr, flush=True)
+    say(ready_line(request), err=True)
     failed = follow_topics(request, stop, numbers, _report, engine_on(spark, stop))
     if _is_stopped(spark):
         raise MillraceError("Spark has stopped the application: see the job's output, then start it again")
@@ -82,9 +82,7 @@ def _set_by(pipe: str, stop: threading.Event) -> None:
 
 
 def _report(made: LoadResult) -> None:
-    # One write: topics share the stream.
-    sys.stdout.write(f"{json.dumps({'part': dataclasses.asdict(made)})}\n")
-    sys.stdout.flush()
+    say(json.dumps({"part": dataclasses.asdict(made)}))
 
 
 def _is_stopped(spark: SparkContext) -> bool:
