@@ -467,7 +467,7 @@ def test_a_batch_may_begin_and_end_at_a_time(spark: SparkSession, world: World, 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"subscribe": "no-such-topic"}, "no such topic"),
+        ({"subscribe": "no-such-topic"}, "topic .no-such-topic. does not exist"),
         ({"startingOffset": "latest"}, "did you mean 'startingOffsets'"),
         ({"endingOffsets": '{"raw": {"0": 999999999}}'}, "before endingOffsets"),
     ],
