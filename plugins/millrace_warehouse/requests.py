@@ -98,6 +98,9 @@ CATALOG = (
     "--catalog NAME",
     "Iceberg catalog of pyiceberg's configuration; a local warehouse has its own catalog.",
 )
+ACCESS = "--access FILE", "Show metrics only to users with a token in this file (`millrace access`)."
+CERTIFICATE = "--certificate FILE", "Serve metrics by HTTPS with this PEM file."
+KEY = "--key FILE", "Key of the certificate, if it is in another file; mode 0600."
 CUT_BYTES = 64 << 20
 """Log bytes per task."""
 
@@ -202,15 +205,9 @@ class Load:
         "With --follow: address on which to serve /metrics for Prometheus, and /healthz.",
         default="",
     )
-    access_file: str = option(
-        "--access FILE",
-        "Show metrics only to users with a token in this file (`millrace access`).",
-        default="",
-    )
-    certificate: str = option("--certificate FILE", "Serve metrics by HTTPS with this PEM file.", default="")
-    key: str = option(
-        "--key FILE", "Key of the certificate, if it is in another file; mode 0600.", default=""
-    )
+    access_file: str = option(*ACCESS, default="")
+    certificate: str = option(*CERTIFICATE, default="")
+    key: str = option(*KEY, default="")
     cut_bytes: int = CUT_BYTES
     stop_pipe: str = ""
     """Named pipe in which a resident job finds a byte, or its end, when it must stop."""
@@ -465,15 +462,9 @@ class AuditWarehouse:
         "Address on which to serve /metrics for Prometheus, and /healthz.",
         default="",
     )
-    access: str = option(
-        "--access FILE",
-        "Show metrics only to users with a token in this file (`millrace access`).",
-        default="",
-    )
-    certificate: str = option("--certificate FILE", "Serve metrics by HTTPS with this PEM file.", default="")
-    key: str = option(
-        "--key FILE", "Key of the certificate, if it is in another file; mode 0600.", default=""
-    )
+    access: str = option(*ACCESS, default="")
+    certificate: str = option(*CERTIFICATE, default="")
+    key: str = option(*KEY, default="")
     catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",

@@ -52,7 +52,7 @@ def shown(warehouse: Path, topic: str) -> list[tuple[int, int]]:
 
 
 def loads_in(process: Process) -> list[dict[str, Any]]:
-    """What the process has printed of each load that it made."""
+    """Printed results of the loads that the process has made."""
     return [json.loads(line) for line in process.lines if line.startswith("{")]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -110,7 +111,7 @@ class LayoutChange:
             yield AssertDefaultSortOrderId.model_validate(default)
 
 
-class BranchCommit:
+class BranchCommit(ABC):
     """One commit of a branch, tried until it is made or refused. A subclass decides what it changes."""
 
     branch = MAIN_BRANCH
@@ -139,29 +140,29 @@ class BranchCommit:
         except FileNotFoundError as error:
             raise Conflict(f"a manifest is gone ({first_line(error)})") from error
 
+    @abstractmethod
     def write(self) -> Sequence[ManifestFile]:
         """Write the new manifests. Return all manifests of the snapshot, in the order of its list.
 
         New manifests have no sequence number yet.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def summary(self, parent: Snapshot | None) -> Summary:
         """Return the summary of the snapshot, given the branch's head."""
-        raise NotImplementedError
 
     def retention(self, table: Table) -> Mapping[str, Any]:
         """Return the settings of the branch's reference: those that it has, or nothing for a new branch."""
         ref = table.metadata.refs.get(self.branch)
         return ref.model_dump(by_alias=True, exclude={"snapshot_ref_type"}) if ref is not None else {}
 
+    @abstractmethod
     def forgets(self, table: Table) -> Sequence[int]:
         """Return the snapshots that the commit removes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def asserts(self, table: Table) -> Collection[str]:
         """Return the branches and tags whose heads must not move until the commit is made."""
-        raise NotImplementedError
 
     def make(self) -> Table:
         what = f"branch {self.branch} of {'.'.join(self.table.name())} took no commit"

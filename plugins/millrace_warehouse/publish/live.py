@@ -24,8 +24,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from pyiceberg.manifest import DataFile, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -59,6 +60,8 @@ from millrace_warehouse.publish.table import (
     missing_columns,
 )
 from millrace_warehouse.races import Conflict, retried
+
+S = TypeVar("S")
 
 ON = "millrace.live"
 TAIL = "millrace.tail"
@@ -123,7 +126,7 @@ class _Shown:
         """Return what the branch's head shows, or None without a head, or when another program made it."""
         head = table.metadata.snapshot_by_name(LIVE)
         text = head.summary[SHOWN] if head is not None and head.summary is not None else None
-        return cls(**json.loads(text)) if text else None
+        return _parsed(text, cls)
 
 
 @dataclass(slots=True)
@@ -132,6 +135,14 @@ class _Part:
 
     keeps: bool = False
     added: list[DataFile] = field(default_factory=list)
+
+
+def _parsed(text: str | None, cls: type[S]) -> S | None:
+    """Return a state that a commit of the branch wrote, or None for a text that no commit wrote."""
+    try:
+        return msgspec.json.decode(text, type=cls) if text else None
+    except msgspec.DecodeError:
+        return None
 
 
 def is_on(table: Table) -> bool:
@@ -306,8 +317,7 @@ class Live:
         self, table: Table, shown: _Shown | None, load: int, tail: Tail | None, dropped: str
     ) -> tuple[Tail | None, ShownTail | None]:
         """Return the given tail if the branch is to show it, and the tail that stays or that it continues."""
-        text = table.properties.get(TAIL)
-        there = ShownTail(**json.loads(text)) if text else None
+        there = _parsed(table.properties.get(TAIL), ShownTail)
         if there is not None and (shown is None or shown.attempt != there.attempt):
             there = None  # another program has changed the branch
         if there is not None and (there.load != load or there.attempt == dropped):
@@ -324,7 +334,7 @@ class _History:
     """The state of a topic's loads and of its table's newest publication."""
 
     now: _Shown
-    """What a branch made from them shows, without a tail."""
+    """State of a branch that is made from them, without a tail."""
     record: Publication | None
     editions: Mapping[int, int]
 

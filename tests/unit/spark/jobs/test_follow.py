@@ -1,4 +1,4 @@
-"""What a resident application makes of Spark's errors. The texts are those of PySpark 4.1 and 4.0."""
+"""Spark's errors in a resident application. The texts are those of PySpark 4.1 and 4.0."""
 
 from __future__ import annotations
 

@@ -176,6 +176,18 @@ def test_the_branch_gets_the_columns_of_a_promotion_before_main(w: Warehouse) ->
     assert w.problems(rows=True) == []
 
 
+@pytest.mark.parametrize(
+    "text", ["x", "[]", '{"load": 2}', '{"load": 2, "attempt": "a", "ends": 1, "until": "x"}']
+)
+def test_a_property_that_another_program_wrote_is_no_tail(w: Warehouse, text: str) -> None:
+    w.load({NINE: 3})
+    live(w).follow(on=True)
+    w.table.transaction().set_properties({"millrace.tail": text}).commit_transaction()
+    w.load({TEN: 2})
+    assert w.publish(NINE).notes == []
+    assert live_offsets(w.table) == [0, 1, 2, 3, 4]
+
+
 def test_few_snapshots_and_manifests_are_kept_after_many_loads(w: Warehouse) -> None:
     w.load({NINE: 1})
     w.publish(NINE)
