@@ -194,6 +194,7 @@ class Partition:
             self.truncated = self.start.next_offset
         # The epoch of the log's remaining part is unknown until the next read.
         self.start = self.cursor = Cursor(min(end, self.start.next_offset))
+        self.shortest = None
         if self.copied_through is not None:
             self.copied_through = min(self.copied_through, self.end)
         self._clear()

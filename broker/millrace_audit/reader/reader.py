@@ -23,9 +23,10 @@ from millrace.client.fetcher import log_was_cut
 from millrace.client.runs import OffsetRules
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, TopicAlreadyExists
+from millrace.records import Cursor
 from millrace.records.topic_partition import TopicPartition
 from millrace.topics_file import TopicPolicies
-from millrace.wire.fetch import FetchedPartition
+from millrace.wire.fetch import FetchedPartition, Parting
 from millrace.zookeeper.session import Session
 from millrace_audit.reader import coverage
 from millrace_audit.reader.brokers import Brokers
@@ -310,6 +311,7 @@ class AuditReader(TierReader):
             earliest = self._brokers.earliest(leader, new)
             latest = self._brokers.latest(leader, named)
             written = latest if self._rules.byte_positions else self._brokers.written(leader, named)
+            self._find_cuts(leader, named, latest)
         except CannotRead as error:
             for partition in partitions:
                 self._stick(partition, error)
@@ -332,6 +334,27 @@ class AuditReader(TierReader):
                     self._free(partition)
             except CannotRead as error:
                 self._stick(partition, error)
+
+    def _find_cuts(
+        self,
+        leader: int,
+        named: Mapping[TopicPartition, Partition],
+        latest: Mapping[TopicPartition, int | CannotRead],
+    ) -> None:
+        """Continue where logs that are shorter than counted were cut back, as far as their epochs show it.
+
+        Their ends do not show it: after the cut they may have grown, by other messages.
+        """
+        short = [
+            (name, Cursor(end, epoch=partition.cursor.epoch))
+            for name, partition in named.items()
+            if isinstance(end := latest.get(name), int) and end < partition.end
+        ]
+        for first in range(0, len(short), _PARTITIONS_PER_FETCH):
+            asked = dict(short[first : first + _PARTITIONS_PER_FETCH])
+            for name, part in self._brokers.fetch(leader, asked).items():
+                if part.parting is not None:
+                    self._follow_cut(named[name], part.parting)
 
     def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
         """Return the ends; for copies in an Apache Kafka at most the offset up to which their origin is
@@ -413,11 +436,7 @@ class AuditReader(TierReader):
 
     def _count(self, partition: Partition, fetched: FetchedPartition) -> None:
         if fetched.parting is not None:
-            name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
-            logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
-            partition.truncate(fetched.parting.end)
-            if partition.truncated is not None:
-                self._report_truncated(partition)
+            self._follow_cut(partition, fetched.parting)
             return
         try:
             counter = self._counters[fingerprint_of(partition.topic, self._config.policies)]
@@ -428,6 +447,13 @@ class AuditReader(TierReader):
             self._free(partition)
         except CannotRead as error:
             self._stick(partition, error)
+
+    def _follow_cut(self, partition: Partition, parting: Parting) -> None:
+        name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
+        logger.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, parting))
+        partition.truncate(parting.end)
+        if partition.truncated is not None:
+            self._report_truncated(partition)
 
     def _stick(self, partition: Partition, error: CannotRead) -> None:
         if partition.stick(str(error)):

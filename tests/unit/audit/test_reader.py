@@ -490,6 +490,28 @@ def test_a_log_that_was_cut_and_has_grown_is_said_to_be_before_it_is_counted_aga
     assert not beat.truncated
 
 
+def test_a_log_that_was_cut_and_has_grown_but_is_still_shorter_is_counted_again_from_where_it_was_cut(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    """Counting from its end would miss that the offsets below hold other messages."""
+    for value in (b"plain", b"gone", b"gone", b"gone"):
+        cluster.append(Message(0, None, value))
+    reading.count_once()
+    cluster.news()
+    del cluster.log[1:]
+    cluster.end, cluster.parting = 1, Parting(0, 1)
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    assert Cursor(3, epoch=0) in cluster.asked, "an offset that the log has, so that it compares the epoch"
+    cut, again, beat = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert [(log.counted, log.end) for log in cut.truncated] == [(4, 1)]
+    assert isinstance(again, Count)
+    assert (count(again), again.expired.pairs()) == ((1, 3, 2), [])
+    assert isinstance(beat, Heartbeat)
+    assert not beat.unreadable
+
+
 def test_a_log_that_was_cut_and_grew_while_no_reader_ran_is_noticed_by_the_next_reader(
     cluster: Cluster, reading: AuditReader
 ) -> None:
