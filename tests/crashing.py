@@ -28,12 +28,18 @@ def exit_at(wanted: str) -> Callable[[str], None]:
     return progress
 
 
-def cut_off(folder: Path, step: str, verb: str) -> None:
-    """Run `compact` or `expire` of `tests.published` in a process of its own that ends itself at a step."""
-    process = _PROCESSES.Process(target=_run, args=(folder, step, verb))
+def exit_code(work: Callable[..., object], *arguments: object) -> int:
+    """Exit code of the work, done in a process of its own, which is no fork of one with threads."""
+    process = _PROCESSES.Process(target=work, args=arguments)
     process.start()
     process.join(120)
-    assert process.exitcode == KILLED
+    assert process.exitcode is not None, f"{work} goes on"
+    return process.exitcode
+
+
+def cut_off(folder: Path, step: str, verb: str) -> None:
+    """Run `compact` or `expire` of `tests.published` in a process of its own that ends itself at a step."""
+    assert exit_code(_run, folder, step, verb) == KILLED
 
 
 def _run(folder: Path, step: str, verb: str) -> None:

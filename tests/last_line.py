@@ -29,8 +29,8 @@ class LastLine:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Decide on the line, and let a run that left something out fail."""
-        if exitstatus != pytest.ExitCode.OK:
-            return
+        if exitstatus != pytest.ExitCode.OK or hasattr(session.config, "workerinput"):
+            return  # of a run in several processes, only the one that starts the others knows all
         counts = f"ran={len(self._ran)} skipped={len(self._skipped)}"
         if not self._skipped:
             self._line = f"{self._name} OK: {counts}"

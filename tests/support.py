@@ -6,6 +6,7 @@ Nothing here knows what a test wants to show; it only starts, awaits, kills and 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def child(work: Callable[[], object]) -> int:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)
         os._exit(0)
+    with open(os.pidfd_open(pid), "rb") as ended:
+        if not select.select([ended], [], [], START_S)[0]:
+            os.kill(pid, signal.SIGKILL)  # a lock that another thread held at the fork stays locked in the child
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

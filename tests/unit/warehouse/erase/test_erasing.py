@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from millrace_warehouse.history.manifest import ErasedRows, LoadManifest, encode
 from millrace_warehouse.publish import publisher
 from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.verify.check import TopicReport
+from tests.crashing import KILLED, exit_at, exit_code
 from tests.unit.warehouse.erase import scene as scenes
 from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, NAME, OTHER, TEN, TWELVE, Scene, holding
 from tests.unit.warehouse.memory_log import TOPIC
@@ -51,6 +51,11 @@ def assert_gone(scene: Scene) -> TopicReport:
     report = scene.verify(rows=True)
     assert report.problems == []
     return report
+
+
+def erase_and_die(folder: Path, step: str) -> None:
+    for scene in scenes.scene(folder):
+        scene.erase(id="4711", rejected=True, progress=exit_at(step))
 
 
 def test_published_rows_leave_the_table_the_files_and_every_bound(scene: Scene) -> None:
@@ -323,20 +328,7 @@ def test_an_erasure_that_is_killed_at_any_step_goes_on(tmp_path: Path, step: str
         scene.load_new()
         if published:
             scene.publish(TEN, ELEVEN)
-    pid = os.fork()
-    if pid == 0:
-        name, _, number = step.partition(":")
-        left = [int(number or 1)]
-
-        def die(reached: str) -> None:
-            left[0] -= reached == name
-            if not left[0]:
-                os._exit(9)
-
-        for scene in scenes.scene(tmp_path / "w"):
-            scene.erase(id="4711", rejected=True, progress=die)
-        os._exit(0)
-    os.waitpid(pid, 0)
+    assert exit_code(erase_and_die, tmp_path / "w", step) in (0, KILLED)
     for scene in scenes.scene(tmp_path / "w"):
         scene.erase(id="4711", rejected=True)
         scene.publish(TEN, ELEVEN, TWELVE)
