@@ -62,7 +62,7 @@ def child(work: Callable[[], object]) -> int:
         os._exit(0)
     with open(os.pidfd_open(pid), "rb") as ended:
         if not select.select([ended], [], [], START_S)[0]:
-            os.kill(pid, signal.SIGKILL)  # a lock that another thread held at the fork stays locked in the child
+            os.kill(pid, signal.SIGKILL)  # locks that other threads held at the fork stay locked there
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
