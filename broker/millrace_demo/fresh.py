@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.errors import no_topic
 from millrace.errors import MillraceError
 from millrace.process import start_child
 from millrace_demo.table import live_rows, metadata_location
@@ -21,6 +23,8 @@ from millrace_demo.up import Endpoints
 TOPIC = "PageView"
 """Topic whose fresh rows are shown. The brokers mirror it, so that it needs no task of the DAG."""
 EVERY = "1s"
+TOPIC_S = 60.0
+"""Time in seconds in which the mirror must create the topic."""
 STOP_S = 120.0
 """Time in seconds in which the loader must make its last load."""
 
@@ -29,8 +33,9 @@ STOP_S = 120.0
 def resident_loader(endpoints: Endpoints, scratch: Path, message_format: str) -> Iterator[None]:
     """Run a resident loader of TOPIC for the block, and let it make a load of what it has read at the end.
 
-    Raise MillraceError if it fails.
+    Raise MillraceError if it fails, or if the aggregate cluster does not get the topic.
     """
+    _await_topic(endpoints)
     command = [sys.executable, "-m", "millrace.cli", "load", TOPIC, "--follow", "--live", "--every", EVERY]
     command += ["--warehouse", str(scratch / "warehouse"), "--format", message_format]
     command += ["--bootstrap", endpoints.bootstraps[endpoints.aggregate]]
@@ -51,6 +56,16 @@ def resident_loader(endpoints: Endpoints, scratch: Path, message_format: str) ->
             raise MillraceError(f"the resident loader failed: see {log}")
     finally:
         loader.kill()
+
+
+def _await_topic(endpoints: Endpoints) -> None:
+    """Wait until the aggregate cluster has TOPIC: your own MirrorMaker 2 creates it only after a while."""
+    bootstrap, deadline = endpoints.bootstraps[endpoints.aggregate], time.monotonic() + TOPIC_S
+    with ClusterClient(bootstrap, security=endpoints.client("loads")) as client:
+        while not client.names_there(TOPIC):
+            if time.monotonic() > deadline:
+                raise no_topic(TOPIC, bootstrap)
+            time.sleep(0.2)
 
 
 def rows_once_shown(warehouse: Path, expected: int, within_s: float) -> tuple[int, str, float]:
