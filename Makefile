@@ -48,7 +48,7 @@ up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 	$(BIN)/millrace up
 
 compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
-	$(BIN)/python -m pytest tests/compat
+	$(BIN)/python -m pytest $(AT_ONCE) tests/compat
 
 jar: mvn ## millrace-audit-VERSION.jar, which audits Java producers, into plugins/java/target (needs Maven)
 	mvn -q -B -ntp -f plugins/java clean package

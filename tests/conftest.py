@@ -56,6 +56,10 @@ LONGEST_FIRST = (
     "tests/integration/test_spark_cluster.py",
     "tests/integration/test_agent.py",
     "tests/unit/wire/test_messages.py",
+    "tests/compat/test_java_interceptor.py",
+    "tests/compat/test_go_audit.py",
+    "tests/compat/test_java_tools.py",
+    "tests/compat/test_demo_on_kafka.py",
 )
 """A file that is long and comes last leaves the other workers without work."""
 WITH_SPARK = frozenset(LONGEST_FIRST[:7])
