@@ -4,8 +4,8 @@ BIN := .venv/bin
 ROUNDS ?= 10
 # Three at a time also on two cores: tests wait more than they compute. The long files come first.
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
-# A test that hangs ends its worker, with the stack of every thread; the other tests go on.
-AT_ONCE += -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+# A test that hangs ends the run, which names it and prints the stack of every thread.
+AT_ONCE += --max-worker-restart 0 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 # The newest of every minor version that pyproject.toml allows, but for the one in .venv.
 PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,) $(if $(REPLICAS),--replicas $(REPLICAS),) $(if $(JSON),--java-services plugins/java/demo/target/jars,)
