@@ -56,6 +56,7 @@ from millrace_warehouse.publish.contents import (
     RowsByLoad,
     count_loads,
     edition_in,
+    has_hour,
     path_in_topic,
     rows_by_load,
     stated_loads,
@@ -172,7 +173,8 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     schemas = [read_schema(topic, number) for number in range(1, state.schema + 1)]
     for each in schemas:
         layouts.ids(each.number)
-    kept = [file for file in head if not _is_replaced(topic.name, state, file)]
+    kept = [file for file in head if table is not None and has_hour(table, file)]
+    kept = [file for file in kept if not _is_replaced(topic.name, state, file)]
     if table is not None and not stays:
         kept = [file for file in kept if layouts.adopted(file, table.metadata) is not None]
     _choose(topic, table, hours, kept, _Compacted(topic, state.through.editions, schemas, layouts))
