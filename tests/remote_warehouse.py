@@ -120,7 +120,7 @@ class RemoteWarehouse:
             reason="a test",
             loads=[load],
         )
-        (edition,) = reload_loads(self.spark.sparkContext, request)
+        (edition,) = reload_loads(self.spark.sparkContext, request).loads
         return edition
 
     def compact(self, topic: str) -> dict[str, Any]:

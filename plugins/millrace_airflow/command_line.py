@@ -23,7 +23,7 @@ COMMANDS = {
     "load": ("bootstrap", "warehouse", "catalog", "run_id", "master"),
     "publish": ("warehouse", "catalog", "run_id"),
     "compact": ("warehouse", "catalog"),
-    "reload": ("bootstrap", "warehouse", "run_id", "master"),
+    "reload": ("bootstrap", "warehouse", "catalog", "run_id", "master"),
     "expire": ("warehouse", "catalog"),
     "mirror-batch": ("bootstrap", "master"),
 }

@@ -323,6 +323,8 @@ class Reload:
     )
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
     """Name of the run. A repeated run of this name skips the loads that it has already read."""
+    catalog: str = option(*CATALOG, default="")
+    """Used for branch `live` only."""
     cut_bytes: int = CUT_BYTES
 
 

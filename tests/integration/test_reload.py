@@ -71,7 +71,7 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         assert registry.register(topic, schema) == next_id
 
     again = Reload(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
-    (result,) = reload_loads(spark.sparkContext, again)
+    (result,) = reload_loads(spark.sparkContext, again).loads
     assert (result.edition, result.rows, result.rejected) == (2, 21, 0)
 
     assert published(tmp_path, topic) == [(TEN, "reload", 11)]

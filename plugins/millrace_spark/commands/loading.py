@@ -191,8 +191,8 @@ def reload(request: Reload, invocation: Invocation) -> None:
     early.check_table(request.warehouse, request.topic, request.loads)
     request = replace(request, policies=policies_of_topics(request.policies, [request.topic]))
     _check_layout(request.policies[request.topic])
-    loads = run_job("reload", request, invocation)
-    invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
+    answer = run_job("reload", request, invocation)
+    invocation.print({"topic": request.topic, **answer}, partial(_show_editions, request))
 
 
 def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
@@ -207,6 +207,8 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
     kinds = ("rows", "tombstones", "rejected")
     numbers = (column for kind in kinds for column in (kind, ("before", f"{kind}_before")))
     show_rows(loads, "load", "edition", *numbers, ("", "message"))
+    for note in answer["notes"]:
+        say(f"note: {note}", err=True)
     command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
     say(f"bring the table up to date with `{command}`")
 

@@ -20,6 +20,7 @@ from millrace_warehouse.commands.load_context import (
     notes_on,
     run_of,
     show_live,
+    show_reloaded,
 )
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.load.load import LoadResult, load_topic
@@ -44,6 +45,14 @@ class TopicFailure:
 
     topic: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadedLoads:
+    """Result of a re-load, and notes on it."""
+
+    loads: Sequence[ReloadResult]
+    notes: Sequence[str]
 
 
 def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
@@ -88,11 +97,12 @@ def on_executors(spark: SparkContext) -> RunTasks:
     return run
 
 
-def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
+def reload_loads(spark: SparkContext, request: Reload) -> ReloadedLoads:
     """Re-load the loads of some hours, or the named loads. Raise MillraceError when there are none."""
     topic = Topic(open_storage(request.warehouse), request.topic)
     loads = request.loads or loads_of(topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
     with load_context(request, "reload", topic, on_executors(spark)) as context:
-        return reload_topic(ReloadRun(context=context, reason=request.reason), request.topic, loads)
+        results = reload_topic(ReloadRun(context=context, reason=request.reason), request.topic, loads)
+    return ReloadedLoads(loads=results, notes=show_reloaded(request, topic))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from millrace.client.cluster_client import LATEST, ClusterClient
-from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
 from millrace.security.client import load_client, of_process
 from millrace_spark.jobs.tasks import in_tasks
@@ -46,12 +45,7 @@ def tasks_of(request: Mirror) -> list[MirrorTask]:
 
 
 def _tasks(request: Mirror, name: str, origin: ClusterClient, target: ClusterClient) -> Iterator[MirrorTask]:
-    try:
-        topic = origin.topic(name)
-    except UnknownTopicOrPartition:
-        raise MillraceError(
-            f"topic {name!r} does not exist on {request.origin_bootstrap}: check its name"
-        ) from None
+    topic = origin.topic(name)
     ends = origin.list_offsets(name, LATEST, topic.partitions)
     for partition, end in sorted(ends.items()):
         partition_of_origin = Origin(request.origin, name, topic.topic_id, partition)

@@ -26,6 +26,7 @@ from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
+from millrace_warehouse.publish.contents import hour_of_file
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.sequences import (
     HEADER,
@@ -180,7 +181,7 @@ def _hours_of(found: FileRows) -> set[str]:
 def _tasks_by_hour(table: Table) -> dict[str, list[FileScanTask]]:
     hours: defaultdict[str, list[FileScanTask]] = defaultdict(list)
     for task in table.scan().plan_files():
-        hours[hour_of(task.file.partition[0])].append(task)
+        hours[hour_of_file(table, task.file)].append(task)
     return hours
 
 

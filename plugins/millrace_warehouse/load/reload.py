@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import to_apply
 from millrace_warehouse.history.hours import UNFILED
@@ -117,14 +117,11 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     """Raise MillraceError when the topic was recreated, or when the log no longer has offsets of a load."""
     if not manifests:
         return
-    try:
-        topic_id = run.context.client.topic(topic).topic_id.hex
-    except UnknownTopicOrPartition:
-        raise MillraceError(f"topic {topic!r} does not exist on {run.context.client.bootstrap}") from None
-    earliest = run.context.client.list_offsets(topic, EARLIEST)
+    client = run.context.client
+    topic_id = client.topic(topic).topic_id.hex
+    earliest = client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
-        client = run.context.client
         if different := another_log(client, topic_id, manifest) or cut_log(
             client, manifest.topic, manifest.partitions
         ):

@@ -377,9 +377,12 @@ def _is_small(manifest: ManifestFile) -> bool:
 
 
 def partition(file: DataFile) -> int | None:
-    """Return a file's hour as its partition's number, or None for a file without an hour or partition."""
+    """Return a file's hour as its partition's number, or None for a file without an hour or partition.
+
+    In a partition of another program the number may mean something else.
+    """
     hour = file.partition[0] if len(file.partition) else None
-    return None if hour is None else int(hour)
+    return hour if isinstance(hour, int) else None
 
 
 def _by_hour(entry: ManifestEntry) -> int:

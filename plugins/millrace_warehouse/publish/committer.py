@@ -23,9 +23,10 @@ from pyiceberg.table.snapshots import (
 )
 from pyiceberg.types import IntegerType
 
-from millrace_warehouse.history.hours import hour_of, partition_of
+from millrace_warehouse.history.hours import partition_of
 from millrace_warehouse.publish.branch_commit import LIVE, BranchCommit, LayoutChange, existing, partition
 from millrace_warehouse.publish.catalog import reading
+from millrace_warehouse.publish.contents import hour_of_file
 from millrace_warehouse.races import Conflict
 
 SNAPSHOTS = 30
@@ -157,7 +158,7 @@ def branch_files(
             if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
                 continue
             for entry in manifest.fetch_manifest_entry(table.io):
-                if partitions is None or entry.data_file.partition[0] in partitions:
+                if hours is None or hour_of_file(table, entry.data_file) in hours:
                     yield entry.data_file
 
 
@@ -178,5 +179,5 @@ def head_files(table: Table, hours: Collection[str] | None = None) -> dict[str, 
     """Map each hour that has data files to their entries, for all hours or the given hours."""
     files: dict[str, list[DataFile]] = {}
     for file in branch_files(table, hours):
-        files.setdefault(hour_of(file.partition[0]), []).append(file)
+        files.setdefault(hour_of_file(table, file), []).append(file)
     return files

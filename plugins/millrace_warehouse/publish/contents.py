@@ -1,4 +1,4 @@
-"""Contents of a table: its files by their paths in the warehouse, and their rows by load.
+"""Contents of a table: its files by their paths in the warehouse and by hour, and their rows by load.
 
 Reads metadata, and the column `_load` in files with rows of many loads. Changes nothing.
 """
@@ -16,10 +16,12 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
 from pyiceberg.types import LongType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.layout import attempted
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.catalog import reading
@@ -37,6 +39,22 @@ def path_in_topic(uri: str, topic: str) -> str | None:
     # The last such folder: the warehouse itself may lie below folders of these names.
     match = re.fullmatch(rf".*/{re.escape(topic)}/((?:rows|compacted|table|hours)/.*)", uri)
     return match[1] if match else None
+
+
+def has_hour(table: Table, file: DataFile) -> bool:
+    """Return True if a file's partition begins with its hour, as in every file that Millrace writes."""
+    fields = table.specs()[file.spec_id].fields
+    return bool(fields) and isinstance(fields[0].transform, HourTransform)
+
+
+def hour_of_file(table: Table, file: DataFile) -> str:
+    """Return the hour of a table's file. Raise MillraceError for a file in a partition of another kind."""
+    if not has_hour(table, file):
+        raise MillraceError(
+            f"{'.'.join(table.name())} has a file that is not of one hour, {file.file_path}: another program"
+            " has changed the table's partitions; run `millrace publish TOPIC --rebuild`"
+        )
+    return hour_of(file.partition[0])
 
 
 def edition_in(uri: str, topic: str) -> tuple[int, int] | None:

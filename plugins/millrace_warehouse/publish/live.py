@@ -172,15 +172,15 @@ def follow(context: Context, topic: Topic, *, on: bool = False) -> list[str]:
     return []
 
 
-def follow_load(topic: Topic, catalog: str, *, on: bool) -> list[str]:
-    """Switch the branch on and bring it up to date after a load, or switch it off. Return a note if that
-    fails: the load is made, whatever the catalog answers.
+def follow_load(topic: Topic, catalog: str, *, on: bool | None) -> list[str]:
+    """Switch the branch on or off after a load, or with None leave it as the table has it. Bring a branch
+    that is on up to date. Return a note if that fails: the load is made, whatever the catalog answers.
     """
     try:
-        with connect(topic.storage, catalog) as opened:
+        with connect(topic.storage, catalog, create=on is True) as opened:
             context = Context(storage=topic.storage, catalog=opened)
-            if on:
-                return follow(context, topic, on=True)
+            if on is not False:
+                return follow(context, topic, on=on is True)
             switch_off(context, topic)
     except MillraceError as error:
         return [f"{topic}: branch {LIVE} is behind until the next load or publication: {error}"]

@@ -8,7 +8,8 @@ rows come from the files of its loads, and where those have expired, from the fi
 are reported as lost.
 
 An existing table is rebuilt in place: readers see either the old rows or the new ones. A table with delete
-files, with other partitions, or with missing files of its own is dropped, without its data, and recreated.
+files, with other partitions, or with missing files of its own is dropped, without its data, and recreated,
+with branch `live` switched on if it was on.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from millrace_warehouse.publish.contents import (
     RowsByLoad,
     count_loads,
     edition_in,
+    has_hour,
     path_in_topic,
     rows_by_load,
     stated_loads,
@@ -62,6 +64,7 @@ from millrace_warehouse.publish.contents import (
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.hours_table import drop_if_gone
 from millrace_warehouse.publish.layouts import LayoutIds, TableLayouts
+from millrace_warehouse.publish.live import ON, is_on
 from millrace_warehouse.publish.state import TableState
 from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.streams import open_file
@@ -155,7 +158,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     Raise Conflict when another commit to main was faster: read the table again and start over.
     """
     catalog = context.catalog
-    table, head = _table(context, topic)
+    table, head, live = _table(context, topic)
     base, base_path, number = _newest(topic, table)
     if base is not None:  # its run may have died; once it has a successor, later runs do not look at it
         add_to_ledger(topic.storage, base_path, base)
@@ -170,7 +173,8 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
     schemas = [read_schema(topic, number) for number in range(1, state.schema + 1)]
     for each in schemas:
         layouts.ids(each.number)
-    kept = [file for file in head if not _is_replaced(topic.name, state, file)]
+    kept = [file for file in head if table is not None and has_hour(table, file)]
+    kept = [file for file in kept if not _is_replaced(topic.name, state, file)]
     if table is not None and not stays:
         kept = [file for file in kept if layouts.adopted(file, table.metadata) is not None]
     _choose(topic, table, hours, kept, _Compacted(topic, state.through.editions, schemas, layouts))
@@ -179,7 +183,7 @@ def rebuild_table(context: Context, topic: layout.Topic, run_id: str) -> tuple[T
         drop_table(catalog, table_identifier(topic.name))
         table, head = None, []
     if table is None:
-        table = tables.make_table(catalog, topic)
+        table = tables.make_table(catalog, topic, tables.SETTINGS | ({ON: "true"} if live else {}))
     chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
     state.rows = sum(file.record_count for file in chosen.values())
     publication = _new_publication(topic.name, state, run_id, base, base_path, _lost(state, hours))
@@ -197,8 +201,9 @@ def _may_stay(topic: layout.Topic, table: Table) -> bool:
     return not tables.counted_rows(table)[1] and tables.is_partitioned_as_made(topic, table)
 
 
-def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile]]:
-    """Return the topic's table and its files; drop it and return None if metadata or a manifest is missing.
+def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[IcebergDataFile], bool]:
+    """Return the topic's table, its files, and True if its branch `live` is on. Drop a table whose metadata
+    or manifest is missing, and return None in its place.
 
     This happens when the catalog is older than the last expiry, or newer than the folder. The loads and
     publications of a topic are enough to rebuild its table.
@@ -206,14 +211,15 @@ def _table(context: Context, topic: layout.Topic) -> tuple[Table | None, list[Ic
     table = None
     try:
         table = tables.find_table(context.catalog, topic.name)
-        return table, list(branch_files(table)) if table is not None else []
+        files = list(branch_files(table)) if table is not None else []
+        return table, files, table is not None and is_on(table)
     except TableFileGone:
         if not layout.load_numbers(topic):
             raise
         if table is not None and _is_newer(context, topic.name, table):
             raise Conflict("another run has changed the table while it was read") from None
         drop_table(context.catalog, table_identifier(topic.name))
-        return None, []
+        return None, [], table is not None and is_on(table)
 
 
 def _is_newer(context: Context, topic: str, table: Table) -> bool:

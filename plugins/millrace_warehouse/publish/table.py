@@ -11,7 +11,7 @@ publication's own commit sets them. A rollback keeps them, so the rows are count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -106,7 +106,7 @@ def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
     )
 
 
-def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
+def make_table(catalog: Catalog, topic: layout.Topic, settings: Mapping[str, str] = SETTINGS) -> Table:
     """Create the topic's empty table, or return another run's empty table.
 
     Raise Conflict when another run's table has rows already: the rows to add were chosen for an empty table
@@ -120,15 +120,15 @@ def make_table(catalog: Catalog, topic: layout.Topic) -> Table:
     first = read_schema(topic, 1).schema
     columns = Schema(*(_without_fields(field) for field in first.fields))
     identifier = table_identifier(topic.name)
-    settings = {
-        **SETTINGS,
+    properties = {
+        **settings,
         FORMAT: "1",
         TOPIC: topic.name,
         # Files of other programs lie beside the files of `compact`.
         "write.data.path": topic.storage.uri(layout.Folder.COMPACTED.path(topic.name)),
     }
     location = topic.storage.uri(layout.Folder.TABLE.path(topic.name))
-    table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
+    table = create_table(catalog, identifier, columns, partition_spec(columns), location, properties)
     _check_owner(catalog, topic.name, table)
     if table.current_snapshot() is not None:
         raise Conflict(f"another run has just made {'.'.join(identifier)}, and published")

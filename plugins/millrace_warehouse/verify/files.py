@@ -7,7 +7,8 @@ names must exist. Reads each file once, for its SHA-256.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
@@ -15,10 +16,14 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import missed_erasure
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, StoredFile
-from millrace_warehouse.storage import measure
+from millrace_warehouse.load.open_load import TAIL
+from millrace_warehouse.storage import Listed, measure
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
 from millrace_warehouse.verify.publications import Replay
+
+TAIL_S = 2 * 24 * 3600.0
+"""Age in seconds at which files of a tail are noted: a daily `expire` deletes them earlier."""
 
 
 @dataclass(slots=True)
@@ -37,7 +42,8 @@ def check_files(
     """Hash every file of every edition. `named` are the paths in the table's head; None if unknown."""
     checked = CheckedFiles()
     topic = check.topic
-    sizes = {path: file.bytes for path, file in topic.files(layout.Folder.ROWS).items()}
+    present = topic.files(layout.Folder.ROWS)
+    sizes = {path: file.bytes for path, file in present.items()}
     expired = _expired(check)
     stated: set[str] = set()
     for manifest in history.manifests.values():
@@ -64,7 +70,7 @@ def check_files(
             ):
                 check.problem(f"{topic}/{each.path} is missing: restore it from a copy")
     _check_missed_erasures(check, history, sizes.keys())
-    _note_strays(check, history, sizes.keys() - stated)
+    _note_strays(check, history, {path: file for path, file in present.items() if path not in stated})
     return checked
 
 
@@ -134,19 +140,25 @@ def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool
     return part is not None and part.edition == manifest.edition
 
 
-def _note_strays(check: Check, history: History, paths: Collection[str]) -> None:
-    """Note files that no manifest names, except in a running load's folder. Report foreign files."""
-    newest = max(history.editions, default=0)
+def _note_strays(check: Check, history: History, files: Mapping[str, Listed]) -> None:
+    """Note files that no manifest names, except in a running load's folder. Report foreign files.
+
+    A resident loader leaves a tail's files beside each load. They are noted once `expire` should have deleted
+    them.
+    """
+    newest, before = max(history.editions, default=0), time.time() - TAIL_S
     left: dict[str, int] = {}
-    for path in paths:
-        folder = path.split("/")[1]
+    for path, file in files.items():
+        folder, name = path.split("/")[1], path.rpartition("/")[2]
         load, edition = layout.attempted(folder) or (0, 0)
         if not load or path.count("/") != 2:
             check.problem(f"{check.topic}/{path} is not a file of Millrace: move it away")
+        elif name.startswith(TAIL) and file.modified > before:
+            continue
         elif load <= newest and edition <= max(history.editions.get(load, (1,))):
             left[folder] = left.get(folder, 0) + 1
-    for folder, files in left.items():
+    for folder, count in left.items():
         check.note(
-            f"{check.topic}/rows/{folder} has {files} files that no manifest names: `millrace expire` deletes"
+            f"{check.topic}/rows/{folder} has {count} files that no manifest names: `millrace expire` deletes"
             " them"
         )

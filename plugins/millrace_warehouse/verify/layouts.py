@@ -21,9 +21,9 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField
 from pyiceberg.transforms import IdentityTransform
 
 from millrace_warehouse.arranging import Arranger
-from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.iceberg_layout import partition_types
 from millrace_warehouse.projection import project
+from millrace_warehouse.publish.contents import hour_of_file
 from millrace_warehouse.table_layout import PartitionTerm, SortTerm, TableLayout
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.table import Head
@@ -59,7 +59,7 @@ def _sort_term(schema: Schema, field: SortField) -> SortTerm | None:
 
 
 def _check(check: Check, table: Table, file: DataFile, layout: TableLayout) -> None:
-    hour, rows = hour_of(file.partition[0]), _columns(table, file, layout)
+    hour, rows = hour_of_file(table, file), _columns(table, file, layout)
     types = partition_types(table.schema(), layout)
     stated = tuple(
         None if value is None else to_bytes(type_, value).hex()

@@ -29,7 +29,7 @@ from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange, StoredFile
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.rejections import BYTES
-from millrace_warehouse.publish.contents import path_in_topic
+from millrace_warehouse.publish.contents import hour_of_file, path_in_topic
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage import open_file
 from millrace_warehouse.verify.check import Check
@@ -239,7 +239,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
     by_hour: dict[str, list[str]] = {}
     for file in head.files:
         if path_in_topic(file.file_path, check.topic.name) not in whole:
-            by_hour.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
+            by_hour.setdefault(hour_of_file(head.table, file), []).append(file.file_path)
     name = ".".join(head.table.name())
     for hour, uris in sorted(by_hour.items()):
         found: Found = {}

@@ -16,10 +16,15 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
+from millrace_warehouse.publish.contents import (
+    RowsByLoad,
+    count_loads,
+    edition_in,
+    hour_of_file,
+    path_in_topic,
+)
 from millrace_warehouse.publish.table import (
     PATH,
     TableChanged,
@@ -46,7 +51,10 @@ class Head:
 
     @classmethod
     def from_table(cls, table: Table) -> Head:
+        """Read the head. Raise MillraceError for a file that is not of one hour."""
         tasks = list(table.scan().plan_files())
+        for task in tasks:
+            hour_of_file(table, task.file)
         deletes = {delete.file_path for task in tasks for delete in task.delete_files}
         return cls(table, [task.file for task in tasks], len(deletes))
 
@@ -134,7 +142,7 @@ def _count(
     counted: _Counted,
 ) -> None:
     """Add the rows of one file, from its load's manifest or from the column `_load`."""
-    hour, uri = hour_of(file.partition[0]), file.file_path
+    hour, uri = hour_of_file(table, file), file.file_path
     path = path_in_topic(uri, check.topic.name) or uri
     check.progress(path)
     # In a copied warehouse the file exists, but its table still names the original's file.

@@ -24,10 +24,9 @@ from pyiceberg.types import NestedField
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD, OFFSET, TOPIC_PARTITION
 from millrace_warehouse.contents_digest import ContentsDigest
-from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile
 from millrace_warehouse.projection import project
-from millrace_warehouse.publish.contents import path_in_topic
+from millrace_warehouse.publish.contents import hour_of_file, path_in_topic
 from millrace_warehouse.storage import open_file
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
@@ -46,7 +45,7 @@ def check_values(
     copies: dict[str, list[str]] = {}
     for file in head.files:
         if path_in_topic(file.file_path, check.topic.name) not in whole:
-            copies.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
+            copies.setdefault(hour_of_file(table, file), []).append(file.file_path)
     for hour, uris in sorted(copies.items()):
         stored = _stored(hour, history, replay, named, whole)
         if not stored:

@@ -113,7 +113,7 @@ def test_a_spark_master_is_passed_on_to_what_runs_on_spark_and_a_catalog_to_what
         words = command(operator, settings)
         given = {name: words[words.index(name) + 1] for name in ("--master", "--catalog") if name in words}
         on_spark = {"--master": "yarn"} if name in ("load", "reload", "mirror-batch") else {}
-        with_table = {"--catalog": "lake"} if name not in ("reload", "mirror-batch") else {}
+        with_table = {"--catalog": "lake"} if name != "mirror-batch" else {}
         assert given == on_spark | with_table
 
 

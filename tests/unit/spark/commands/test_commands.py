@@ -29,6 +29,7 @@ MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
 
 AGAIN = ["A", *LOAD, "--reason", "a bug"]
+RELOADED: Any = {"loads": [], "notes": []}
 
 
 @pytest.fixture
@@ -319,18 +320,20 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
         "rejected_before": 35,
         "hours": {},
     }
-    submitted["answer"] = [each, {**each, "load": 8, "published": False}]
+    note = "A: branch live is behind"
+    submitted["answer"] = {"loads": [each, {**each, "load": 8, "published": False}], "notes": [note]}
     shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10Z"])
     assert shown.exit_code == 0, shown.output
     assert "0000000007" in shown.stdout
     assert shown.stdout.split("\n")[1].split()[2:8] == ["1,021", "1,020", "34", "0", "0", "35"]
     assert "this run had read it again already" in shown.stdout
     assert "millrace publish A" in shown.stdout
+    assert f"note: {note}" in shown.stderr
     settings = submitted["settings"]
     assert (submitted["job"], settings["hours"], settings["loads"]) == ("reload", ["2015-05-17T10"], ())
     assert (settings["reason"], settings["warehouse"]) == ("a bug", str(Path("w").absolute()))
     shown = CliRunner().invoke(reload, [*AGAIN, "--loads", "7-9", "--run-id", "mine", "--json"])
-    assert json.loads(shown.stdout) == {"topic": "A", "loads": submitted["answer"]}
+    assert json.loads(shown.stdout) == {"topic": "A", **submitted["answer"]}
     assert (submitted["settings"]["loads"], submitted["settings"]["run_id"]) == ([7, 8, 9], "mine")
 
 
@@ -339,8 +342,8 @@ def test_a_job_gets_the_settings_of_expressions_that_match_its_topics(
 ) -> None:
     file = tmp_path / "topics.toml"
     file.write_text("[topics_matching.'A.*']\ntombstones_as_rows = true\n[B]\n")
-    submitted["answer"] = []
     for command, words in ((load, ["A", *LOAD]), (reload, [*AGAIN, "--hour", "2015-05-17T10Z"])):
+        submitted["answer"] = RELOADED if command is reload else []
         CliRunner().invoke(command, [*words, "--topics-file", str(file)], catch_exceptions=False)
         policies = json.loads(json.dumps(submitted.pop("settings")))["policies"]
         assert {topic: policy["tombstones_as_rows"] for topic, policy in policies.items()} == {"A": True}
@@ -352,7 +355,7 @@ def test_a_layout_goes_to_the_job_and_a_wrong_one_is_refused_before_spark_starts
     file, layout = tmp_path / "topics.toml", 'partition = ["bucket(16, memberId)"]\nsort = ["url DESC"]\n'
     commands = (load, ["A", *LOAD]), (reload, [*AGAIN, "--hour", "2015-05-17T10Z"])
     for command, words in commands:
-        submitted["answer"] = []
+        submitted["answer"] = RELOADED if command is reload else []
         file.write_text(f"[A]\n{layout}")
         CliRunner().invoke(command, [*words, "--topics-file", str(file)], catch_exceptions=False)
         policy = json.loads(json.dumps(submitted.pop("settings")))["policies"]["A"]

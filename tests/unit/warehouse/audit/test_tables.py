@@ -155,6 +155,19 @@ def test_what_another_program_makes_of_an_hour_is_told(scene: Scene) -> None:
     assert scene.tell() == {H10: 0, H11: 0}, "an hour without files is told, too"
 
 
+def test_a_table_that_another_program_has_made_without_hours_is_named(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    scene.to_report()
+    rows = scene.iceberg.scan().to_arrow()
+    with scene.iceberg.update_spec() as update:
+        update.remove_field("_time_hour")
+    scene.iceberg.overwrite(rows)
+    with pytest.raises(
+        MillraceError, match=r"has a file that is not of one hour, .* publish TOPIC --rebuild"
+    ):
+        scene.to_report()
+
+
 def test_a_re_load_is_told_of_the_table_once_it_is_published(tmp_path: Path) -> None:
     mended = Mended(tmp_path)
     mended.log.append(0, [event(0, START), event(1, START), moved_event(2, START, START + 2 * HOUR)])

@@ -82,6 +82,14 @@ def test_an_edition_files_its_rows_by_the_bound_of_the_load(scene: Mended) -> No
     assert result.hours == {UNFILED: 1}
 
 
+def test_a_topic_that_the_cluster_does_not_have_is_one_clear_line(scene: Mended) -> None:
+    scene.log.name = "Renamed"
+    with pytest.raises(
+        MillraceError, match=r"^topic 'PageView' does not exist on memory:9092: check its name"
+    ):
+        reload_topic(scene.reload_run(), TOPIC, [1])
+
+
 def test_the_same_run_does_not_read_again_what_it_has_read_and_another_one_does(scene: Mended) -> None:
     reload_topic(scene.reload_run(), TOPIC, [1])
     (again,) = reload_topic(scene.reload_run(), TOPIC, [1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -137,6 +138,32 @@ def test_partitions_of_others_are_named_and_the_table_is_made_again(
     assert [field.name for field in table_of(catalog).spec().fields] == ["_time_hour"]
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
     assert not publish().published
+
+
+@pytest.mark.parametrize("column", [None, "url", "_offset"])
+@pytest.mark.parametrize("changed_back", [False, True])
+def test_rows_of_others_outside_the_partitions_of_hours_are_named_and_rebuilt(
+    storage: Storage, catalog: Catalog, publish: Publish, column: str | None, changed_back: bool
+) -> None:
+    rows = table_of(catalog).scan().to_arrow()
+    with table_of(catalog).update_spec() as update:
+        update.remove_field("_time_hour")
+        if column is not None:
+            update.add_identity(column)
+    table_of(catalog).overwrite(rows)
+    if changed_back:
+        with table_of(catalog).update_spec() as update:
+            if column is not None:
+                update.remove_field(column)
+            update.add_field("_time", "hour", "_time_hour")
+    says = "^millrace.PageView has a file that is not of one hour, .*parquet: another program"
+    (problem,) = problems_of(storage, catalog)
+    assert re.match(says, problem)
+    with pytest.raises(MillraceError, match=says if changed_back else "changed the partitions"):
+        compact_topic(Context(storage=storage, catalog=catalog), Compact(topics=[TOPIC], warehouse=""), TOPIC)
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert problems_of(storage, catalog) == []
 
 
 def test_a_table_whose_drop_was_not_answered_is_made_again(

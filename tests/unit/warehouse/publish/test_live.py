@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -108,6 +108,35 @@ def test_rows_that_another_program_deletes_from_main_stay_in_the_branch(w: Wareh
     w.publish(rebuild=True)
     assert live_offsets(w.table) == list(range(7))
     assert offsets(w.table) == [0, 1, 2, 3, 4]
+    assert w.problems(rows=True) == []
+
+
+def change_partitions(w: Warehouse) -> None:
+    with w.table.update_spec() as update:
+        update.add_identity("_topic_partition")
+
+
+def remove_manifests(w: Warehouse) -> None:
+    for manifest in (w.topic / "table/metadata").glob("*-m0.avro"):
+        manifest.unlink()
+
+
+@pytest.mark.parametrize("change", [change_partitions, remove_manifests])
+@pytest.mark.parametrize("on", [True, False])
+def test_a_table_that_a_rebuild_makes_again_has_the_branch_if_it_had_it_before(
+    w: Warehouse, change: Callable[[Warehouse], None], on: bool
+) -> None:
+    w.load({NINE: 3, TEN: 2})
+    w.publish(NINE)
+    if on:
+        live(w).follow(on=True)
+    before = w.table.metadata.table_uuid
+    change(w)
+    assert w.publish(rebuild=True).notes == []
+    assert w.table.metadata.table_uuid != before
+    assert offsets(w.table) == [0, 1, 2]
+    assert (LIVE in w.table.metadata.refs) == on
+    assert not on or live_offsets(w.table) == [0, 1, 2, 3, 4]
     assert w.problems(rows=True) == []
 
 

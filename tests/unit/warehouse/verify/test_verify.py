@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import ledger_path
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, Publication, decode, encode, sealed
 from millrace_warehouse.history.metrics import metrics_of
+from millrace_warehouse.load.open_load import TAIL
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.storage import measure, open_storage
 from millrace_warehouse.verify import VerifyRun, verify
@@ -503,6 +506,22 @@ def test_a_topic_with_loads_of_format_2_is_refused_by_name(w: Warehouse) -> None
     (w.folder / "Old" / "load=0000000001").mkdir(parents=True)
     with pytest.raises(MillraceError, match=r"Old holds loads of the warehouse format 2"):
         verify(VerifyRun(storage=w.storage, catalog=w.catalog))
+
+
+def test_the_files_of_a_tail_are_noted_only_when_expire_has_not_deleted_them(w: Warehouse) -> None:
+    (folder,) = w.topic.glob("rows/0000000001-*")
+    tail, other = folder / f"{TAIL}2015-05-17T09-00000-0123abcd.parquet", folder / "other.parquet"
+    tail.touch()
+    assert w.verify().notes == []
+    other.touch()
+    (note,) = w.verify().notes
+    assert "has 1 files that no manifest names: `millrace expire` deletes them" in note
+    other.unlink()
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(tail, (two_days_ago, two_days_ago))
+    assert w.verify().notes == [note]
+    assert w.expire().strays == 1
+    assert w.verify().notes == []
 
 
 def test_every_topic_of_a_warehouse_is_verified_and_what_is_no_topic_is_noted(w: Warehouse) -> None:
