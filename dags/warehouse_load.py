@@ -50,7 +50,7 @@ FIRST = f"(data_interval_start if data_interval_start is defined else {NOW} - ma
 START = f"{{{{ params.start or {FIRST} }}}}"
 END = f"{{{{ params.end or {LAST} }}}}"
 TOPIC = "{{ task.topic }}"
-OF_A_LOAD = ("max_bytes", "max_rejected", "accept_rejected")
+OF_A_LOAD = ("max_bytes", "max_rejected", "accept_rejected", "live")
 # Events take a moment to arrive: a load at the stroke of the hour would leave the last seconds to the next
 # run.
 SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
@@ -66,7 +66,9 @@ def origins(conn_id: str) -> list[str]:
 
 
 @task_group
-def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool) -> None:
+def table(
+    topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool, live: bool | None
+) -> None:
     """Define one topic's tasks: load, wait for the proof, publish."""
     # An unreachable datacenter holds up only its own hours: without its messages they are not complete, and
     # the load takes the messages that are there. A load that hangs is ended in time.
@@ -77,6 +79,7 @@ def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_re
         max_bytes=max_bytes,
         max_rejected=max_rejected,
         accept_rejected=accept_rejected,
+        live=live,
         max_active_tis_per_dag=LOADS,
         execution_timeout=WAIT,
         trigger_rule=TriggerRule.ALL_DONE,

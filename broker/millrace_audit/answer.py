@@ -247,6 +247,9 @@ class Completeness:
     """The newest counted load of the topic; None while there is none."""
     hours: Sequence[JudgedHour] | None = field(default=None, kw_only=True)
     """Every requested hour, ascending; None from an auditor that is too old to list them."""
+    live_through: datetime | None = field(default=None, kw_only=True)
+    """Time before which every row that reached the warehouse is in branch `live` of the table, also if it is
+    not proven; None if no such branch was reported."""
     windows: Sequence[Window]
 
     @property
@@ -271,6 +274,7 @@ class Completeness:
             applied_at=_time(answer.get("applied_at")),
             newest_load=None if newest is None else NewestLoad(**newest),
             hours=None if hours is None else [_hour_from_json(hour) for hour in hours],
+            live_through=_time(answer.get("live_through")),
             windows=[window_from_json(window) for window in answer["windows"]],
         )
 
@@ -336,6 +340,8 @@ class Topic:
     held_by: str | None
     instances: Sequence[Instance]
     owner: str
+    """As in `Completeness`."""
+    live_through: datetime | None
     """As in `Completeness`."""
 
 

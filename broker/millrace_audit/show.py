@@ -25,6 +25,9 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     show(completeness_table(answer, by_window=by_window))
     for line in [*_findings(answer.windows), *_reasons(answer.windows), _watermark(answer)]:
         say(line)
+    if answer.live_through is not None:
+        through = _minute(answer.live_through)
+        say(f"branch live has every row that reached the warehouse before {through}, proven or not")
     if answer.owner:
         say(f"owner: {answer.owner}")
     enough = ", which is enough for this topic" if answer.proven and answer.verdict == "carried" else ""

@@ -41,6 +41,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.history.layout import Topic, read_load
 from millrace_warehouse.log.formats import MessageFormat
 from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.live import follow_load
 from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
 from tests.brokers import TestCluster, free_port, read_topic
@@ -65,6 +66,7 @@ TOPICS = [
     "edited",
     "orders-json",
     *("json", "json-removed", "json-changed"),
+    "fresh",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 
@@ -389,6 +391,30 @@ def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> N
     assert world.await_verdict("claimed", "pending").windows[0].tiers["warehouse"] == 0
     world.load("claimed")
     assert world.await_verdict("claimed", "complete").windows[0].tiers["warehouse"] == 10
+
+
+def test_branch_live_of_a_table_is_seen_by_the_warehouses_reader_and_told_by_the_auditor(
+    world: World,
+) -> None:
+    with world.producer("dc1") as producer:
+        for n in range(10):
+            producer.send("fresh", PAGE_VIEW, EVENT, time_ms=START + n)
+    world.await_tier("fresh", "offline", 10)
+    world.load("fresh")
+    world.await_verdict("fresh", "complete")
+    assert world.ask("fresh").live_through is None
+    topic = Topic(open_storage(str(world.warehouse)), "fresh")
+    assert follow_load(topic, "", on=True) == []
+    followed = datetime.now(UTC)
+
+    def is_seen() -> bool:
+        through = world.ask("fresh").live_through
+        return through is not None and through > followed
+
+    wait_until("the branch lacks no row", is_seen)
+    assert world.ask("fresh").verdict == "complete"
+    assert follow_load(topic, "", on=False) == []
+    wait_until("the branch is off", lambda: world.ask("fresh").live_through is None)
 
 
 def test_rows_that_a_file_has_lost_are_missing_whatever_its_load_has_counted(world: World) -> None:

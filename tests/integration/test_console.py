@@ -18,7 +18,7 @@ from millrace_audit.auditor.service.app import build_app
 from millrace_audit.auditor.service.metrics import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS
-from millrace_audit.reports.messages import OFFLINE
+from millrace_audit.reports.messages import FOR_EVER, OFFLINE
 from tests.unit.audit.story import NOW, OPTIONS, Story, W, found
 from tests.unit.audit.test_app import Worker
 
@@ -193,6 +193,33 @@ def test_a_month_is_a_link_for_each_day_and_a_day_one_for_each_hour(laptop: Look
     assert page.locator("#detail thead th").first.inner_text() == "window"
     page.click("text=earlier")
     assert page.locator(".views >> text=newest").count() == 1
+    assert laptop.errors == []
+
+
+def test_fresh_rows_stand_beside_the_published_ones_of_a_topic_that_has_branch_live(
+    laptop: Looked, story: Story
+) -> None:
+    page = laptop.page
+    tables = page.locator("section", has=page.locator("h2", has_text="Loads and tables"))
+    assert "fresh rows" not in tables.inner_text(), "no table has the branch"
+    story.state(22, exists=True, live_through=NOW - 3 * 60_000)
+    story.warehouse_beat(NOW - 3000)
+    story.apply()
+    page.reload()
+    row = tables.locator("tbody tr", has=page.locator("td", has_text="PageView"))
+    assert "2015-05-17 11:37, 3.0 min ago" in row.inner_text()
+    tables.scroll_into_view_if_needed()
+    laptop.shot("fresh")
+    story.state(22, exists=True, live_through=FOR_EVER)
+    story.apply()
+    page.reload()
+    assert "2015-05-17 11:39, 3 s ago" in row.inner_text(), "as of the reader's last look"
+    page.locator(".heat .row").nth(1).locator("a.complete").last.click()
+    fresh = page.locator("#detail p", has_text="Fresh rows")
+    assert "every row that reached the warehouse before 2015-05-17 11:39 UTC (3 s ago)" in fresh.inner_text()
+    laptop.shot("fresh-hour")
+    story.state(22, exists=True)
+    story.apply()
     assert laptop.errors == []
 
 

@@ -421,6 +421,8 @@ class WarehouseStateRow(Row):
     """The first counted load that is gone from the warehouse or differs there; FOR_EVER for none."""
     other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)
     """The first loads whose counted edition differs from the warehouse's."""
+    live_through: Mapped[int | None] = mapped_column(default=None)
+    """As in the record `WarehouseState`."""
 
 
 class DecisionRow(Row):

@@ -346,6 +346,9 @@ class WarehouseState:
     """True if the catalog has the published table."""
     trouble: str = ""
     """Reason for which the table cannot be counted; empty when it can."""
+    live_through: int | None = None
+    """Time before which every row that reached the warehouse is in the table's branch `live`; FOR_EVER while
+    the branch lacks no row. None if the branch is off, or in a record of the previous version."""
 
 
 ACCEPT, DISOWN, ACCEPT_REJECTED, REPLACE_LOADS = "accept", "disown", "accept-rejected", "replace-loads"
@@ -405,6 +408,7 @@ _NEW_FIELDS = {
     "AuditLoadCount": [{"hours", "unkeyed", "rejected"}],
     "AuditReport": [{"fingerprinted"}, {"fingerprinted", "strong", "failedStrong"}],
     "AuditTableCount": [{"unkeyed"}],
+    "AuditWarehouseState": [{"liveThrough"}],
 }
 """Kind -> for each older format of the record, newest first, the fields that it lacks at any depth."""
 
@@ -423,6 +427,7 @@ _AVRO_NAMES = {
     "copied_through": "copiedThrough",
     "failed_fingerprint": "failedFingerprint",
     "leader_epoch": "leaderEpoch",
+    "live_through": "liveThrough",
     "reported_through": "reportedThrough",
     "topic_id": "topicId",
 }

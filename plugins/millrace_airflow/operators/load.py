@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOAD_OPTIONS = ("topics_matching", "max_bytes", "until", "max_rejected")
 """Parameters of a load that become options of the same name."""
+LOAD_FLAGS = ("accept_rejected", "live")
+"""Parameters of a load that become options without a value."""
 
 
 class MirrorTopicOperator(SparkJobOperator):
@@ -55,11 +57,12 @@ class LoadTopicOperator(SparkJobOperator):
 
     The warehouse stores the load's end under the task's run id, so a retried or cleared task finishes the
     load that it began. The data interval has no effect. A load that has set records aside exists, but it
-    fails the task without a retry, unless `accept_rejected` is set.
+    fails the task without a retry, unless `accept_rejected` is set. `live` shows the rows in branch `live` of
+    the topic's table before their hours are proven.
     """
 
     command_name = "load"
-    template_fields = ("topics", *LOAD_OPTIONS, "accept_rejected", "conn_id")
+    template_fields = ("topics", *LOAD_OPTIONS, *LOAD_FLAGS, "conn_id")
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class LoadTopicOperator(SparkJobOperator):
         until: str = "",
         max_rejected: str = "",
         accept_rejected: bool | str = False,
+        live: bool | str | None = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -79,25 +83,27 @@ class LoadTopicOperator(SparkJobOperator):
         self.until = until
         self.max_rejected = max_rejected
         self.accept_rejected = accept_rejected
+        self.live = live
 
     def named_topics(self) -> Sequence[str]:
         return [self.topics] if isinstance(self.topics, str) else self.topics
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        bounds = {name: getattr(self, name) for name in LOAD_OPTIONS}
-        return {**bounds, "accept_rejected": self._accepts_rejected()}
+        values = {name: getattr(self, name) for name in LOAD_OPTIONS}
+        return {**values, **{name: self._flag(name) for name in LOAD_FLAGS}}
 
-    def _accepts_rejected(self) -> bool:
-        word = str(self.accept_rejected or False).lower()  # a template turns it into text
+    def _flag(self, name: str) -> bool:
+        value = getattr(self, name) or False
+        word = str(value).lower()  # a template turns it into text
         if word not in ("true", "false"):
-            raise ConfigError(f"accept_rejected {self.accept_rejected!r} is neither true nor false")
+            raise ConfigError(f"{name} {value!r} is neither true nor false")
         return word == "true"
 
     def is_final(self, printed: Any) -> bool:
         """Return True when records set aside are the only failure: their load exists, and a retry would find
         it again.
         """
-        if self._accepts_rejected() or not isinstance(printed, list):
+        if self._flag("accept_rejected") or not isinstance(printed, list):
             return False
         return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)
 

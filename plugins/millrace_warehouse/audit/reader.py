@@ -233,13 +233,15 @@ class WarehouseReader(TierReader):
         """Report the state of a topic, at the start of a turn and whenever it has changed."""
         if self._stop.is_set() or self._taker.lost.is_set():
             return  # some of the state was not reported
-        newest, editions, exists = LoadId(), "", False
+        newest, editions, exists, live_through = LoadId(), "", False, None
         if topic not in gone:
             if topic not in self._loads:
                 return  # its folder cannot be read, which is reported as the problem
             newest = self._loads[topic].newest()
             editions = "" if topic in of_loads else self._loads[topic].editions()
-            exists = topic in self._tables and self._tables[topic].exists
+            if topic in self._tables:
+                table = self._tables[topic]
+                exists, live_through = table.exists, table.live_through
         state = WarehouseState(
             time=0,
             topic=topic,
@@ -249,6 +251,7 @@ class WarehouseReader(TierReader):
             editions=editions,
             exists=exists,
             trouble=of_tables.get(topic, "")[:MOST_LETTERS],
+            live_through=live_through,
         )
         if state != self._states.get(topic):
             self._send([replace(state, time=now_ms())])

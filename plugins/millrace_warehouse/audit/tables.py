@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,10 +24,12 @@ from pyiceberg.table import FileScanTask, Table
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world
+from millrace_audit.reports.messages import FOR_EVER
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
 from millrace_warehouse.publish.contents import hour_of_file
+from millrace_warehouse.publish.live import is_on, shown_through_s
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.sequences import (
     HEADER,
@@ -41,6 +44,8 @@ WRITTEN_EVERY = 100
 """Number of reported hours after which the reported state is stored. A reader that was killed repeats at most
 these hours.
 """
+LIVE_STEP_MS = 60_000
+"""Step of the time through which branch `live` is reported: a resident loader commits every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class PublishedTable:
         self._topic = topic
         self.exists = False
         """True if the catalog had the table at the last `to_report`, even if it cannot be counted."""
+        self.live_through: int | None = None
+        """Value of `WarehouseState.live_through` at the last `to_report`."""
         self._seen = "", 0
         self._reported: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
@@ -79,9 +86,12 @@ class PublishedTable:
 
         Raise MillraceError when the table differs from its publication, or cannot be read.
         """
+        self.live_through = None
         table = find_table(catalog, self._topic.name)
-        snapshot = table.current_snapshot() if table is not None else None
         self.exists = table is not None
+        if table is not None and is_on(table):
+            self.live_through = _live_through(self._topic, table)
+        snapshot = table.current_snapshot() if table is not None else None
         erased = loads.erased_by_hour()
         if table is None or snapshot is None:
             return
@@ -156,6 +166,16 @@ class PublishedTable:
         }
         content = json.dumps(reported, sort_keys=True).encode()
         self._topic.storage.put(layout.audited_table_path(self._topic.name), io.BytesIO(content))
+
+
+def _live_through(topic: layout.Topic, table: Table) -> int | None:
+    through_s = shown_through_s(topic, table)
+    if through_s is None:
+        return None
+    if through_s == math.inf:
+        return FOR_EVER
+    through_ms = int(through_s * 1000)
+    return through_ms - through_ms % LIVE_STEP_MS
 
 
 def _windows(hour: str) -> list[int]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -151,16 +152,25 @@ def is_on(table: Table) -> bool:
 
 
 def lag_s(topic: Topic, table: Table, head: Snapshot, now: float) -> float:
-    """Return the seconds since the commit of the branch's head, or 0 if the branch shows every load and
-    publication and has no tail.
+    """Return the seconds since the commit of the branch's head, or 0 if the branch lacks no row."""
+    through = shown_through_s(topic, table)
+    return max(now - (head.timestamp_ms / 1000 if through is None else through), 0.0)
 
-    Rows that the branch lacks came to the warehouse after that commit. Messages that no load has read, and
-    that no tail shows, are not known here.
+
+def shown_through_s(topic: Topic, table: Table) -> float | None:
+    """Return the time in seconds since the epoch before which every row that reached the warehouse is in the
+    branch; infinity if the branch shows every load and publication and has no tail. None if no commit of the
+    branch made its head.
+
+    Rows that the branch lacks reached the warehouse after the commit of its head. Messages that no load has
+    read, and that no tail shows, are not known here.
     """
-    shown = _Shown.of(table)
-    if shown is not None and not shown.attempt and _History.read(topic, table).is_shown_by(shown):
-        return 0.0
-    return max(now - head.timestamp_ms / 1000, 0.0)
+    shown, head = _Shown.of(table), table.metadata.snapshot_by_name(LIVE)
+    if shown is None or head is None:
+        return None
+    if not shown.attempt and _History.read(topic, table).is_shown_by(shown):
+        return math.inf
+    return head.timestamp_ms / 1000
 
 
 def follow(context: Context, topic: Topic, *, on: bool = False) -> list[str]:

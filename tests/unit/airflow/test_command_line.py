@@ -51,6 +51,7 @@ OPERATORS: dict[str, MillraceJobOperator] = {
         until="2015-05-18",
         max_rejected="9",
     ),
+    "load live": LoadTopicOperator(task_id="live", topics="T", accept_rejected=True, live=True),
     "mirror-batch": MirrorTopicOperator(
         task_id="mirror", topic="T", origin="dc1", max_bytes="1GB", origin_client="/o.toml"
     ),
@@ -83,6 +84,10 @@ def test_a_load_passes_on_the_bounds_and_limits_that_are_given() -> None:
     assert found["--max-rejected"] == "9"
 
 
+def test_a_load_passes_on_its_flags() -> None:
+    assert {"--accept-rejected", "--live"} <= {*command(OPERATORS["load live"])}
+
+
 def test_the_hours_to_publish_are_given_in_utc() -> None:
     given: dict[str, Any] = {"start": "2015-05-17T12:00:00+02:00", "end": "2015-05-17T11:00"}
     words = command(PublishOperator(task_id="p", topic="PageView", **given))
@@ -112,7 +117,9 @@ def test_a_spark_master_is_passed_on_to_what_runs_on_spark_and_a_catalog_to_what
     for name, operator in OPERATORS.items():
         words = command(operator, settings)
         given = {name: words[words.index(name) + 1] for name in ("--master", "--catalog") if name in words}
-        on_spark = {"--master": "yarn"} if name in ("load", "reload", "mirror-batch") else {}
+        on_spark = (
+            {"--master": "yarn"} if name.partition(" ")[0] in ("load", "reload", "mirror-batch") else {}
+        )
         with_table = {"--catalog": "lake"} if name != "mirror-batch" else {}
         assert given == on_spark | with_table
 

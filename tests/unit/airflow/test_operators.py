@@ -363,23 +363,31 @@ def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
 def test_a_load_may_succeed_though_it_sets_records_aside() -> None:
     for accepted in (True, False):
         load = LoadTopicOperator(task_id="l", topics="T", accept_rejected=accepted)
-        assert ("--accept-rejected" in load.command(SETTINGS, "run")) == accepted
+        assert load.is_final([SET_ASIDE]) != accepted
 
 
-@pytest.mark.parametrize(("rendered", "accepted"), [("True", True), ("False", False), ("false", False)])
-def test_a_template_may_say_whether_a_load_accepts_rejected_records(rendered: str, accepted: bool) -> None:
-    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="{{ x }}")
-    load.render_template_fields({"x": rendered})  # type: ignore[typeddict-unknown-key]
+FLAGS = {"accept_rejected": "--accept-rejected", "live": "--live"}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize(
+    ("value", "is_on"),
+    [(True, True), (False, False), (None, False), ("True", True), ("False", False), ("", False)],
+)
+def test_a_flag_of_a_load_is_a_value_or_a_template(name: str, value: object, is_on: bool) -> None:
+    given: dict[str, Any] = {name: "{{ x }}" if isinstance(value, str) else value}
+    load = LoadTopicOperator(task_id="l", topics="T", **given)
+    load.render_template_fields({"x": value})  # type: ignore[typeddict-unknown-key]
     command = load.command(SETTINGS, "run")
-    assert ("--accept-rejected" in command) == accepted
-    assert rendered not in command, "it would be a topic"
-    assert load.is_final([SET_ASIDE]) != accepted
+    assert [word for word in command if word in FLAGS.values()] == ([FLAGS[name]] if is_on else [])
+    assert str(value) not in [*filter(None, command)], "it would be a topic"
 
 
-def test_a_template_that_says_neither_is_a_mistake() -> None:
-    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="maybe")
-    with pytest.raises(ConfigError, match="accept_rejected 'maybe' is neither true nor false"):
-        load.command(SETTINGS, "run")
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_template_that_says_neither_is_a_mistake(name: str) -> None:
+    given: dict[str, Any] = {name: "maybe"}
+    with pytest.raises(ConfigError, match=f"{name} 'maybe' is neither true nor false"):
+        LoadTopicOperator(task_id="l", topics="T", **given).command(SETTINGS, "run")
 
 
 def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:

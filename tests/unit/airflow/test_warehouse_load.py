@@ -190,6 +190,7 @@ mirror = true
 max_bytes = "2GiB"
 max_rejected = "1%"
 accept_rejected = true
+live = true
 conn_id = "millrace_eu"
 """
 
@@ -201,9 +202,9 @@ def test_a_file_of_topics_makes_the_tasks_of_each_with_its_own_settings(
     monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
     dags = DagBag(str(DAGS)).dags
     load, upkeep = dags["warehouse_load"], dags["warehouse_upkeep"]
-    bounds = {"max_bytes": "", "max_rejected": "", "accept_rejected": False}
+    bounds = {"max_bytes": "", "max_rejected": "", "accept_rejected": False, "live": None}
     plain = {"conn_id": "millrace_default", **bounds}
-    given = {"max_bytes": "2GiB", "max_rejected": "1%", "accept_rejected": True}
+    given = {"max_bytes": "2GiB", "max_rejected": "1%", "accept_rejected": True, "live": True}
     click = {"topic": "Click", "conn_id": "millrace_eu", **given}
     group: Any = load.get_task("table.load").get_closest_mapped_task_group()
     assert group._expand_input.value == [{"topic": "PageView", **plain}, click]

@@ -30,6 +30,7 @@ from millrace_audit.reports.messages import (
     NOTHING,
     OF_THE_WAREHOUSE,
     OFFLINE,
+    WAREHOUSE,
     AuditRecord,
     Count,
     Decision,
@@ -305,6 +306,7 @@ class Story:
         editions: str = "",
         exists: bool = False,
         trouble: str = "",
+        live_through: int | None = None,
         time: int = NOW,
         turn: int | None = 1,
     ) -> None:
@@ -319,8 +321,14 @@ class Story:
             editions=editions,
             exists=exists,
             trouble=trouble,
+            live_through=live_through,
         )
         self.say(OWN, OFFLINE, record, turn)
+
+    def warehouse_beat(self, time: int, turn: int | None = 1) -> None:
+        """A heartbeat of the warehouse's reader, in one series with the numbers of its states."""
+        self.published += 1
+        self.say(OWN, OFFLINE, Heartbeat(time=time, tier=WAREHOUSE, number=self.published), turn)
 
     def publish(
         self,

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from millrace_audit.answer import (
     Changes,
     Completeness,
@@ -22,6 +24,7 @@ from millrace_audit.answer import (
     to_json,
 )
 from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.show import print_completeness
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 LOST = Finding(
@@ -54,6 +57,7 @@ ANSWER = Completeness(
     newest_load=NewestLoad(2, "ab"),
     owner="team-web",
     hours=[JudgedHour(START, [LoadHour(1, 2, "cd", 9, 1)])],
+    live_through=START + timedelta(hours=3),
     windows=[WINDOW],
 )
 
@@ -67,6 +71,7 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
         ' "applied_at": "2015-05-17T10:00:00Z", "newest_load": {"load": 2, "sha256": "ab"},'
         ' "hours": [{"hour": "2015-05-17T10:00:00Z",'
         ' "loads": [{"load": 1, "edition": 2, "sha256": "cd", "rows": 9, "rejected": 1}]}],'
+        ' "live_through": "2015-05-17T13:00:00Z",'
         ' "windows": [{"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z",'
         ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
         ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'
@@ -94,6 +99,16 @@ def test_changed_hours_are_read_back() -> None:
     assert Changes.from_json(json.loads(json.dumps(to_json(changes)))) == changes
 
 
+def test_an_answer_in_words_tells_of_branch_live_only_if_it_was_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_completeness(ANSWER, by_window=False)
+    line = "branch live has every row that reached the warehouse before 2015-05-17 13:00, proven or not"
+    assert line in capsys.readouterr().out.splitlines()
+    print_completeness(replace(ANSWER, live_through=None), by_window=False)
+    assert "branch live" not in capsys.readouterr().out
+
+
 def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
     open_still = Instance(instance=1, server="web-1", service="shop", cluster="dc1")
     ended = replace(
@@ -103,14 +118,15 @@ def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
         missing_reports=[[2, 3]],
         accepted="its host is gone",
     )
-    assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended], "team-web"))) == (
+    assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended], "team-web", START))) == (
         '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "held_by": null, "instances": ['
         '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
         ' "heard_at": "nothing", "closed_through": "nothing", "missing_reports": [],'
         ' "first_report": 0, "idle": false, "accepted": null},'
         ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
         ' "heard_at": "2015-05-17T10:00:00Z", "closed_through": "for ever", "missing_reports": [[2, 3]],'
-        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}], "owner": "team-web"}'
+        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}], "owner": "team-web",'
+        ' "live_through": "2015-05-17T10:00:00Z"}'
     )
 
 

@@ -252,6 +252,25 @@ def test_the_page_of_a_topic_names_its_owner_and_shows_it_as_text(console: Conso
     assert "<script>alert" not in page
 
 
+def test_a_topic_with_branch_live_says_how_far_its_fresh_rows_are_behind(console: Console) -> None:
+    story = console.story
+    story.whole()
+    story.load(found((0, 9)), topic="SearchQuery")
+    story.apply()
+    for page in (console.get().text, console.get(topic=TOPIC, at=AT).text):
+        assert "resh rows" not in page, "no table has the branch"
+    story.state(1, exists=True, live_through=NOW - 2 * WINDOW_MS)
+    story.warehouse_beat(NOW)
+    story.apply()
+    page = " ".join(console.get(topic=TOPIC, at=AT).text.split())
+    tables = page[page.index("<h2>Loads and tables</h2>") :]
+    assert "<th>fresh rows up to</th>" in tables
+    assert "<td>2015-05-17 11:20, 20.0 min ago</td>" in tables
+    assert "<td>none seen</td>" in tables, "of the other topic"
+    detail = page[page.index('id="detail"') : page.index("<h2>What is complete</h2>")]
+    assert "every row that reached the warehouse before 2015-05-17 11:20 UTC (20.0 min ago)" in detail
+
+
 def test_the_browser_is_told_to_run_our_own_files_only(console: Console) -> None:
     for path in ("/console", "/console/console.js", "/console/console.css", "/console/icon.svg"):
         answer = console.get(path)

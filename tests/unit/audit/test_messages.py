@@ -167,6 +167,16 @@ RECORDS: list[AuditRecord] = [
     WarehouseState(
         time=8, topic="PageView", number=9, load=7, sha256="ab", editions=editions_hash({7: 2}), exists=True
     ),
+    WarehouseState(
+        time=8,
+        topic="PageView",
+        number=10,
+        load=7,
+        sha256="ab",
+        editions="",
+        exists=True,
+        live_through=600_000,
+    ),
     Report(
         time=2,
         number=3,
@@ -277,7 +287,7 @@ def written_as(schema: Mapping[str, Any], record: Count | LoadCount | TableCount
     return b"\0" + ids.register(str(schema["name"]), dict(schema)).to_bytes(4, "big") + out.getvalue()
 
 
-def vars_of(record: Count | LoadCount | TableCount) -> dict[str, Any]:
+def vars_of(record: Count | LoadCount | TableCount | WarehouseState) -> dict[str, Any]:
     simple = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: value for name, value in simple.items() if isinstance(value, int | str | list)}
 
@@ -327,6 +337,15 @@ def test_a_heartbeat_of_the_version_before_has_positions_without_an_epoch() -> N
     beat = AuditCodec(ids).decode(message)
     assert isinstance(beat, Heartbeat)
     assert beat.positions == [ReaderPosition("PageView", "ab", 0, 77, -1)]
+
+
+def test_a_state_of_the_version_before_says_nothing_of_branch_live() -> None:
+    ids, out = Ids(), BytesIO()
+    state = WarehouseState(time=1, topic="PageView", number=2, load=3, sha256="ab", editions="", exists=True)
+    schema = dict(previous_schemas("AuditWarehouseState")[0])
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), vars_of(state) | {"exists": True})
+    message = b"\0" + ids.register("AuditWarehouseState", schema).to_bytes(4, "big") + out.getvalue()
+    assert AuditCodec(ids).decode(message) == state
 
 
 def test_made_up_schema_ids_hide_no_record_of_the_version_before() -> None:

@@ -125,6 +125,7 @@ def as_of_revision_5(execute: Callable[[str], object]) -> None:
             execute(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}")
     for old, new in r0006_names.TABLES.items():
         execute(f"ALTER TABLE {new} RENAME TO {old}")
+    execute("ALTER TABLE warehouse_state DROP COLUMN live_through")
     execute("UPDATE auditor_revision SET version_num = '0005'")
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from sqlalchemy import func, select
 
 from millrace.errors import MillraceError
-from millrace_audit.answer import LoadHour, NewestLoad, utc
+from millrace_audit.answer import Completeness, LoadHour, NewestLoad, to_json, utc
 from millrace_audit.auditor.expiry import expire
 from millrace_audit.auditor.service import answers
 from millrace_audit.auditor.service.acceptance import accept_rejected, replace_loads
 from millrace_audit.auditor.store import AuditStore, LoadPartRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
+    FOR_EVER,
     ForeignCount,
     HourRows,
     LoadNumber,
@@ -458,3 +460,44 @@ def test_an_hour_that_is_taken_back_is_named_by_the_changes(story: Story) -> Non
     story.apply()
     assert changed(story, after)[0] == [HOUR]
     assert changed(story)[0] == changed(story, "otherdatabase.999")[0] == [HOUR]
+
+
+def live_through(story: Story) -> datetime | None:
+    """Return the time in the answers about the topic and about all topics."""
+    with story.store.reading() as session:
+        (topic,) = answers.topics(session, story.options)
+        answer = answers.completeness(session, story.options, TOPIC, W, W + WINDOW_MS)
+    assert answer.live_through == topic.live_through
+    assert Completeness.from_json(to_json(answer)).live_through == answer.live_through
+    return answer.live_through
+
+
+def test_the_answers_name_the_time_through_which_branch_live_shows_the_rows(story: Story) -> None:
+    story.whole()
+    story.apply()
+    assert live_through(story) is None, "no reader of the warehouse has spoken"
+    story.state(1, exists=True, live_through=NOW - WINDOW_MS)
+    story.warehouse_beat(NOW)
+    story.apply()
+    assert live_through(story) == utc(NOW - WINDOW_MS)
+    story.state(1, exists=True)
+    story.apply()
+    assert live_through(story) is None, "the branch was switched off"
+
+
+def test_a_branch_that_lacks_no_row_is_known_up_to_the_last_look_at_it(story: Story) -> None:
+    story.whole()
+    story.state(1, exists=True, live_through=FOR_EVER)
+    story.apply()
+    assert live_through(story) is None, "nobody says when this was so"
+    story.warehouse_beat(NOW - 5000)
+    story.apply()
+    assert live_through(story) == utc(NOW - 5000)
+
+
+def test_a_state_of_branch_live_changes_no_verdict(story: Story) -> None:
+    story.whole()
+    story.apply()
+    before = story.window()
+    story.state(1, exists=True, live_through=W)
+    assert story.apply().window() == before

@@ -173,6 +173,18 @@ class TopicFacts:
         self.final_through = max(min((*applied, *closed), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
+    @property
+    def live_through(self) -> int | None:
+        """Time (ms) before which every row that reached the warehouse is in branch `live` of the table; None
+        if no such branch was reported.
+
+        The warehouse's reader vouches for no later time than that of its heartbeat.
+        """
+        state, heartbeat = self.loads.state, self._watermark(WAREHOUSE)
+        if state is None or state.live_through is None or heartbeat == NOTHING:
+            return None
+        return min(state.live_through, heartbeat)
+
     def waited_for(self, start: int, *, has_events: bool = False) -> WindowFacts:
         """Readers, reports and producers that a window waits for, whichever events it has."""
         common = self._common_at(start + WINDOW_MS, has_events=has_events)

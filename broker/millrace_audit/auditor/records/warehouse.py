@@ -133,6 +133,7 @@ class Warehouse:
         self._changes.topic(state.topic)
         row.newest_load, row.sha256 = state.load, state.sha256[:64]
         row.editions_sha256, row.table_trouble = state.editions[:64], storable(state.trouble)
+        row.live_through = state.live_through
         if state.exists and not state.trouble:
             row.table_gone_since, row.is_table_doubted = FOR_EVER, False
         else:

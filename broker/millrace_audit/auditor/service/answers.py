@@ -57,7 +57,7 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
     """Return the verdicts on [start, end), in ms: on each window that it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
-    watermark, held_by = None, None
+    watermark, held_by, live_through = None, None, None
     known = session.get(TopicRow, topic)
     if known is None:
         # No producer and no reader has named the topic. An unknown topic must not look complete.
@@ -79,6 +79,7 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
         keys = incidents.keys_of_windows(session, topic, first, last)
         windows = [replace(w, incidents=keys.get(w.start, ())) for w in windows]
         watermark, held_by = watermark_of(session, facts)
+        live_through = _live_through(facts)
     foreign: Counter[str] = Counter()
     for window in windows:
         foreign.update(window.foreign)
@@ -94,6 +95,7 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
         hours=_hours(session, topic, start, end),
         enough=Verdict.CARRIED if options.carried_is_enough(topic) else Verdict.COMPLETE,
         owner=options.owner_of(topic),
+        live_through=live_through,
         windows=windows,
     )
 
@@ -198,7 +200,12 @@ def topics(session: Session, options: AuditOptions) -> list[Topic]:
 
 
 def known_of(session: Session, facts: TopicFacts) -> Topic:
-    return Topic(facts.topic, *watermark_of(session, facts), facts.instances, facts.owner)
+    watermark, held_by = watermark_of(session, facts)
+    return Topic(facts.topic, watermark, held_by, facts.instances, facts.owner, _live_through(facts))
+
+
+def _live_through(facts: TopicFacts) -> datetime | None:
+    return None if facts.live_through is None else utc(facts.live_through)
 
 
 def heartbeats(session: Session) -> dict[str, int]:

@@ -296,6 +296,7 @@ class _Console:
             "by_topic": by_topic,
             "mirrors": _mirrors(partitions),
             "loads": _loads(session),
+            "live": {row.known.topic: row.known.live_through for row in topics if row.known.live_through},
             "rejected_records": rejected_records,
         }
 

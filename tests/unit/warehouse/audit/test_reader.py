@@ -11,11 +11,19 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.messages import NOTHING, AuditRecord, LoadCount, TableCount, WarehouseState
+from millrace_audit.reports.messages import (
+    FOR_EVER,
+    NOTHING,
+    AuditRecord,
+    LoadCount,
+    TableCount,
+    WarehouseState,
+)
 from millrace_audit.reports.turns import Turn
 from millrace_warehouse.audit import reader
 from millrace_warehouse.audit.reader import WarehouseNumbers, WarehouseReader
 from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.live import follow_load
 from millrace_warehouse.requests import AuditWarehouse
 from millrace_warehouse.storage import open_storage
 from tests.unit.audit.test_messages import Ids
@@ -117,3 +125,20 @@ def test_a_table_is_reported_as_there_before_its_first_rows(tmp_path: Path, arou
     assert isinstance(state, WarehouseState)
     assert state.exists
     assert isinstance(count, TableCount)
+
+
+def test_the_state_of_a_topic_tells_of_branch_live_once_for_each_change(
+    tmp_path: Path, around: Around
+) -> None:
+    mended = Mended(tmp_path)
+    mended.log.append_events(0, [START])
+    mended.load()
+    counting = begin(around, tmp_path)
+    counting.count_once()
+    follow_load(mended.topic, "", on=True)
+    counting.count_once()
+    counting.count_once()
+    follow_load(mended.topic, "", on=False)
+    counting.count_once()
+    states = [r for r in around.published if isinstance(r, WarehouseState) and r.topic == mended.topic.name]
+    assert [state.live_through for state in states] == [None, FOR_EVER, None]
