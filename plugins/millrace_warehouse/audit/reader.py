@@ -92,6 +92,7 @@ class WarehouseReader(TierReader):
         self._storage = open_storage(request.warehouse)
         self._loads: dict[str, Loads] = {}
         self._tables: dict[str, PublishedTable] = {}
+        self._live_through: dict[str, int | None] = {}
         self._found: dict[str, findings.Findings] = {}
         self._states: dict[str, WarehouseState] = {}
         self._topics: set[str] = set()
@@ -135,6 +136,7 @@ class WarehouseReader(TierReader):
         """Forget the reports so far, because another process may have continued them."""
         self._loads.clear()
         self._tables.clear()
+        self._live_through.clear()
         self._found.clear()
         self._states.clear()
         self._number, self._unsent = 0, []
@@ -156,10 +158,11 @@ class WarehouseReader(TierReader):
             # Opened in each round: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
                 of_tables = self._each(topics, partial(self._count_table, catalog, of_loads))
+        of_live = self._each([topic for topic in topics if topic in self._tables], self._look_at_live)
         self._topics |= {*topics}
         gone = self._topics - {*topics}
         of_states = self._each(sorted(self._topics), partial(self._send_state, of_loads, of_tables, gone))
-        causes = (of_loads, of_findings, of_tables, of_states)
+        causes = (of_loads, of_findings, of_tables, of_live, of_states)
         problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
             if problem not in self._numbers.problems:  # once for each cause
@@ -227,6 +230,10 @@ class WarehouseReader(TierReader):
             self._numbers.rows["table"] += found.counts.total
             logger.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
+    def _look_at_live(self, topic: str) -> None:
+        self._live_through[topic] = None
+        self._live_through[topic] = self._tables[topic].live_through()
+
     def _send_state(
         self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
     ) -> None:
@@ -239,9 +246,8 @@ class WarehouseReader(TierReader):
                 return  # its folder cannot be read, which is reported as the problem
             newest = self._loads[topic].newest()
             editions = "" if topic in of_loads else self._loads[topic].editions()
-            if topic in self._tables:
-                table = self._tables[topic]
-                exists, live_through = table.exists, table.live_through
+            exists = topic in self._tables and self._tables[topic].exists
+            live_through = self._live_through.get(topic)
         state = WarehouseState(
             time=0,
             topic=topic,

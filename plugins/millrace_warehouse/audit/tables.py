@@ -69,8 +69,8 @@ class PublishedTable:
         self._topic = topic
         self.exists = False
         """True if the catalog had the table at the last `to_report`, even if it cannot be counted."""
-        self.live_through: int | None = None
-        """Value of `WarehouseState.live_through` at the last `to_report`."""
+        self._table: Table | None = None
+        """Table that the last `to_report` found in the catalog."""
         self._seen = "", 0
         self._reported: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
@@ -86,11 +86,9 @@ class PublishedTable:
 
         Raise MillraceError when the table differs from its publication, or cannot be read.
         """
-        self.live_through = None
-        table = find_table(catalog, self._topic.name)
+        self._table = None
+        self._table = table = find_table(catalog, self._topic.name)
         self.exists = table is not None
-        if table is not None and is_on(table):
-            self.live_through = _live_through(self._topic, table)
         snapshot = table.current_snapshot() if table is not None else None
         erased = loads.erased_by_hour()
         if table is None or snapshot is None:
@@ -126,6 +124,21 @@ class PublishedTable:
         if changed:
             self._write_reported()
         self._seen = version
+
+    def live_through(self) -> int | None:
+        """Return the value of `WarehouseState.live_through` for the table that the last `to_report` found.
+
+        Raise MillraceError when the loads or the publication cannot be read.
+        """
+        if self._table is None or not is_on(self._table):
+            return None
+        through_s = shown_through_s(self._topic, self._table)
+        if through_s is None:
+            return None
+        if through_s == math.inf:
+            return FOR_EVER
+        through_ms = int(through_s * 1000)
+        return through_ms - through_ms % LIVE_STEP_MS
 
     def _is_new(self, hour: str, digests: dict[str, str]) -> bool:
         return hour != UNFILED and self._reported.get(hour) != digests.get(hour, "")
@@ -166,16 +179,6 @@ class PublishedTable:
         }
         content = json.dumps(reported, sort_keys=True).encode()
         self._topic.storage.put(layout.audited_table_path(self._topic.name), io.BytesIO(content))
-
-
-def _live_through(topic: layout.Topic, table: Table) -> int | None:
-    through_s = shown_through_s(topic, table)
-    if through_s is None:
-        return None
-    if through_s == math.inf:
-        return FOR_EVER
-    through_ms = int(through_s * 1000)
-    return through_ms - through_ms % LIVE_STEP_MS
 
 
 def _windows(hour: str) -> list[int]:

@@ -27,7 +27,7 @@ def w(tmp_path: Path) -> Iterator[Warehouse]:
 def reported(w: Warehouse) -> int | None:
     table = PublishedTable(w.stored)
     list(table.to_report(w.catalog, Loads(w.stored)))
-    return table.live_through
+    return table.live_through()
 
 
 def minute_of_head(w: Warehouse) -> int:

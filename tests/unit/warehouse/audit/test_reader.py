@@ -20,7 +20,7 @@ from millrace_audit.reports.messages import (
     WarehouseState,
 )
 from millrace_audit.reports.turns import Turn
-from millrace_warehouse.audit import reader
+from millrace_warehouse.audit import reader, tables
 from millrace_warehouse.audit.reader import WarehouseNumbers, WarehouseReader
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.live import follow_load
@@ -142,3 +142,26 @@ def test_the_state_of_a_topic_tells_of_branch_live_once_for_each_change(
     counting.count_once()
     states = [r for r in around.published if isinstance(r, WarehouseState) and r.topic == mended.topic.name]
     assert [state.live_through for state in states] == [None, FOR_EVER, None]
+
+
+def test_a_table_is_counted_although_its_branch_live_cannot_be_looked_at(
+    tmp_path: Path, around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mended, storage = Mended(tmp_path), open_storage(str(tmp_path))
+    mended.log.append_events(0, [START])
+    mended.load()
+    follow_load(mended.topic, "", on=True)
+    counting = begin(around, tmp_path)
+    counting.count_once()
+    with connect(storage) as catalog:
+        publish_in(storage, catalog, H10)
+
+    def fail(*_: object) -> None:
+        raise MillraceError("loads/1.json cannot be read")
+
+    monkeypatch.setattr(tables, "shown_through_s", fail)
+    counting.count_once()
+    assert counting._numbers.problems == [f"{mended.topic.name}: loads/1.json cannot be read"]
+    assert any(isinstance(record, TableCount) for record in around.published)
+    state = [r for r in around.published if isinstance(r, WarehouseState)][-1]
+    assert (state.exists, state.trouble, state.live_through) == (True, "", None)
