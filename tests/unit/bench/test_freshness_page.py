@@ -21,7 +21,7 @@ PEER = Measured(
 
 
 def test_missed_levels_come_first_and_each_writer_has_its_figures() -> None:
-    page = report({"millrace": OURS, "spark-stream": PEER})
+    page = report({"millrace": OURS, "spark-stream": PEER}, "local")
 
     levels = [line for line in page.splitlines() if line.startswith("| dc1")]
     assert levels == [
@@ -37,10 +37,20 @@ def test_missed_levels_come_first_and_each_writer_has_its_figures() -> None:
     assert "| Spark | 1,000 | 2,000 | 250 | 2,000 | 900 |" in page
 
 
+def test_a_large_topic_on_spark_has_its_own_level() -> None:
+    page = report({"millrace": OURS}, "spark")
+
+    levels = [line for line in page.splitlines() if line.startswith("| dc1")]
+    assert levels == [
+        "| dc1 → pyiceberg, p50 | ≤ 15 s | 3 s | yes |",
+        "| dc1 → DuckDB, p50 | ≤ 15 s | 6 s | yes |",
+    ]
+
+
 def test_a_peer_that_cannot_run_is_named_and_has_no_figures() -> None:
     missing = Measured(title="Spark", missing="install Maven")
 
-    page = report({"millrace": OURS, "spark-stream": missing})
+    page = report({"millrace": OURS, "spark-stream": missing}, "local")
 
     assert "- **Spark is missing: install Maven**" in page
     assert "| Spark |" not in page
