@@ -426,7 +426,8 @@ class BrokerConfig(ClientLimits):
     """Replicas of each partition of a topic that is created without a number of replicas."""
     rack: str = ""
     """Name shared by brokers that fail together, for example of their power supply. The replicas of a
-    partition are spread over as many racks as possible. Empty: the broker fails alone."""
+    partition are spread over as many racks as possible. Empty: the host that the broker's first listener
+    advertises, so that brokers on one machine share a rack."""
     replica_lag_ms: int = 10_000
     """Longest lag of an in-sync replica in ms: its disk must have all bytes that its leader had this long
     ago."""

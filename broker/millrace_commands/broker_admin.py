@@ -12,11 +12,11 @@ from millrace.wire.messages import ApiKey
 
 
 def broker_racks(client: ClusterClient) -> dict[int, str]:
-    """Return the rack of each live broker, "" for a broker without a rack."""
+    """Return the rack of each live broker, its host for a broker without a rack."""
     request = messages.DescribeClusterRequest()
     response = client.call(None, ApiKey.DESCRIBE_CLUSTER, 0, request, messages.DescribeClusterResponse)
     raise_error(response.error_code, f"the brokers of {client.bootstrap}", response.error_message)
-    return {broker.broker_id: broker.rack or "" for broker in response.brokers}
+    return {broker.broker_id: broker.rack or broker.host for broker in response.brokers}
 
 
 def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[int, str]:

@@ -35,6 +35,8 @@ def brokers() -> None:
 def list_(as_json: bool, bootstrap: str) -> None:
     """List live brokers: rack, log directory, partitions led, stored and under-replicated.
 
+    The rack of a broker without the setting is the host that it advertises.
+
     Example: millrace brokers list --json
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:

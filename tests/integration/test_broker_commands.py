@@ -206,6 +206,11 @@ def test_what_is_asked_of_a_partition_or_a_broker_that_is_not_there_fails(broker
     assert "single-0" in run(broker, "topics", "elect", "single-0")  # it leads already, which is well
 
 
+def test_a_broker_without_a_rack_is_listed_with_its_host_as_the_rack(broker: RunningBroker) -> None:
+    (listed,) = json.loads(run(broker, "brokers", "list", "--json"))
+    assert listed["rack"] == broker.bootstrap.split(":")[0]
+
+
 def test_a_refusal_as_a_script_sees_it(broker: RunningBroker) -> None:
     done = run_millrace("produce", "nope", "--bootstrap", broker.bootstrap, stdin="x\n")
     assert (done.returncode, done.stdout) == (1, "")

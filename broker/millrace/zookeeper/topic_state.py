@@ -55,7 +55,7 @@ class BrokerAddress:
     listeners: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """(host, port) by the listener's name; empty for a broker of a version without listener names."""
     rack: str = ""
-    """Name shared by brokers that fail together, such as a power supply; empty if not configured."""
+    """Name shared by brokers that fail together, such as a power supply; empty for that of their host."""
     directory: str = ""
     """The id of its log directory."""
     protocol: int = 1

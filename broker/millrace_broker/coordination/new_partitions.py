@@ -154,7 +154,7 @@ def _placed(
             f" {len(brokers)} are alive"
         )
     here, everywhere = _replicas([topic]), _replicas(topics.values())
-    racks = {broker: address.rack for broker, address in brokers.items()}
+    racks = {broker: address.rack or address.host for broker, address in brokers.items()}
     return _grown(topic, origins, place(len(origins), replicas, racks, here, everywhere), brokers)
 
 

@@ -32,8 +32,7 @@ def place(
     leads_here, leads = _firsts(here), _firsts(everywhere)
     stores_here, stores = Counter(chain.from_iterable(here)), Counter(chain.from_iterable(everywhere))
     follows = Counter((first, other) for first, *others in here for other in others)
-    # A broker without a rack shares its rack with no other.
-    racks = {broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items())}
+    racks = dict(sorted(racks.items()))
 
     def lead() -> int:
         return min(racks, key=lambda broker: (leads_here[broker], leads[broker], broker))
@@ -70,9 +69,7 @@ def drained(
     that stores the fewest replicas. Raise MillraceError when a partition has a replica on each broker
     already.
     """
-    racks = {
-        broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items()) if broker != leaving
-    }
+    racks = {broker: rack for broker, rack in sorted(racks.items()) if broker != leaving}
     stores = Counter(chain.from_iterable(placed.values()))
     plan = {}
     for (topic, number), replicas in sorted(placed.items()):

@@ -159,6 +159,23 @@ def test_replicas_are_spread_over_racks() -> None:
     assert [state.replicas for state in topic.partitions.values()] == [(1, 3), (2, 4), (3, 1), (4, 2)]
 
 
+def test_brokers_without_a_rack_share_that_of_their_host() -> None:
+    brokers = {n: dataclasses.replace(live(n)[n], host="left" if n < 3 else "right") for n in (1, 2, 3, 4)}
+    topic = new_topic("t", 4, {}, brokers, {}, replicas=2)
+    assert [state.replicas for state in topic.partitions.values()] == [(1, 3), (2, 4), (3, 1), (4, 2)]
+    grown = with_partitions(topic, 6, brokers, {"t": topic})
+    assert all(len({n < 3 for n in state.replicas}) == 2 for state in grown.partitions.values())
+    assert len(new_topic("u", 1, {}, brokers, {}, replicas=4).partitions[0].replicas) == 4
+
+
+def test_a_rack_that_is_named_like_a_host_is_that_of_the_host() -> None:
+    brokers = live(1, 2, 3)
+    brokers[2] = dataclasses.replace(brokers[2], host="other", rack="h")
+    brokers[3] = dataclasses.replace(brokers[3], host="other")
+    topic = new_topic("t", 2, {}, brokers, {}, replicas=2)
+    assert [state.replicas for state in topic.partitions.values()] == [(1, 3), (2, 3)]
+
+
 def test_a_mirrored_topic_has_the_replicas_that_its_first_partitions_got() -> None:
     origins = [dataclasses.replace(ORIGIN, partition=number) for number in (0, 1)]
     topic = with_mirrors(EMPTY, origins[:1], live(1, 2), {}, replicas=2)

@@ -42,8 +42,8 @@ def analyze(root: Path, *words: str) -> str:
     return result.stdout + result.stderr + (f"exit code {result.returncode}" if result.returncode else "")
 
 
-def test_the_units_are_those_of_the_page_the_agents_and_the_resident_loader() -> None:
-    named = {row.unit for row in installed()} | {"millrace-agent", "millrace-load"}
+def test_the_units_are_those_of_the_page_the_agents_the_resident_loader_and_several_brokers() -> None:
+    named = {row.unit for row in installed()} | {"millrace-agent", "millrace-broker@", "millrace-load"}
     assert {unit.stem for unit in UNITS} == named
 
 
@@ -69,7 +69,7 @@ def test_a_unit_runs_a_command_with_the_file_that_it_asserts(unit: Path) -> None
     text = unit.read_text()
     program, command, *rest = exec_start(unit.stem)
     assert program == "/opt/millrace/bin/millrace"
-    assert command == unit.stem.removeprefix("millrace-")
+    assert command == unit.stem.removeprefix("millrace-").removesuffix("@")
     assert cli.get_command(click.Context(cli), command) is not None
     (asserted,) = re.findall(r"^AssertPathExists=(.*)$", text, re.M)
     assert [asserted] in (rest, re.findall(r"^EnvironmentFile=(.*)$", text, re.M))
@@ -86,9 +86,17 @@ def test_a_unit_may_write_where_its_files_put_data(unit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", [unit for unit in UNITS if unit.stem != "millrace-broker"], ids=lambda unit: unit.stem
+    "unit", [unit for unit in UNITS if unit.stem.rstrip("@") != "millrace-broker"], ids=lambda unit: unit.stem
 )
 def test_a_unit_of_a_service_bounds_memory_and_open_files(unit: Path) -> None:
     lines = unit.read_text().splitlines()
     assert [line for line in lines if line.startswith("MemoryMax=")]
     assert "LimitNOFILE=16384" in lines
+
+
+def test_the_unit_of_several_brokers_differs_from_that_of_one_in_the_names_of_its_file_and_folder() -> None:
+    one, several = ((DEPLOY / "systemd" / f"millrace-broker{end}.service").read_text() for end in ("", "@"))
+    assert state_directories("millrace-broker@") == ["/var/lib/millrace/broker-%i"]
+    assert exec_start("millrace-broker@")[-1] == "/etc/millrace/broker-%i.toml"
+    described = several.replace(" %i, one of several on this machine", "")
+    assert described.replace("/broker-%i", "/broker") == one
