@@ -55,19 +55,19 @@ a second into dc1 of a `millrace up` topology, and the aggregate cluster mirrors
 `millrace load --follow --live --every {every_s:g}s{option}`, and the readers read branch `live`. *Spark's
 stream* is Spark 4.1 with its Kafka source, from_avro and Iceberg's runtime, triggered every {every_s:g} s; it
 appends to the table's main branch. Both read the aggregate cluster and fill a new table, partitioned by hour,
-in a SQLite catalog. They take turns for {rounds} rounds. A round has a window of {seconds:g} s for each of
-them, after the writer and its readers have caught up.
+in a SQLite catalog. Rounds in which they take turns: {rounds}. A round has a window of {seconds:g} s for each
+of them, after the writer and its readers have caught up.
 
 Each reader is a process. Every half second it asks the catalog for the head of the branch. If the head is
 new, the engine reads the columns `_topic_partition`, `_offset` and `_timestamp` of all rows that the reader
 does not have. An event's time begins when it was due and ends when the row is in the reader's memory, so a
 stall anywhere counts. The run fails if a reader lacks an event of a window or has one twice.
 
-*CPU* is the CPU time of the writer with all its processes in the windows, for a million rows. At this rate
-most of it is the fixed cost of an interval: do not multiply it for a larger topic. *With its end* adds the
-time from SIGTERM on. Millrace then makes a load, as every 5 minutes: it writes the rows of its small files
-again, one file for each hour. Spark's small files stay as they are. The JVM's compiler does less in a stream
-that runs for hours, and Spark's heap may grow to 4 GB.
+*CPU* is the CPU time of the writer with all its processes in the windows, for a million rows. Of a small
+topic most of it is the fixed cost of an interval: do not multiply it for a larger one. *With its end* adds
+the time from SIGTERM on. Millrace then makes a load, as every 5 minutes: it writes the rows of its small
+files again, one file for each hour. Spark's small files stay as they are. The JVM's compiler does less in a
+stream that runs for hours, and Spark's heap may grow to 4 GB.
 
 Spark stands for the Iceberg sink of Kafka Connect: Maven Central has no runtime bundle of it, and it needs
 transactions, which Millrace's brokers refuse.
