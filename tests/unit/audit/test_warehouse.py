@@ -483,6 +483,9 @@ def test_the_answers_name_the_time_through_which_branch_live_shows_the_rows(stor
     story.state(1, exists=True)
     story.apply()
     assert live_through(story) is None, "the branch was switched off"
+    story.state(1, exists=True, live_through=-(1 << 62))
+    story.apply()
+    assert live_through(story) is None, "no clock shows that"
 
 
 def test_a_branch_that_lacks_no_row_is_known_up_to_the_last_look_at_it(story: Story) -> None:

@@ -39,7 +39,7 @@ from millrace_audit.auditor.verdict.facts import (
     VerifyProblem,
     WindowFacts,
 )
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
+from millrace_audit.reports.counts import FIRST_EVENT_MS, HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 MOST_UNCOUNTED = 100
@@ -178,12 +178,14 @@ class TopicFacts:
         """Time (ms) before which every row that reached the warehouse is in branch `live` of the table; None
         if no such branch was reported.
 
-        The warehouse's reader vouches for no later time than that of its heartbeat.
+        The warehouse's reader vouches for no later time than that of its heartbeat. Any program may write the
+        time of a snapshot, also one that is no date.
         """
         state, heartbeat = self.loads.state, self._watermark(WAREHOUSE)
-        if state is None or state.live_through is None or heartbeat == NOTHING:
+        if state is None or state.live_through is None:
             return None
-        return min(state.live_through, heartbeat)
+        through = min(state.live_through, heartbeat)
+        return through if through >= FIRST_EVENT_MS else None
 
     def waited_for(self, start: int, *, has_events: bool = False) -> WindowFacts:
         """Readers, reports and producers that a window waits for, whichever events it has."""
