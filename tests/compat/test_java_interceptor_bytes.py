@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import millrace
 from millrace.zookeeper.embedded import find_java
-from tests.compat.java_interceptor import build_jar, compile_programs
+from tests.compat.java_interceptor import compile_programs, jar, package_jar
 from tests.support import REPOSITORY, ROUNDS, start_for_the_test_run
 
 SEQUENCES = st.sets(st.integers(0, 300) | st.integers(0, 2**63 - 1), max_size=200)
@@ -74,11 +75,9 @@ def test_a_record_header_has_the_bytes_of_the_specification(ask: Ask, job: str, 
     assert ask(f"header {job}") == value
 
 
-def test_the_jar_is_reproducible_and_has_the_version_of_millrace(needs_maven: None) -> None:
-    jar = build_jar()
-    first = jar.read_bytes()
-    jar.unlink()
-    assert build_jar().read_bytes() == first
-    assert jar.name == f"millrace-audit-{millrace.__version__}.jar"
+def test_the_jar_is_reproducible_and_has_the_version_of_millrace(needs_maven: None, tmp_path: Path) -> None:
+    again = package_jar(tmp_path)
+    assert again.read_bytes() == jar().read_bytes()
+    assert again.name == jar().name == f"millrace-audit-{millrace.__version__}.jar"
     pom = (REPOSITORY / "plugins" / "java" / "pom.xml").read_text()
     assert re.search(r"<version>(.*?)</version>", pom)[1] == millrace.__version__  # type: ignore[index]

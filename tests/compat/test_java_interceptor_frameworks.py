@@ -16,7 +16,7 @@ from tests import postgres
 from tests.brokers import read_topic
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.evidence import check_never_wrong, read_evidence, read_outcomes
-from tests.compat.java_interceptor import SOURCES, build_jar
+from tests.compat.java_interceptor import SOURCES, jar
 from tests.peers import maven
 from tests.peers.connect import Connect, write_properties
 from tests.support import Process, wait_until
@@ -43,7 +43,7 @@ def broker(
 
 def test_a_spring_boot_service_is_audited_by_its_properties(broker: RunningBroker, tmp_path: Path) -> None:
     topic, outcomes = broker.create_topic("spring", 3), tmp_path / "outcomes"
-    path = f"{tmp_path}:{build_jar()}:{maven.class_path(SPRING)}"
+    path = f"{tmp_path}:{jar()}:{maven.class_path(SPRING)}"
     source, compiler = SOURCES / "shop" / "SpringService.java", Path(find_java()).with_name("javac")
     subprocess.run([str(compiler), "-cp", path, "-d", str(tmp_path), str(source)], check=True)
     settings = {
@@ -73,9 +73,7 @@ def test_a_source_of_kafka_connect_is_audited_by_the_worker_or_by_itself(
     connector = {"connector.class": "FileStreamSource", "file": str(source), "topic": topic}
     worker: dict[str, str] = {}
     (worker if prefix == "producer." else connector).update(audited)
-    with Connect(
-        tmp_path / "worker", broker.bootstrap, {"source": connector}, worker, [build_jar()]
-    ) as connect:
+    with Connect(tmp_path / "worker", broker.bootstrap, {"source": connector}, worker, [jar()]) as connect:
         wait_until("every line is sent", lambda: sent(broker, topic) == EVENTS, timeout_s=START_S)
         connect.stop()
     check_all_audited(broker, topic, EVENTS)
@@ -104,7 +102,7 @@ def test_debezium_in_kafka_connect_is_audited_by_the_worker(broker: RunningBroke
         execute(database, "CREATE TABLE orders (id bigint)")
         execute(database, insert)
         connectors = {"orders": debezium(database)}
-        with Connect(tmp_path / "worker", broker.bootstrap, connectors, worker, [build_jar()]) as connect:
+        with Connect(tmp_path / "worker", broker.bootstrap, connectors, worker, [jar()]) as connect:
             wait_until("the snapshot is sent", lambda: sent(broker, topic) == EVENTS, timeout_s=START_S)
             execute(database, insert)
             wait_until("every row is sent", lambda: sent(broker, topic) == 2 * EVENTS, timeout_s=START_S)

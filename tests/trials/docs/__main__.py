@@ -40,7 +40,6 @@ import duckdb
 
 from millrace.process import start_child
 from millrace_demo.table import extension_of
-from tests.compat.java_interceptor import build_jar
 from tests.peers.kafka import POM, KafkaBroker
 from tests.peers.maven import jars
 from tests.support import REPOSITORY
@@ -257,8 +256,9 @@ def enter_own_network() -> None:
 
 def main(pages: Sequence[str]) -> None:
     if any(clusters_of((REPOSITORY / name).read_text()) for name in pages):
-        jars(POM)  # fetched while there is a network
-        build_jar()
+        # What Maven needs is fetched while there is a network.
+        jars(POM)
+        subprocess.run(["make", "jar"], cwd=REPOSITORY, check=True)
     if os.geteuid() == 0:
         enter_own_network()
     for name in pages:
