@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from millrace_broker.mailbox import Mailbox
-from millrace_broker.partitions.flush import PAUSE_S, THREADS, FlushThreads
+from millrace_broker.partitions.flush import AHEAD, PAUSE_S, THREADS, FlushThreads
 from millrace_broker.storage.state import LogState
 from tests.support import WAIT_S, wait_until
 
@@ -93,8 +94,38 @@ def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
     free = time.monotonic()
     disk.set()
     wait_until("all are done", lambda: has_run(1 + 3 * THREADS))
-    # The second begins when the disk is free, and a pause lies between it and each of those behind it.
-    assert began[-1] - free >= PAUSE_S * (3 * THREADS - 2) * 0.99
+    # The second begins when the disk is free, some at once behind it, and the others at the pace.
+    assert began[-1] - free >= PAUSE_S * (3 * THREADS - 2 - AHEAD) * 0.99
+
+
+def test_a_few_pieces_of_work_begin_at_once_and_the_pace_holds_in_the_long_run(
+    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, done = [100.0], list[float]()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda pause: now.append(now.pop() + pause))
+    monkeypatch.setattr("millrace_broker.partitions.flush.time", clock)
+    flushes = FlushThreads(mailbox)
+
+    def flush() -> LogState:
+        done.append(now[0])
+        return state()
+
+    def began(pieces: int) -> list[float]:
+        """The times at which so many pieces of work that come at once begin, in pauses since now."""
+        start = now[0]
+        done.clear()
+        for _ in range(pieces):
+            flushes.submit_soon(Log(flush), lambda *_: None)
+        wait_until("all are done", lambda: len(done) == pieces)
+        return [round((each - start) / PAUSE_S, 3) for each in done]
+
+    assert began(AHEAD + 3) == [0] * (AHEAD + 1) + [1, 2]
+    assert began(2) == [1, 2], "there was no rest"
+    now[0] += 1.5 * PAUSE_S
+    assert began(2) == [0, 0.5]
+    now[0] += 1000 * PAUSE_S
+    assert began(AHEAD + 2) == [0] * (AHEAD + 1) + [1], "a long rest is not saved up"
+    flushes.close()
 
 
 def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> None:
