@@ -81,9 +81,9 @@ class Mailbox:
         self._stopped = False
         self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def post(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop soon. Takes no lock."""
-        self._posted.append(function)
+    def post(self, *functions: Callable[[], None]) -> None:
+        """Run `functions` on the loop soon. Takes no lock."""
+        self._posted.extend(functions)
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
             os.write(self._wake_end, b"\0")
 

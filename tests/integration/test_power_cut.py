@@ -41,7 +41,7 @@ from tests.unit.storage.logs import append, batch, batches_at, crowded_batch, fl
 
 pytestmark = pytest.mark.soak
 
-PARTITIONS = 2
+PARTITIONS = 4
 CRASH_POINTS = 12 if ROUNDS > 2 else 2
 """Number of a start's or a repair's syncs that are made its last; every sync in `make soak`."""
 

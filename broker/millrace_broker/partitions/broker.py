@@ -94,7 +94,7 @@ class Broker:
         self._recording = self._is_retaining = False
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
-        self.flushes = FlushThreads(mailbox)
+        self.flushes = FlushThreads(mailbox, logs.file_system)
         self._pools = {name: started_threads(threads, name) for name, threads in POOLS.items()}
         self._lacking_landmarks: set[Partition] = set()
         self._standstill = Standstill(
@@ -552,7 +552,8 @@ class Broker:
             raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error
 
     def end_of_turn(self) -> None:
-        """Append the staged batches with one write for each partition, then let each woken fetch look once.
+        """Append the staged batches with one write for each partition, let each woken fetch look once, then
+        hand over the flushes.
 
         A bug here closes only the connections whose requests it concerns; other connections are served.
         """
@@ -562,6 +563,7 @@ class Broker:
             for partition in staged:
                 partition.write()
         self.mailbox.end_turn()
+        self.flushes.hand_over()
 
     def check_administrator(self, address: str) -> None:
         """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""

@@ -43,6 +43,7 @@ from millrace.config import MAX_PRODUCER_IDS, LogConfig
 from millrace.errors import MillraceError, StorageError
 from millrace.records.topic_partition import TopicPartition
 from millrace_broker.storage import sealed
+from millrace_broker.storage.file_system import FileSystem
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import ProducerLimit
 from millrace_broker.storage.segment import remove_directory, sync_directory
@@ -162,6 +163,7 @@ class LogDirectory:
         self.config = config
         self.clock = clock
         self._lock_fd = lock_fd
+        self.file_system = FileSystem(path, lock_fd)
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._ids: dict[TopicPartition, set[UUID]] = {}
         """Topic ids of each partition's directories: usually one."""

@@ -61,6 +61,7 @@ from millrace_broker.storage.segment import (
     segment_path,
     sync_directory,
 )
+from millrace_broker.storage.sides import Flush
 from millrace_broker.storage.staging import Staging, append_size, check_append
 from millrace_broker.storage.state import LogState
 
@@ -530,7 +531,16 @@ class PartitionLog:
         opened again, and `flush_refusal` has the reason: after a failed fdatasync the state of the disk is
         unknown. If only descriptors or memory were short, the flush may be retried.
         """
-        with self._flush_lock:
+        return self.end_flush(self.begin_flush(), synced=False)
+
+    def begin_flush(self) -> Flush:
+        """Begin a flush of all appended bytes: after this call, sync the file system or not, and `end_flush`.
+
+        Until then this thread holds the log's descriptors. Raise StorageError as `flush` does; then there is
+        nothing to end.
+        """
+        self._flush_lock.acquire()
+        try:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
             state = self._appended  # before the list: the list then covers all of the state
@@ -538,35 +548,58 @@ class PartitionLog:
             segments = self._files.segments
             unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
             changed, self._directory_changed = self._directory_changed, False
-            is_syncing = False
             try:
                 # Open descriptors before the first fdatasync: if none is left, nothing is lost.
                 descriptors = [segment.append_fd() for segment in unsynced]
                 if changed:
                     sync_directory(self.directory)
-                is_syncing = True
-                for fd in descriptors:
-                    self._sync(fd)
             except OSError as error:
-                if error.errno in OUT_OF_RESOURCES and not is_syncing:
+                if error.errno in OUT_OF_RESOURCES:
                     self._directory_changed |= changed
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
-                reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
-                self.refusal = self.flush_refusal = reason
-                logger.error("%s", reason)
-                raise StorageError(reason) from error
+                raise self._flush_failed(error) from error
+            return Flush(state, whole, segments, descriptors)
+        except BaseException:
+            self._flush_lock.release()
+            raise
+
+    def end_flush(self, flush: Flush, *, synced: bool) -> LogState:
+        """Return the state that is on the disk now. With `synced` the file system was synced since the flush
+        began; otherwise sync the log's files. Raise StorageError as `flush` does.
+        """
+        try:
+            state = flush.state
+            if not synced:
+                try:
+                    for fd in flush.descriptors:
+                        self._sync(fd)
+                except OSError as error:
+                    raise self._flush_failed(error) from error
             self._flushed = state
-            if whole.end <= state.end:  # otherwise a copy is in progress, which the next flush includes
-                self._flushed_whole = whole
-            for segment in segments[:-1]:
+            if flush.whole.end <= state.end:  # otherwise a copy is in progress, which the next flush includes
+                self._flushed_whole = flush.whole
+            for segment in flush.segments[:-1]:
                 if segment.end <= state.end:
                     segment.close()
             return state
+        finally:
+            self._flush_lock.release()
+
+    def _flush_failed(self, error: OSError) -> StorageError:
+        """Take nothing more; return why."""
+        reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
+        self.refusal = self.flush_refusal = reason
+        logger.error("%s", reason)
+        return StorageError(reason)
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """True if the flushed log has grown, and the last attempt is old or a new segment has begun."""
+        return self._checkpoint_is_due(self._flushed_whole)
 
     def write_due_checkpoint(self) -> None:
         """Write the checkpoint if it is due; for the flush thread, after it has posted its outcome."""
-        state = self._flushed_whole
-        if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
+        if not self.checkpoint_is_due or not self._checkpoint_lock.acquire(blocking=False):
             return  # the lock's holder writes one, or waits for a flush and finds it due later
         try:
             if not self._closed:

@@ -8,7 +8,7 @@ refuses every call that is not on the side, and at run time a side costs nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError
@@ -18,7 +18,7 @@ from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_broker.storage.epochs import EpochMap
 from millrace_broker.storage.producer_state import ProducerState
-from millrace_broker.storage.segment import Files, TimeRange
+from millrace_broker.storage.segment import Files, Segment, TimeRange
 from millrace_broker.storage.state import LogState
 
 
@@ -90,10 +90,25 @@ class LoopSide(LogView, Protocol):
     def read_raw(self, position: int, max_bytes: int) -> tuple[int, FileSlice | None]: ...
 
 
-class FlushSide(Protocol):
-    """The side of a flush thread: `flush`, then, once the outcome is posted, `write_due_checkpoint`."""
+class Flush(NamedTuple):
+    """A flush that has begun: what it brings to the disk."""
 
+    state: LogState
+    whole: LogState
+    """State after the last whole append in it."""
+    segments: tuple[Segment, ...]
+    descriptors: Sequence[int]
+    """Of the files with bytes that are not on the disk yet."""
+
+
+class FlushSide(Protocol):
+    """The side of a flush thread: `flush` or its two halves; once the outcome is posted, the checkpoint."""
+
+    @property
+    def checkpoint_is_due(self) -> bool: ...
     def flush(self) -> LogState: ...
+    def begin_flush(self) -> Flush: ...
+    def end_flush(self, flush: Flush, *, synced: bool) -> LogState: ...
     def write_due_checkpoint(self) -> None: ...
 
 

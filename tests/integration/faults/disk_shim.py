@@ -9,7 +9,8 @@ the calls of `os` that reach the disk. Settings come by environment, because not
     DISK_RULES    file; JSON [{"call", "path", "errno"}]: calls on matching paths fail while it is there
     DISK_DIE_AT   the process ends at this many syncs (1: the first) instead of carrying one out
     DISK_PLAIN    without root's right to ignore permissions
-    DISK_PACE     a broker's seconds between checkpoints, and between rounds of retention
+    DISK_PACE     a broker's seconds between checkpoints, and between rounds of retention; every second broker
+                  syncs the whole file system at each flush
     DISK_CLOCK    file; seconds by which the process's clock is wrong
 """
 
@@ -19,11 +20,13 @@ import ctypes
 import itertools
 import json
 import os
+import random
 import stat
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +97,41 @@ def recording(real: Any, record: int) -> Any:
             os._exit(9)
         _refuse("sync", fd)
         real(fd)
-        if before is None:
-            return
-        with _describing:
-            # A sync that began before another and ends after it takes nothing back.
-            inode = before["file"] if "file" in before else before["folder"]
-            if number > _recorded.get(inode, -1):
-                _recorded[inode] = number
-                os.write(record, json.dumps(before).encode() + b"\n")
+        if before is not None:
+            _note(record, number, before)
 
     return sync
+
+
+def recording_all(real: Any, record: int) -> Any:
+    """Stand before `syncfs`: afterwards every file and folder below the root is on the disk."""
+
+    def syncfs(fd: int) -> None:
+        with _describing:
+            before = []
+            root = Path(os.environ["DISK_ROOT"])
+            for path in [root, *root.rglob("*")]:
+                with suppress(FileNotFoundError):  # it went while we looked
+                    one = os.open(path, os.O_RDONLY)
+                    before.append((next(_descriptions), _describe(one)))
+                    os.close(one)
+        if next(_syncs) == int(os.environ.get("DISK_DIE_AT", "0")):
+            os._exit(9)
+        _refuse("sync", fd)
+        real(fd)
+        for number, described in before:
+            _note(record, number, described)
+
+    return syncfs
+
+
+def _note(record: int, number: int, before: dict[str, Any]) -> None:
+    with _describing:
+        # A sync that began before another and ends after it takes nothing back.
+        inode = before["file"] if "file" in before else before["folder"]
+        if number > _recorded.get(inode, -1):
+            _recorded[inode] = number
+            os.write(record, json.dumps(before).encode() + b"\n")
 
 
 def _failing(call: str, real: Callable[..., Any], position: int) -> Callable[..., Any]:
@@ -125,9 +153,14 @@ def _become_plain() -> None:
 
 
 def _record() -> None:
+    from millrace_broker.storage import file_system
+
     record = os.open(os.environ["DISK_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.fsync = recording(os.fsync, record)
     os.fdatasync = recording(os.fdatasync, record)
+    file_system.syncfs = recording_all(file_system.syncfs, record)
+    file_system.file_system_of = lambda directory: "ext4"
+    file_system.SLOW_S = float("inf")
     os.pread = _failing("read", os.pread, 0)
     os.sendfile = _failing("send", os.sendfile, 1)
 
@@ -139,8 +172,10 @@ def _set_clock() -> None:
 
 def _set_pace() -> None:
     import millrace_broker.partitions.broker
+    from millrace_broker.partitions import flush
     from millrace_broker.storage import partition_log
 
+    flush.MANY = random.choice((1, flush.MANY))
     pace = float(os.environ["DISK_PACE"])
     partition_log.CHECKPOINT_INTERVAL_S = millrace_broker.partitions.broker.RETENTION_INTERVAL_S = pace
 

@@ -10,6 +10,7 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.storage import file_system
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import ProducerLimit
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, Start, topic
@@ -46,5 +47,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         return opened(directory, config, clock, slow.fdatasync, producer_limit, is_replica=is_replica)
 
     monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", open_slow)
+    monkeypatch.setattr(file_system, "syncfs", slow.fdatasync)
     yield slow
     slow.free.set()

@@ -113,7 +113,7 @@ class Outcome:
 
 
 class Disk:
-    """Stands before fdatasync: counts, holds it up, or makes it fail."""
+    """Stands before fdatasync and syncfs: counts, holds it up, or makes it fail."""
 
     def __init__(self) -> None:
         self.free = threading.Event()

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.flush import AHEAD, PAUSE_S, THREADS, FlushThreads
+from millrace_broker.storage.file_system import FileSystem
+from millrace_broker.storage.sides import Flush
 from millrace_broker.storage.state import LogState
 from tests.support import WAIT_S, wait_until
 
@@ -25,12 +28,19 @@ def no_checkpoint() -> None:
     """None is due."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Log:
     """A log as flush threads see it; the test decides what its flush does."""
 
     flush: Callable[[], LogState] = state
     write_due_checkpoint: Callable[[], None] = no_checkpoint
+    checkpoint_is_due: bool = False
+
+    def begin_flush(self) -> Flush:
+        raise AssertionError("the file system cannot be synced as a whole")
+
+    def end_flush(self, flush: Flush, *, synced: bool) -> LogState:
+        raise AssertionError("no flush was begun")
 
 
 def end_of(flushed: LogState | None) -> int:
@@ -45,9 +55,14 @@ def mailbox() -> Mailbox:
 
 @pytest.fixture
 def flushes(mailbox: Mailbox) -> Iterator[FlushThreads]:
-    threads: FlushThreads = FlushThreads(mailbox)
+    threads = flush_threads(mailbox)
     yield threads
     threads.close()
+
+
+def flush_threads(mailbox: Mailbox) -> FlushThreads:
+    """Threads that flush each log alone: procfs knows no sync of all."""
+    return FlushThreads(mailbox, FileSystem(Path("/proc"), -1))
 
 
 def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flushes: FlushThreads) -> None:
@@ -60,6 +75,7 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flu
     flushes.submit(Log(hang), lambda flushed, _: done.append(end_of(flushed)))
     for end in range(1, 3 * THREADS + 1):
         flushes.submit(Log(partial(state, end)), lambda flushed, _: done.append(end_of(flushed)))
+    flushes.hand_over()
 
     def others_are_done() -> bool:
         mailbox.run()
@@ -84,6 +100,7 @@ def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
         flushes.submit_soon(Log(flush), lambda *_: done.append("soon"))
     wait_until("the first is under way", lambda: began)
     flushes.submit(Log(), lambda *_: done.append("now"))
+    flushes.hand_over()
 
     def has_run(count: int) -> bool:
         mailbox.run()
@@ -104,7 +121,7 @@ def test_a_few_pieces_of_work_begin_at_once_and_the_pace_holds_in_the_long_run(
     now, done = [100.0], list[float]()
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda pause: now.append(now.pop() + pause))
     monkeypatch.setattr("millrace_broker.partitions.flush.time", clock)
-    flushes = FlushThreads(mailbox)
+    flushes = flush_threads(mailbox)
 
     def flush() -> LogState:
         done.append(now[0])
@@ -137,8 +154,10 @@ def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> Non
 
     assert flushes.since is None
     flushes.submit(Log(partial(wait, first)), lambda *_: None)
+    flushes.hand_over()
     oldest = wait_until("the first is under way", lambda: flushes.since)
     flushes.submit(Log(partial(wait, second)), lambda *_: None)
+    flushes.hand_over()
     assert flushes.since == oldest
     first.set()
     wait_until("the second is the oldest", lambda: flushes.since not in (None, oldest))
@@ -147,7 +166,7 @@ def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> Non
 
 
 def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: Mailbox) -> None:
-    flushes, outcomes = FlushThreads(mailbox), list[object]()
+    flushes, outcomes = flush_threads(mailbox), list[object]()
 
     def fail() -> LogState:
         raise OSError("the disk is gone")
@@ -175,6 +194,7 @@ def test_the_checkpoint_follows_when_the_outcome_of_a_flush_was_told_and_may_fai
 
     for end in range(2 * THREADS):
         flushes.submit(Log(partial(state, end), fail), lambda flushed, _: told.append(end_of(flushed)))
+    flushes.hand_over()
 
     def all_threads_told() -> bool:
         mailbox.run()

@@ -22,9 +22,9 @@ class SlowMailbox(Mailbox):
         super().__init__()
         self.taken = 0
 
-    def post(self, function: Callable[[], None]) -> None:
+    def post(self, *functions: Callable[[], None]) -> None:
         time.sleep(0.05)
-        super().post(function)
+        super().post(*functions)
         self.taken += 1
 
 
