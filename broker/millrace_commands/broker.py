@@ -29,6 +29,7 @@ from millrace_broker.coordination.groups import ConsumerRegistry
 from millrace_broker.coordination.quotas import QuotaStore
 from millrace_broker.groups import Groups
 from millrace_broker.handlers import Handlers, Services, all_apis
+from millrace_broker.handlers.produce_lane import serve_lane
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.generation import take
@@ -147,7 +148,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
-        server.run(handlers.serve_next, broker.end_of_turn)
+        take_lane = partial(serve_lane, services, max_frame_bytes=config.max_frame_bytes)
+        server.run(handlers.serve_next, take_lane, broker.end_of_turn)
         logger.info("stopping: bringing everything to the disk")
         if metrics is not None:
             metrics.close()

@@ -285,11 +285,26 @@ def encode_successes(
     # Check before anything is cached: the topic of a refused request may be any name that its client invents.
     if not (isinstance(outcomes[0], int) if is_single else set(map(type, outcomes)) == {int}):
         return None
-    pack, size, before, after = _success(version, topic, partition, log_start_offset)
     if is_single:
+        pack, size, before, after = _success(version, topic, partition, log_start_offset)
         return pack(size, correlation_ids[0], before, outcomes[0], after)
-    pairs = zip(correlation_ids, outcomes, strict=True)
-    return b"".join([pack(size, number, before, base, after) for number, base in pairs])
+    return b"".join(
+        encode_each_success(version, topic, partition, correlation_ids, outcomes, log_start_offset)
+    )
+
+
+def encode_each_success(
+    version: int,
+    topic: str,
+    partition: int,
+    correlation_ids: Sequence[int],
+    base_offsets: Sequence[object],
+    log_start_offset: int,
+) -> list[bytes]:
+    """Return the whole response to each of the requests, which had one batch each."""
+    pack, size, before, after = _success(version, topic, partition, log_start_offset)
+    pairs = zip(correlation_ids, base_offsets, strict=True)
+    return [pack(size, number, before, base, after) for number, base in pairs]
 
 
 @lru_cache(maxsize=CACHED_TARGETS)

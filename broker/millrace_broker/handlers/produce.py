@@ -23,12 +23,12 @@ from millrace_broker.partitions.partition import Outcomes
 from millrace_broker.security import rights
 from millrace_broker.security.quotas import Kind
 from millrace_broker.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
-from millrace_broker.server.request import NOTHING, Client, Request, response_frame, throttle_ms
+from millrace_broker.server.request import LANE_BYTES, NOTHING, Client, Request, response_frame, throttle_ms
 
 _PRODUCE = int(ApiKey.PRODUCE)
 
 
-class _Answer:
+class Answer:
     """Answers one request, or each request of a run, once the outcome of every batch is known."""
 
     __slots__ = (
@@ -124,22 +124,25 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     if partition is None:
         return None
     # Checked for every run: a revoked right ends with the next run.
-    if not (access.everything or access.allows(_write(topic))):
+    if not (access.everything or access.allows(write_need(topic))):
         return None
     largest = partition.log.config.max_message_bytes
     ids, batches, end = produce.run_at(data, position, target, largest, framer.max_frame_bytes)
     if not batches:
         return None
     framer.skip_to(end)
+    is_small = end == len(data) and end - position < LANE_BYTES
+    client.lane = target if is_small and target.acks and access.meter is None and client.may_share else None
     request = Request(client, _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
-    answer = _Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))
+    answer = Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))
     if access.meter is not None:
         answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))
     broker.stage(partition, batches, answer)
     return request
 
 
-def _write(topic: str) -> Need:
+def write_need(topic: str) -> Need:
+    """The right to write to a topic."""
     return Need(Operation.WRITE, rights.topic(topic))
 
 
@@ -147,7 +150,7 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
     """Stage every batch of the request. Each batch gets its own answer."""
     refusal = _refusal(request, received)
     partitions = [number for _, number, _ in request.batches]
-    answer = _Answer(
+    answer = Answer(
         received, request.acks, request.timeout_ms, [received.correlation_id], request.topics, partitions
     )
     if received.client.access.meter is not None:
@@ -184,7 +187,7 @@ PRODUCE = Api(
     key=ApiKey.PRODUCE,
     versions=range(13),
     decode=lambda request: produce.decode_request(request.api_version, request.body, request.item_limit),
-    needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
+    needs=lambda asked: [write_need(topic) for topic, _ in asked.topics],
     by_item=(ResourceType.TOPIC,),
     handle=handle,
     refusal=lambda *_: None,

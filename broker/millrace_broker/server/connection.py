@@ -23,7 +23,7 @@ from millrace_broker.security.login import Login
 from millrace_broker.security.rights import Access
 from millrace_broker.server.listener import Listener
 from millrace_broker.server.request import FILE_SLICE_BYTES, Part, Request
-from millrace_broker.server.transport import Transport
+from millrace_broker.server.transport import PlainTransport, Transport
 
 logger = logging.getLogger("millrace.server.connection")
 
@@ -108,11 +108,14 @@ class ClientConnection:
     took_at: float = field(init=False)
     """Time at which the client last received bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
+    lane: object | None = None
+    may_share: bool = field(init=False)
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.errors, self.login = self.loop.errors, self.listener.login()
         self.opened_at = self.received_at = self.took_at = self.served_at
+        self.may_share = isinstance(self.transport, PlainTransport)
 
     @property
     def listener_name(self) -> str:
@@ -151,6 +154,40 @@ class ClientConnection:
         self.received_bytes += count
         if self.received_bytes >= PROGRESS_BYTES:
             self.received_bytes, self.received_at = 0, self.loop.now
+
+    @property
+    def is_free(self) -> bool:
+        """True if nothing is before the next request, neither a part of it nor an answer that is due."""
+        return not (self.requests or self._out or self.framer.held)
+
+    def take(self, request: Request) -> None:
+        self.requests.append(request)
+        self.pending += 1
+        self.unanswered += request.count
+        self.kept_bytes += request.kept
+        self.note_served()
+
+    def reply(self, answers: bytes) -> None:
+        if self.closed:
+            return
+        try:
+            sent = self.transport.send(answers, more=False)
+        except BlockingIOError:  # the socket accepts no more now
+            sent = 0
+        except OSError:
+            self.loop.drop(self)
+            return
+        self.note_served()
+        self.took_at = self.loop.now
+        if sent < len(answers):
+            self.queued_bytes += len(answers) - sent
+            self._out.append(memoryview(answers)[sent:])
+            self.loop.touch(self)
+
+    def note_served(self) -> None:
+        """Note that a whole request was served in this turn."""
+        self.served_at = self.received_at = self.loop.now
+        self.received_bytes = 0
 
     def answered(self, size: int) -> None:
         self.queued_bytes += size

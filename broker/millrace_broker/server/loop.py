@@ -34,7 +34,14 @@ from millrace_broker.security.rights import UNAUTHENTICATED
 from millrace_broker.server.admission import SPARE, Admission
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.listener import Listener
-from millrace_broker.server.request import MAX_MUTE_S, REQUEST_BYTES, Request, throttle_ms
+from millrace_broker.server.request import (
+    LANE_BYTES,
+    MAX_MUTE_S,
+    REQUEST_BYTES,
+    Arrived,
+    Request,
+    throttle_ms,
+)
 from millrace_broker.server.statistics import Statistics
 from millrace_broker.server.transport import TlsFailed
 
@@ -70,6 +77,10 @@ oldest request is read."""
 
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 """Serves the next request in a client's bytes. Returns None when no frame is whole."""
+Lane = Sequence[Arrived[ClientConnection]]
+"""The bytes that a turn has read from clients whose last requests were for the same."""
+ServeLane = Callable[[Lane, memoryview], tuple[Request | None, Lane]]
+"""Serves the requests of a lane as one. Returns it, and what must be served by itself."""
 
 
 class Server:
@@ -100,6 +111,7 @@ class Server:
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
+        self._lanes: dict[int, list[Arrived[ClientConnection]]] = {}
         self._looked_at = self.now
         self._late = False
         self._running = False
@@ -113,9 +125,11 @@ class Server:
         """Leave `run` after the current turn. Must be called on the loop."""
         self._running = False
 
-    def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
-        """Serve until `stop`. `serve_next` takes the frames, and `end_of_turn` writes the staged appends."""
-        self._serve_next, self._end_of_turn = serve_next, end_of_turn
+    def run(self, serve_next: ServeNext, serve_lane: ServeLane, end_of_turn: Callable[[], None]) -> None:
+        """Serve until `stop`. `serve_next` and `serve_lane` take the frames, and `end_of_turn` writes the
+        staged appends.
+        """
+        self._serve_next, self._serve_lane, self._end_of_turn = serve_next, serve_lane, end_of_turn
         for fd in self._listening:
             self._epoll.register(fd, select.EPOLLIN)
         self._mailbox.every(self._limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
@@ -143,6 +157,8 @@ class Server:
         for fd, events in ready:
             connection = self.connections.get(fd)
             if connection is not None:
+                if connection.lane is not None and events == select.EPOLLIN and self._gather(connection):
+                    continue
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
                     break  # the other connections are still ready in the next turn
@@ -150,6 +166,7 @@ class Server:
                 self._mailbox.drain()
             elif (listener := self._listening.get(fd)) is not None:
                 accepting.append(listener)
+        self._serve_lanes()
         for listener in accepting:  # last: a new connection may get the descriptor of one just closed
             self._accept(listener)
         self._serve_the_rest()
@@ -477,6 +494,54 @@ class Server:
             self._used += count
         else:
             framer.received(count)
+        self._serve_received(connection, count)
+
+    def _gather(self, connection: ClientConnection) -> bool:
+        """Read a client's bytes into its lane. Return False if they must be read and served alone."""
+        start = self._used
+        if self.admission.over_limit or RECEIVE_BYTES - start < MIN_ROOM_BYTES or not connection.is_free:
+            return False
+        try:
+            count = connection.transport.receive_into(self._buffer[start : start + LANE_BYTES])
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
+            self.drop(connection)
+            return True
+        self._used += count
+        self._lanes.setdefault(id(connection.lane), []).append(Arrived(connection, start, count))
+        return True
+
+    def _serve_lanes(self) -> None:
+        """Serve what was gathered: the requests of each lane as one, other requests by themselves."""
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            try:
+                request, rest = self._serve_lane(lane, self._buffer)
+                if request is not None:
+                    self.statistics.served(request, self.now)
+            except Exception:
+                for connection, _, _ in lane:
+                    self._fail(connection)
+                continue
+            for connection, start, size in rest:
+                connection.lane = None
+                try:
+                    connection.framer.receive_data(self._buffer[start : start + size])
+                    self._serve_received(connection, size)
+                except Exception:
+                    self._fail(connection)
+        if lanes:
+            now, clients = time.monotonic(), [arrived.client for lane in lanes.values() for arrived in lane]
+            share = (now - self._looked_at) / len(clients)
+            for connection in clients:
+                connection.used_s += share
+            self._looked_at = now
+
+    def _serve_received(self, connection: ClientConnection, count: int) -> None:
+        """Serve the frames of the bytes that a read has brought."""
         self._serve(connection)
         if connection.served_at != self.now:  # a whole request resets the time, too
             connection.note_received(count)
@@ -496,10 +561,7 @@ class Server:
                 self.statistics.served(request, self.now)
                 if request.client.closed:
                     break  # keep neither: a reference cycle would wait for the garbage collector
-                connection.requests.append(request)
-                connection.pending += 1
-                connection.unanswered += request.count
-                connection.kept_bytes += request.kept
+                connection.take(request)
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
                 if late or not framer.waiting:
@@ -509,9 +571,6 @@ class Server:
         framer.release()
         if connection.closed:
             return
-        if served:
-            connection.served_at = connection.received_at = self.now
-            connection.received_bytes = 0
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)
         else:
@@ -543,7 +602,8 @@ class Server:
                     self._account(connection)
 
     def _write_staged(self) -> None:
-        """Write the staged records. Afterwards the shared buffer is free."""
+        """Serve what was gathered and write the staged records. Afterwards the shared buffer is free."""
+        self._serve_lanes()
         self._end_of_turn()
         self._used = 0
         self._frame_buffers.end_of_turn()

@@ -11,7 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from millrace.records.file_slice import FileSlice
 from millrace.wire.messages import ApiKey
@@ -37,6 +37,8 @@ same bytes."""
 
 MAX_MUTE_S = 5.0
 """Longest throttle time in one answer."""
+LANE_BYTES = 32 << 10
+"""Size from which a connection's bytes are served alone: what a lane saves hardly counts there."""
 
 
 class Client(Protocol):
@@ -57,10 +59,21 @@ class Client(Protocol):
 
     login: Login | None
     """The client's login, on a listener that requires a login."""
+    lane: object | None
+    """What its last requests were for, if its next ones may be served together with those of other clients
+    that have the same."""
+    may_share: bool
+    """True if its requests may be served together with those of other clients."""
 
     @property
     def listener_name(self) -> str:
         """Name of the listener that the client connected to."""
+
+    def take(self, request: Request) -> None:
+        """Keep the place of a request's answer."""
+
+    def reply(self, answers: bytes) -> None:
+        """Send answers to requests that were not taken, while no other answer is due."""
 
     def answered(self, size: int) -> None:
         """Note that a request has its answer, which uses `size` bytes of memory."""
@@ -82,6 +95,9 @@ class Client(Protocol):
 
         Without an answer, the client has no other sign of an error.
         """
+
+
+C = TypeVar("C", bound=Client)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +158,14 @@ class Request:
         """Stop waiting for the answer, because the client has disconnected."""
         if self.abandon is not None:
             self.abandon()
+
+
+class Arrived(NamedTuple, Generic[C]):
+    """What one read has brought from a client: `size` bytes at `start` of the turn's buffer."""
+
+    client: C
+    start: int
+    size: int
 
 
 def throttle_ms(client: Client, kind: Kind, amount: float) -> int:

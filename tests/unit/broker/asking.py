@@ -85,11 +85,19 @@ class AskingClient:
     working = 0
     listener_name = "default"
     login: Login | None = None
+    lane: object | None = None
+    may_share = True
 
     def __init__(self, access: Access = EVERYTHING, address: str = "127.0.0.1:1") -> None:
         self.access, self.address = access, address
         self.answers = 0
         self.errors: Counter[tuple[int, int]] = Counter()
+
+    def take(self, request: Request) -> None:
+        raise AssertionError("no lane is served here")
+
+    def reply(self, answers: bytes) -> None:
+        raise AssertionError("no lane is served here")
 
     def answered(self, size: int) -> None:
         self.answers += 1

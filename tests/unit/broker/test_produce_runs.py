@@ -75,13 +75,14 @@ class Sent:
     damage: tuple[int, int, bool] | None = None
     trailing: bytes = b""
     batches: int = 1
+    producer: int = 7
 
     def frame(self, correlation_id: int) -> bytes:
         idempotent = self.sequence >= 0
         batch = bytearray(
             build_batch(
                 [Message(1000 + i, None, b"some value %d" % correlation_id) for i in range(self.records)],
-                producer_id=7 if idempotent else -1,
+                producer_id=self.producer if idempotent else -1,
                 producer_epoch=0 if idempotent else -1,
                 base_sequence=self.sequence,
             )

@@ -14,7 +14,7 @@ from millrace.wire.framing import RequestFramer
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.listener import Listener
-from millrace_broker.server.loop import Server
+from millrace_broker.server.loop import Lane, Server
 from millrace_broker.server.request import Request
 from tests.support import WAIT_S, wait_until
 
@@ -30,6 +30,10 @@ def listening(port: int = 0) -> Listener:
 def listening_with_tls(config: TlsConfig, client_certificates: str = "none") -> Listener:
     listener = ListenerConfig(listen="127.0.0.1:0", protocol="SSL", client_certificates=client_certificates)
     return Listener("tls", listener, ServerCertificates(config, [client_certificates]))
+
+
+def no_lane(lane: Lane, data: memoryview) -> tuple[Request | None, Lane]:
+    raise AssertionError("no client has a lane here")
 
 
 class Running:
@@ -55,7 +59,7 @@ class Running:
         self.thread.start()
 
     def _run(self) -> None:
-        self.server.run(self._serve_next, lambda: self.end_of_turn())
+        self.server.run(self._serve_next, no_lane, lambda: self.end_of_turn())
 
     def _serve_next(self, client: ClientConnection, framer: RequestFramer) -> Request | None:
         frame = framer.next_frame()

@@ -1,0 +1,176 @@
+"""Produce requests that one turn has read from many clients, all for one target, served as one.
+
+Such a lane is checked and appended like a run of one client. With acks=1 each client gets its answer as soon
+as the append has its outcome, with acks=all in the place that was kept for it. A client that brings anything
+but whole requests for the target is served by itself, and so is one that has a quota.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import accumulate
+
+from millrace.records.header import crc32c
+from millrace.records.runs import scan
+from millrace.wire import produce
+from millrace.wire.messages import ApiKey
+from millrace.wire.produce import Target
+from millrace_broker.handlers.produce import Answer, write_need
+from millrace_broker.handlers.table import Services
+from millrace_broker.partitions.partition import Outcomes
+from millrace_broker.server.request import NOTHING, Arrived, C, Client, Request
+
+logger = logging.getLogger("millrace.broker.produce_lane")
+
+
+class LaneAnswer:
+    """Answers the requests of a lane, each client's by themselves."""
+
+    __slots__ = (
+        "_answers",
+        "_clients",
+        "_ends",
+        "_ids",
+        "_request",
+        "_target",
+        "acks_all",
+        "principal",
+        "timeout_ms",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        target: Target,
+        clients: Sequence[Client],
+        counts: Sequence[int],
+        ids: Sequence[int],
+    ) -> None:
+        """Answer `ids`; each client has as many of them as the next of `counts` that is not 0.
+
+        `request` stands for all requests in the statistics.
+        """
+        self._request, self._target, self._clients = request, target, clients
+        self._ends, self._ids = [0, *accumulate(filter(None, counts))], ids
+        self.acks_all, self.timeout_ms = target.acks == -1, target.timeout_ms
+        self.principal = clients[0].access.principal
+        self._answers = [self._taken(number) for number in range(len(clients))] if self.acks_all else []
+
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
+        """Answer every client. A bug while answering closes only this client's connection."""
+        self._request.parts = ()
+        target, answers = self._target, list[bytes]()
+        if not self.acks_all and set(map(type, outcomes)) == {int}:
+            answers = produce.encode_each_success(
+                target.version, target.topic, target.partition, self._ids, outcomes, log_start_offset
+            )
+        for number, client in enumerate(self._clients):
+            begin, end = self._ends[number], self._ends[number + 1]
+            try:
+                if self._answers:
+                    self._answers[number].appended(0, outcomes[begin:end], log_start_offset)
+                elif client.closed:
+                    continue
+                elif answers:
+                    client.reply(answers[begin] if end - begin == 1 else b"".join(answers[begin:end]))
+                else:
+                    self._taken(number).appended(0, outcomes[begin:end], log_start_offset)
+            except Exception:
+                logger.exception("a bug while answering %s", client.address)
+                client.abort("a bug was met while its request was answered")
+
+    def abort(self, reason: str) -> None:
+        """Close every client's connection: the outcome of the batches is unknown."""
+        self._request.parts = ()
+        for client in self._clients:
+            client.abort(reason)
+
+    def _taken(self, number: int) -> Answer:
+        """Keep a place for the answer to a client."""
+        target, client = self._target, self._clients[number]
+        ids = self._ids[self._ends[number] : self._ends[number + 1]]
+        request = Request(client, int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
+        client.take(request)
+        topics, partitions = ((target.topic, 1),), (target.partition,)
+        return Answer(request, target.acks, target.timeout_ms, ids, topics, partitions)
+
+
+def serve_lane(
+    services: Services, lane: Sequence[Arrived[C]], data: memoryview, max_frame_bytes: int
+) -> tuple[Request | None, Sequence[Arrived[C]]]:
+    """Stage the requests of a lane as one. Return it, and what must be served by itself.
+
+    `lane` is in the order in which it was read into `data`, and the `lane` of all its clients is the same.
+    """
+    first = lane[0].client
+    target = first.lane
+    assert isinstance(target, Target)
+    partition = services.broker.open_to_producers(target.topic, target.partition)
+    if partition is None or len(lane) == 1:
+        return None, lane
+    allowed, rest = list[Arrived[C]](), list[Arrived[C]]()
+    for arrived in lane:
+        (allowed if _is_allowed(arrived.client, target, first.access.principal) else rest).append(arrived)
+    if not allowed:
+        return None, lane
+    largest = min(partition.log.config.max_message_bytes, max_frame_bytes - target.around_batch)
+    ids, batches, counts = requests_of(allowed, data, target, largest)
+    if not batches:
+        return None, lane
+    rest += [arrived for arrived, count in zip(allowed, counts, strict=True) if not count]
+    clients = [arrived.client for arrived, count in zip(allowed, counts, strict=True) if count]
+    request = Request(clients[0], int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
+    services.broker.stage(partition, batches, LaneAnswer(request, target, clients, counts, ids))
+    return request, rest
+
+
+def requests_of(
+    lane: Sequence[Arrived[C]], data: memoryview, target: Target, largest: int
+) -> tuple[list[int], list[memoryview], list[int]]:
+    """Return the correlation ids and the batches of a lane, and how many of them are each client's.
+
+    None is of a client that brings anything but whole requests for `target`. A request never consists of the
+    bytes of two clients.
+    """
+    start, end = lane[0].start, lane[-1].start + lane[-1].size
+    sizes = [arrived.size for arrived in lane]
+    if sum(sizes) == end - start:  # nothing else was read in between
+        ids, batches, after = scan(data[:end], start, target.head, target.tail, largest, crc32c)
+        counts = _counts(batches, target.around_batch + 4, sizes) if after == end else None
+        if counts is not None:
+            return ids, batches, counts
+    ids, batches, counts = [], [], []
+    for _, start, size in lane:
+        end = start + size
+        own_ids, own_batches, after = scan(data[:end], start, target.head, target.tail, largest, crc32c)
+        is_whole = after == end
+        counts.append(len(own_ids) if is_whole else 0)
+        if is_whole:
+            ids += own_ids
+            batches += own_batches
+    return ids, batches, counts
+
+
+def _counts(batches: Sequence[memoryview], around: int, sizes: Sequence[int]) -> list[int] | None:
+    """Return the number of requests in the bytes of each client; None if one does not end with them."""
+    requests = [len(batch) + around for batch in batches]
+    if requests == sizes:  # one of each client: nearly always
+        return [1] * len(sizes)
+    counts, position = list[int](), 0
+    for size in sizes:
+        first = position
+        while size > 0 and position < len(requests):
+            size -= requests[position]
+            position += 1
+        if size != 0:
+            return None
+        counts.append(position - first)
+    return counts
+
+
+def _is_allowed(client: Client, target: Target, principal: str) -> bool:
+    access = client.access
+    if client.closed or access.meter is not None or access.principal != principal:
+        return False
+    return access.everything or access.allows(write_need(target.topic))
