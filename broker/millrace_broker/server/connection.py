@@ -108,6 +108,7 @@ class ClientConnection:
     took_at: float = field(init=False)
     """Time at which the client last received bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
+    last_target: object | None = None
     lane: object | None = None
     may_share: bool = field(init=False)
     _out: deque[Part | memoryview] = field(default_factory=deque)

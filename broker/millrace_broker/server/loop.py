@@ -153,11 +153,13 @@ class Server:
         self._share_s = max(MIN_SHARE_S, TURN_S / busy)
         self._read_bytes = max(MIN_READ_BYTES, TURN_BYTES // busy)
         accepting: list[Listener] = []
+        is_alone = len(ready) == 1
         self._looked_at = self.now
         for fd, events in ready:
             connection = self.connections.get(fd)
             if connection is not None:
-                if connection.lane is not None and events == select.EPOLLIN and self._gather(connection):
+                may_share = connection.lane is not None and events == select.EPOLLIN and not is_alone
+                if may_share and self._gather(connection):
                     continue
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:

@@ -59,9 +59,11 @@ class Client(Protocol):
 
     login: Login | None
     """The client's login, on a listener that requires a login."""
+    last_target: object | None
+    """What its last requests were for, if requests like them may be served together with others'."""
     lane: object | None
-    """What its last requests were for, if its next ones may be served together with those of other clients
-    that have the same."""
+    """What its last requests and those before were for, if they were for the same: its next ones are served
+    together with those of other clients that have this lane."""
     may_share: bool
     """True if its requests may be served together with those of other clients."""
 

@@ -86,6 +86,7 @@ class AskingClient:
     listener_name = "default"
     login: Login | None = None
     lane: object | None = None
+    last_target: object | None = None
     may_share = True
 
     def __init__(self, access: Access = EVERYTHING, address: str = "127.0.0.1:1") -> None:
