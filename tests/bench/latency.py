@@ -53,8 +53,8 @@ not shares of each system's highest rate, because a service does not send more w
 
 The levels are 1 ms for p50 and 8 ms for p99, with at most twice the CPU of *Millrace batch*. A flush and the
 fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads wake each other.
-Millrace begins at most 1,000 flushes a second because a client waits: at 1,000 messages a second nearly
-every message has a flush of its own, at 10,000 ten messages share one.
+Millrace begins at most 1,000 flushes a second in the long run because a client waits: at 1,000 messages a
+second nearly every message has a flush of its own, at 10,000 ten messages share one.
 """
 Row = tuple[float, float, float, int, float]
 """p50, p99 and p99.9 in ms, stalls, µs of the broker's CPU a message."""
