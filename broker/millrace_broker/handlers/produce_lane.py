@@ -55,7 +55,7 @@ class LaneAnswer:
         self._ends, self._ids = [0, *accumulate(filter(None, counts))], ids
         self.acks_all, self.timeout_ms = target.acks == -1, target.timeout_ms
         self.principal = clients[0].access.principal
-        self._answers = [self._taken(number) for number in range(len(clients))] if self.acks_all else []
+        self._answers = [self._keep_place(number) for number in range(len(clients))] if self.acks_all else []
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer every client. A bug while answering closes only this client's connection."""
@@ -75,7 +75,7 @@ class LaneAnswer:
                 elif answers:
                     client.reply(answers[begin] if end - begin == 1 else b"".join(answers[begin:end]))
                 else:
-                    self._taken(number).appended(0, outcomes[begin:end], log_start_offset)
+                    self._keep_place(number).appended(0, outcomes[begin:end], log_start_offset)
             except Exception:
                 logger.exception("a bug while answering %s", client.address)
                 client.abort("a bug was met while its request was answered")
@@ -86,7 +86,7 @@ class LaneAnswer:
         for client in self._clients:
             client.abort(reason)
 
-    def _taken(self, number: int) -> Answer:
+    def _keep_place(self, number: int) -> Answer:
         """Keep a place for the answer to a client."""
         target, client = self._target, self._clients[number]
         ids = self._ids[self._ends[number] : self._ends[number + 1]]

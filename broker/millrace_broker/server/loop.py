@@ -539,7 +539,10 @@ class Server:
             now, clients = time.monotonic(), [arrived.client for lane in lanes.values() for arrived in lane]
             share = (now - self._looked_at) / len(clients)
             for connection in clients:
-                connection.used_s += share
+                if not connection.is_broker:
+                    connection.used_s += share
+                if connection.unanswered > FEW_REQUESTS:
+                    self.touch(connection)  # to be measured
             self._looked_at = now
 
     def _serve_received(self, connection: ClientConnection, count: int) -> None:

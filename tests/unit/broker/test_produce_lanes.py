@@ -29,11 +29,11 @@ from millrace_broker.handlers.table import Services
 from millrace_broker.security.rights import Access, Authorizer, Operation, Resource
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.loop import Server
-from millrace_broker.server.request import Arrived
+from millrace_broker.server.request import REQUEST_BYTES, Arrived
 from millrace_broker.server.transport import PlainTransport
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.asking import AskingClient, handlers_of
-from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
+from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, topic
 from tests.unit.broker.test_produce_runs import MAX_BATCH_BYTES, MAX_FRAME_BYTES, Sent
 from tests.unit.server.serving import listening
 
@@ -303,6 +303,21 @@ def test_requests_that_come_in_one_turn_are_one_append_and_each_client_gets_its_
         assert [each[0] for each in found] == [10 * number + i for i in range(number + 1)]
         assert all(results[0][2] == 0 for _, results in found)
     assert serving.lanes[-1] == 5
+
+
+def test_what_waits_for_the_disk_counts_as_memory_of_its_clients(disk: Disk, serving: Serving) -> None:
+    clients = ready_clients(serving, 2, Sent(acks=-1))
+    disk.free.clear()
+    with serving.one_turn():
+        for client in clients:
+            client.sendall(b"".join(Sent(acks=-1).frame(number) for number in range(20)))
+    wait_until("both wait", lambda: serving.server.waiting_requests == 40)
+    held = serving.mailbox.call(lambda: serving.server.admission.held).result(WAIT_S)
+    disk.free.set()
+    assert serving.lanes[-1] == 2
+    assert held >= 40 * REQUEST_BYTES
+    for client in clients:
+        assert [number for number, _ in answers_to(client, 20)] == list(range(20))
 
 
 def test_a_request_is_never_put_together_from_the_bytes_of_two_clients(serving: Serving) -> None:
