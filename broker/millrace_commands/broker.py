@@ -148,8 +148,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
-        take_lane = partial(serve_lane, services, max_frame_bytes=config.max_frame_bytes)
-        server.run(handlers.serve_next, take_lane, broker.end_of_turn)
+        lanes = partial(serve_lane, services, max_frame_bytes=config.max_frame_bytes)
+        server.run(handlers.serve_next, lanes, broker.end_of_turn)
         logger.info("stopping: bringing everything to the disk")
         if metrics is not None:
             metrics.close()

@@ -161,6 +161,11 @@ class Target(NamedTuple):
     around_batch: int
     """Bytes of the frame without its batch."""
 
+    @property
+    def kind(self) -> tuple[str, int, int, int, int]:
+        """Everything that the answer depends on: the same for clients whose `client.id` differs."""
+        return self[:5]
+
 
 ProduceRun: TypeAlias = tuple[list[int], list[memoryview], int]
 """Consecutive requests of one client, each with one batch for the same target: their correlation ids, their

@@ -134,7 +134,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     is_small = end == len(data) and end - position < LANE_BYTES
     shared = target if is_small and target.acks and access.meter is None and client.may_share else None
     # A client that goes from partition to partition is in no lane.
-    client.lane = shared if client.last_target is shared else None
+    client.lane = shared.kind if shared is not None and client.last_target is shared else None
     client.last_target = shared
     request = Request(client, _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
     answer = Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))

@@ -1,8 +1,8 @@
-"""Produce requests that one turn has read from many clients, all for one target, served as one.
+"""Produce requests that one turn has read from many clients, all for one partition, served as one.
 
 Such a lane is checked and appended like a run of one client. With acks=1 each client gets its answer as soon
 as the append has its outcome, with acks=all in the place that was kept for it. A client that brings anything
-but whole requests for the target is served by itself, and so is one that has a quota.
+but whole requests of the kind is served by itself, and so is one that has a quota.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import logging
 from collections.abc import Sequence
 from itertools import accumulate
 
-from millrace.records.header import crc32c
-from millrace.records.runs import scan
 from millrace.wire import produce
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import Target
@@ -28,10 +26,10 @@ class LaneAnswer:
     """Answers the requests of a lane, each client's by themselves."""
 
     __slots__ = (
-        "_answers",
         "_clients",
         "_ends",
         "_ids",
+        "_places",
         "_request",
         "_target",
         "acks_all",
@@ -47,15 +45,15 @@ class LaneAnswer:
         counts: Sequence[int],
         ids: Sequence[int],
     ) -> None:
-        """Answer `ids`; each client has as many of them as the next of `counts` that is not 0.
+        """Answer `ids`: the first `counts[0]` of them to the first client, the next ones to the next client.
 
-        `request` stands for all requests in the statistics.
+        `request` stands for all requests in the statistics; `target` is one of any client.
         """
         self._request, self._target, self._clients = request, target, clients
-        self._ends, self._ids = [0, *accumulate(filter(None, counts))], ids
+        self._ends, self._ids = [0, *accumulate(counts)], ids
         self.acks_all, self.timeout_ms = target.acks == -1, target.timeout_ms
         self.principal = clients[0].access.principal
-        self._answers = [self._keep_place(number) for number in range(len(clients))] if self.acks_all else []
+        self._places = [self._keep_place(number) for number in range(len(clients))] if self.acks_all else []
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer every client. A bug while answering closes only this client's connection."""
@@ -68,8 +66,8 @@ class LaneAnswer:
         for number, client in enumerate(self._clients):
             begin, end = self._ends[number], self._ends[number + 1]
             try:
-                if self._answers:
-                    self._answers[number].appended(0, outcomes[begin:end], log_start_offset)
+                if self._places:
+                    self._places[number].appended(0, outcomes[begin:end], log_start_offset)
                 elif client.closed:
                     continue
                 elif answers:
@@ -91,7 +89,7 @@ class LaneAnswer:
         target, client = self._target, self._clients[number]
         ids = self._ids[self._ends[number] : self._ends[number + 1]]
         request = Request(client, int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
-        client.take(request)
+        client.keep_place(request)
         topics, partitions = ((target.topic, 1),), (target.partition,)
         return Answer(request, target.acks, target.timeout_ms, ids, topics, partitions)
 
@@ -101,10 +99,10 @@ def serve_lane(
 ) -> tuple[Request | None, Sequence[Arrived[C]]]:
     """Stage the requests of a lane as one. Return it, and what must be served by itself.
 
-    `lane` is in the order in which it was read into `data`, and the `lane` of all its clients is the same.
+    `lane` is in the order in which it was read into `data`.
     """
     first = lane[0].client
-    target = first.lane
+    target = first.last_target
     assert isinstance(target, Target)
     partition = services.broker.open_to_producers(target.topic, target.partition)
     if partition is None or len(lane) == 1:
@@ -114,41 +112,46 @@ def serve_lane(
         (allowed if _is_allowed(arrived.client, target, first.access.principal) else rest).append(arrived)
     if not allowed:
         return None, lane
-    largest = min(partition.log.config.max_message_bytes, max_frame_bytes - target.around_batch)
-    ids, batches, counts = requests_of(allowed, data, target, largest)
+    ids, batches, counts = requests_of(allowed, data, partition.log.config.max_message_bytes, max_frame_bytes)
     if not batches:
         return None, lane
     rest += [arrived for arrived, count in zip(allowed, counts, strict=True) if not count]
     clients = [arrived.client for arrived, count in zip(allowed, counts, strict=True) if count]
     request = Request(clients[0], int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
-    services.broker.stage(partition, batches, LaneAnswer(request, target, clients, counts, ids))
+    answer = LaneAnswer(request, target, clients, list(filter(None, counts)), ids)
+    services.broker.stage(partition, batches, answer)
     return request, rest
 
 
 def requests_of(
-    lane: Sequence[Arrived[C]], data: memoryview, target: Target, largest: int
+    lane: Sequence[Arrived[C]], data: memoryview, max_batch_bytes: int, max_frame_bytes: int
 ) -> tuple[list[int], list[memoryview], list[int]]:
-    """Return the correlation ids and the batches of a lane, and how many of them are each client's.
+    """Return the correlation ids and the batches of a lane, and for each client how many of them it sent.
 
-    None is of a client that brings anything but whole requests for `target`. A request never consists of the
-    bytes of two clients.
+    0 stands for a client that has sent anything but whole requests for its target. A request never consists
+    of the bytes of two clients.
     """
     start, end = lane[0].start, lane[-1].start + lane[-1].size
     sizes = [arrived.size for arrived in lane]
-    if sum(sizes) == end - start:  # nothing else was read in between
-        ids, batches, after = scan(data[:end], start, target.head, target.tail, largest, crc32c)
+    targets = [arrived.client.last_target for arrived in lane]
+    target = targets[0]
+    assert isinstance(target, Target)
+    # Nothing else was read in between, and all have the same `client.id`.
+    if sum(sizes) == end - start and targets.count(target) == len(targets):
+        ids, batches, after = produce.run_at(data[:end], start, target, max_batch_bytes, max_frame_bytes)
         counts = _counts(batches, target.around_batch + 4, sizes) if after == end else None
         if counts is not None:
             return ids, batches, counts
     ids, batches, counts = [], [], []
-    for _, start, size in lane:
+    for (_, start, size), target in zip(lane, targets, strict=True):
+        assert isinstance(target, Target)
         end = start + size
-        own_ids, own_batches, after = scan(data[:end], start, target.head, target.tail, largest, crc32c)
+        own_ids, own, after = produce.run_at(data[:end], start, target, max_batch_bytes, max_frame_bytes)
         is_whole = after == end
         counts.append(len(own_ids) if is_whole else 0)
         if is_whole:
             ids += own_ids
-            batches += own_batches
+            batches += own
     return ids, batches, counts
 
 

@@ -553,7 +553,7 @@ class Broker:
 
     def end_of_turn(self) -> None:
         """Append the staged batches with one write for each partition, let each woken fetch look once, then
-        hand over the flushes.
+        begin the flushes.
 
         A bug here closes only the connections whose requests it concerns; other connections are served.
         """
@@ -563,7 +563,7 @@ class Broker:
             for partition in staged:
                 partition.write()
         self.mailbox.end_turn()
-        self.flushes.hand_over()
+        self.flushes.begin_owed()
 
     def check_administrator(self, address: str) -> None:
         """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""

@@ -61,8 +61,8 @@ class FlushThreads:
         self._alone: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._together: queue.SimpleQueue[Sequence[Owed] | None] = queue.SimpleQueue()
         self._may_wait: queue.SimpleQueue[Owed | None] = queue.SimpleQueue()
-        self._are_many_owed = False
-        """True while logs are flushed together."""
+        self._is_sharing = False
+        """True while a shared sync is queued or under way, or was a moment ago."""
         self._closing = False
         self._threads = [
             threading.Thread(target=self._run, name=f"flush {n}", daemon=True) for n in range(THREADS)
@@ -105,13 +105,13 @@ class FlushThreads:
         """Flush as `submit` does, when the disk is free: one log after the other, with pauses."""
         self._may_wait.put((log, then))
 
-    def hand_over(self) -> None:
+    def begin_owed(self) -> None:
         """Begin the flushes that this turn of the loop has submitted."""
         if not self._owed:
             return
         owed, self._owed = self._owed, []
-        if (self._are_many_owed or len(owed) >= MANY) and self._file_system.is_ready:
-            self._are_many_owed = True
+        if (self._is_sharing or len(owed) >= MANY) and self._file_system.is_ready:
+            self._is_sharing = True
             self._together.put(owed)
         else:
             for log, then in owed:
@@ -119,7 +119,7 @@ class FlushThreads:
 
     def close(self) -> None:
         """Finish the submitted work and end the threads."""
-        self.hand_over()
+        self.begin_owed()
         self._closing = True
         self._may_wait.put(None)
         self._together.put(None)
@@ -142,8 +142,11 @@ class FlushThreads:
                     self._together.put(None)
                     break
                 all_owed += more
-            self._flush_together(all_owed)
-            self._are_many_owed = False
+            try:
+                self._flush_together(all_owed)
+            except Exception:
+                logger.exception("a bug while flushing %d logs together", len(all_owed))
+            self._is_sharing = False
 
     def _run_at_a_pace(self) -> None:
         due = 0.0
@@ -172,8 +175,7 @@ class FlushThreads:
         for log, then in owed:
             waiting.setdefault(log, []).append(then)
         with self._timed(len(waiting)):
-            begun: list[tuple[FlushSide, Flush]] = []
-            outcomes: list[Callable[[], None]] = []
+            begun, outcomes = list[tuple[FlushSide, Flush]](), list[Callable[[], None]]()
             for log, then_all in waiting.items():
                 try:
                     begun.append((log, log.begin_flush()))
@@ -181,15 +183,29 @@ class FlushThreads:
                     outcomes += [partial(then, None, error) for then in then_all]
             synced = self._sync_file_system()
             for log, flush in begun:
-                try:
-                    result = log.end_flush(flush, synced=synced)
-                    outcomes += [partial(then, result, None) for then in waiting[log]]
-                except BaseException as error:
-                    outcomes += [partial(then, None, error) for then in waiting[log]]
+                if synced:
+                    outcomes += self._ended(log, flush, waiting[log], synced=True)
+                else:  # side by side, as if each had been owed alone
+                    self._alone.put(partial(self._end_alone, log, flush, waiting[log]))
             self._mailbox.post(*outcomes)
-        for log in waiting:
-            if log.checkpoint_is_due:
+        if synced:
+            for log in [log for log, _ in begun if log.checkpoint_is_due]:
                 self._alone.put(partial(self._write_checkpoint, log))
+
+    def _end_alone(self, log: FlushSide, flush: Flush, then_all: Sequence[Outcome]) -> None:
+        with self._timed(0):
+            self._mailbox.post(*self._ended(log, flush, then_all, synced=False))
+        self._write_checkpoint(log)
+
+    def _ended(
+        self, log: FlushSide, flush: Flush, then_all: Sequence[Outcome], *, synced: bool
+    ) -> list[Callable[[], None]]:
+        """End a flush; return what the loop is to run then."""
+        try:
+            result = log.end_flush(flush, synced=synced)
+        except BaseException as error:
+            return [partial(then, None, error) for then in then_all]
+        return [partial(then, result, None) for then in then_all]
 
     def _sync_file_system(self) -> bool:
         try:
@@ -204,13 +220,15 @@ class FlushThreads:
         thread, began = threading.get_ident(), time.monotonic()
         with self._lock:
             self._began[thread] = began
-        yield
-        with self._lock:
-            del self._began[thread]
-            self.done += flushes
-            took = time.monotonic() - began
-            for _ in range(flushes):
-                self.seconds.observe(took)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._began[thread]
+                self.done += flushes
+                took = time.monotonic() - began
+                for _ in range(flushes):
+                    self.seconds.observe(took)
 
     def _write_checkpoint(self, log: FlushSide) -> None:
         try:

@@ -13,6 +13,7 @@ import logging
 import os
 import select
 from collections import Counter, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,7 +110,7 @@ class ClientConnection:
     """Time at which the client last received bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
     last_target: object | None = None
-    lane: object | None = None
+    lane: Hashable = None
     may_share: bool = field(init=False)
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
@@ -161,7 +162,7 @@ class ClientConnection:
         """True if nothing is before the next request, neither a part of it nor an answer that is due."""
         return not (self.requests or self._out or self.framer.held)
 
-    def take(self, request: Request) -> None:
+    def keep_place(self, request: Request) -> None:
         self.requests.append(request)
         self.pending += 1
         self.unanswered += request.count

@@ -23,7 +23,7 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 
 from millrace.config import ClientLimits
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
@@ -78,7 +78,7 @@ oldest request is read."""
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 """Serves the next request in a client's bytes. Returns None when no frame is whole."""
 Lane = Sequence[Arrived[ClientConnection]]
-"""The bytes that a turn has read from clients whose last requests were for the same."""
+"""The bytes that a turn has read from clients that have the same lane."""
 ServeLane = Callable[[Lane, memoryview], tuple[Request | None, Lane]]
 """Serves the requests of a lane as one. Returns it, and what must be served by itself."""
 
@@ -111,7 +111,9 @@ class Server:
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
-        self._lanes: dict[int, list[Arrived[ClientConnection]]] = {}
+        self._lanes: dict[Hashable, list[Arrived[ClientConnection]]] = {}
+        self._gathering_s, self._is_gathering = 0.0, False
+        """Time that reading the clients in `_lanes` took."""
         self._looked_at = self.now
         self._late = False
         self._running = False
@@ -161,6 +163,7 @@ class Server:
                 may_share = connection.lane is not None and events == select.EPOLLIN and not is_alone
                 if may_share and self._gather(connection):
                     continue
+                self._end_gathering()
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
                     break  # the other connections are still ready in the next turn
@@ -505,20 +508,34 @@ class Server:
             return False
         try:
             count = connection.transport.receive_into(self._buffer[start : start + LANE_BYTES])
+            if count == 0:
+                self.drop(connection)
+            else:
+                self._used += count
+                self._lanes.setdefault(connection.lane, []).append(Arrived(connection, start, count))
+                self._is_gathering = True
         except BlockingIOError:
             return False
         except OSError:
-            count = 0
-        if count == 0:
             self.drop(connection)
-            return True
-        self._used += count
-        self._lanes.setdefault(id(connection.lane), []).append(Arrived(connection, start, count))
+        except Exception:
+            self._fail(connection)
         return True
+
+    def _end_gathering(self) -> None:
+        """Count the time since the last client was served as that of the clients which were gathered."""
+        if self._is_gathering:
+            now, self._is_gathering = time.monotonic(), False
+            self._gathering_s += now - self._looked_at
+            self._looked_at = now
 
     def _serve_lanes(self) -> None:
         """Serve what was gathered: the requests of each lane as one, other requests by themselves."""
+        if not self._lanes:
+            return
+        self._end_gathering()
         lanes, self._lanes = self._lanes, {}
+        read_s, self._gathering_s = self._gathering_s / sum(map(len, lanes.values())), 0.0
         for lane in lanes.values():
             try:
                 request, rest = self._serve_lane(lane, self._buffer)
@@ -528,22 +545,21 @@ class Server:
                 for connection, _, _ in lane:
                     self._fail(connection)
                 continue
+            now = time.monotonic()
+            for connection, _, _ in lane:
+                if not connection.is_broker:
+                    connection.used_s += read_s + (now - self._looked_at) / len(lane)
+                if connection.unanswered > FEW_REQUESTS:
+                    self.touch(connection)  # to be measured
+            self._looked_at = now
             for connection, start, size in rest:
-                connection.lane = None
+                connection.lane = connection.last_target = None
                 try:
                     connection.framer.receive_data(self._buffer[start : start + size])
                     self._serve_received(connection, size)
                 except Exception:
                     self._fail(connection)
-        if lanes:
-            now, clients = time.monotonic(), [arrived.client for lane in lanes.values() for arrived in lane]
-            share = (now - self._looked_at) / len(clients)
-            for connection in clients:
-                if not connection.is_broker:
-                    connection.used_s += share
-                if connection.unanswered > FEW_REQUESTS:
-                    self.touch(connection)  # to be measured
-            self._looked_at = now
+                self._account(connection)
 
     def _serve_received(self, connection: ClientConnection, count: int) -> None:
         """Serve the frames of the bytes that a read has brought."""
@@ -566,7 +582,7 @@ class Server:
                 self.statistics.served(request, self.now)
                 if request.client.closed:
                     break  # keep neither: a reference cycle would wait for the garbage collector
-                connection.take(request)
+                connection.keep_place(request)
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
                 if late or not framer.waiting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -60,10 +60,10 @@ class Client(Protocol):
     login: Login | None
     """The client's login, on a listener that requires a login."""
     last_target: object | None
-    """What its last requests were for, if requests like them may be served together with others'."""
-    lane: object | None
-    """What its last requests and those before were for, if they were for the same: its next ones are served
-    together with those of other clients that have this lane."""
+    """The common content of its last requests, if requests like them may be served with those of others."""
+    lane: Hashable
+    """The lane of its next requests: they are served together with those of clients whose lane is equal. None
+    if they are served by themselves."""
     may_share: bool
     """True if its requests may be served together with those of other clients."""
 
@@ -71,8 +71,8 @@ class Client(Protocol):
     def listener_name(self) -> str:
         """Name of the listener that the client connected to."""
 
-    def take(self, request: Request) -> None:
-        """Keep the place of a request's answer."""
+    def keep_place(self, request: Request) -> None:
+        """Keep the place of a request's answer, behind those of earlier ones."""
 
     def reply(self, answers: bytes) -> None:
         """Send answers to requests that were not taken, while no other answer is due."""

@@ -1,8 +1,8 @@
 """One sync of everything that was written to a file system, by `syncfs`.
 
 Many small logs are on the disk sooner and for less CPU by one `syncfs` than by an `fdatasync` of each. It
-counts only where the kernel tells of every error: on ext4 and XFS, since Linux 5.8 (syncfs(2)). It also
-writes what other processes have written: where that takes long, it is left out for a while.
+counts only where the kernel tells of every error, of files and of the journal: on ext4 and XFS, since Linux
+5.17. It also writes what other processes have written: where that takes long, it is left out for a while.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from pathlib import Path
 
 logger = logging.getLogger("millrace.storage.file_system")
 
+MOUNTS = Path("/proc/self/mountinfo")
 FILE_SYSTEMS = ("ext4", "xfs")
-KERNEL = (5, 8)
+KERNEL = (5, 17)
+"""Since 5.8 `syncfs` returns the errors of files (syncfs(2)), since 5.17 also those of the file system itself
+(commit 5679897eb104, "vfs: make sync_filesystem return errors from ->sync_fs")."""
 SLOW_S = 0.02
 """Seconds above which a sync counts as slow: others write much to the same file system."""
 REST = 50
 """Length of the time without a sync after a slow one, in multiples of its own length."""
+MAX_REST_S = 60.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -43,11 +47,14 @@ class FileSystem:
         self._directory, self._fd = directory, fd
         self._tells_errors = kernel_release() >= KERNEL and file_system_of(directory) in FILE_SYSTEMS
         self._rests_until = 0.0
+        self._began: float | None = None
+        """Begin of the sync that is running, in monotonic time."""
 
     @property
     def is_ready(self) -> bool:
-        """True if a sync is worth its time now. From any thread."""
-        return self._tells_errors and time.monotonic() >= self._rests_until
+        """True if a sync is worth its time now, and none is under way that takes long. From any thread."""
+        began, now = self._began, time.monotonic()
+        return self._tells_errors and now >= self._rests_until and (began is None or now - began < SLOW_S)
 
     def sync(self) -> bool:
         """Return True if all bytes that were written before the call are on the disk.
@@ -58,7 +65,7 @@ class FileSystem:
         """
         if not self._tells_errors:
             return False
-        began = time.monotonic()
+        self._began = began = time.monotonic()
         try:
             syncfs(self._fd)
             if os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
@@ -68,9 +75,13 @@ class FileSystem:
             logger.error("cannot sync all of %s: %s; each log is synced by itself", self._directory, error)
             self._tells_errors = False
             return False
+        finally:
+            self._began = None
         took = time.monotonic() - began
         if took > SLOW_S:
-            self._rests_until = began + (1 + REST) * took
+            rest = min(REST * took, MAX_REST_S)
+            self._rests_until = began + took + rest
+            logger.info("syncfs took %.3f s: each log is synced by itself for %.1f s", took, rest)
         return True
 
 
@@ -80,13 +91,17 @@ def kernel_release() -> tuple[int, ...]:
 
 
 def file_system_of(directory: Path) -> str:
-    """Return the type of the file system that a directory is on, as mountinfo has it; "" if it is not there.
+    """Return the type of the file system that a directory is on, as mountinfo has it; "" if it is not known.
 
     Source: proc_pid_mountinfo(5).
     """
+    try:
+        mounts = MOUNTS.read_text(errors="replace")
+    except OSError:
+        return ""
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in mounts.splitlines():
         mount, _, rest = line.partition(" - ")
         if mount.split()[2] == number:
             return rest.split()[0]

@@ -12,7 +12,7 @@ import os
 import struct
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,7 +85,7 @@ class AskingClient:
     working = 0
     listener_name = "default"
     login: Login | None = None
-    lane: object | None = None
+    lane: Hashable = None
     last_target: object | None = None
     may_share = True
 
@@ -94,7 +94,7 @@ class AskingClient:
         self.answers = 0
         self.errors: Counter[tuple[int, int]] = Counter()
 
-    def take(self, request: Request) -> None:
+    def keep_place(self, request: Request) -> None:
         raise AssertionError("no lane is served here")
 
     def reply(self, answers: bytes) -> None:

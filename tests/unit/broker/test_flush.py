@@ -75,7 +75,7 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flu
     flushes.submit(Log(hang), lambda flushed, _: done.append(end_of(flushed)))
     for end in range(1, 3 * THREADS + 1):
         flushes.submit(Log(partial(state, end)), lambda flushed, _: done.append(end_of(flushed)))
-    flushes.hand_over()
+    flushes.begin_owed()
 
     def others_are_done() -> bool:
         mailbox.run()
@@ -100,7 +100,7 @@ def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
         flushes.submit_soon(Log(flush), lambda *_: done.append("soon"))
     wait_until("the first is under way", lambda: began)
     flushes.submit(Log(), lambda *_: done.append("now"))
-    flushes.hand_over()
+    flushes.begin_owed()
 
     def has_run(count: int) -> bool:
         mailbox.run()
@@ -154,10 +154,10 @@ def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> Non
 
     assert flushes.since is None
     flushes.submit(Log(partial(wait, first)), lambda *_: None)
-    flushes.hand_over()
+    flushes.begin_owed()
     oldest = wait_until("the first is under way", lambda: flushes.since)
     flushes.submit(Log(partial(wait, second)), lambda *_: None)
-    flushes.hand_over()
+    flushes.begin_owed()
     assert flushes.since == oldest
     first.set()
     wait_until("the second is the oldest", lambda: flushes.since not in (None, oldest))
@@ -194,7 +194,7 @@ def test_the_checkpoint_follows_when_the_outcome_of_a_flush_was_told_and_may_fai
 
     for end in range(2 * THREADS):
         flushes.submit(Log(partial(state, end), fail), lambda flushed, _: told.append(end_of(flushed)))
-    flushes.hand_over()
+    flushes.begin_owed()
 
     def all_threads_told() -> bool:
         mailbox.run()

@@ -10,6 +10,7 @@ import struct
 import tempfile
 import termios
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -305,6 +306,73 @@ def test_requests_that_come_in_one_turn_are_one_append_and_each_client_gets_its_
     assert serving.lanes[-1] == 5
 
 
+def test_clients_of_different_names_share_a_lane(serving: Serving) -> None:
+    clients = serving.connect(3)
+    kinds = [Sent(client_id=name) for name in ("a", "the second", "c")]
+    for _ in range(2):
+        for client, kind in zip(clients, kinds, strict=True):
+            client.sendall(kind.frame(0))
+        serving.settle()
+    with serving.one_turn():
+        for client, kind in zip(clients, kinds, strict=True):
+            client.sendall(kind.frame(1))
+    for client in clients:
+        assert [number for number, _ in answers_to(client, 3)] == [0, 0, 1]
+    assert serving.lanes[-1] == 3
+
+
+def test_a_bug_after_a_read_closes_the_connection_whose_bytes_are_lost(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ready_clients(serving, 3)
+    broken = clients[0].getsockname()[1]
+
+    def arrived(client: ClientConnection, start: int, size: int) -> Any:
+        if client.address.endswith(f":{broken}"):
+            raise MemoryError
+        return Arrived(client, start, size)
+
+    monkeypatch.setattr("millrace_broker.server.loop.Arrived", arrived)
+    with serving.one_turn():
+        for client in clients:
+            client.sendall(TAKEN.frame(1))
+    for client in clients[1:]:
+        assert answers_to(client, 1)[0][0] == 1
+    wait_until("the connection is closed", lambda: received(clients[0])[1])
+
+
+def test_reading_a_lane_is_not_charged_to_a_client_that_is_in_none(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = ready_clients(serving, 4)
+    other = serving.connect(1)[0]
+    slow = 0.05
+
+    def gather(self: Server, connection: ClientConnection) -> bool:
+        time.sleep(slow)
+        return real(self, connection)
+
+    real = Server._gather
+    monkeypatch.setattr(Server, "_gather", gather)
+    with serving.one_turn():
+        for client in clients:
+            client.sendall(TAKEN.frame(1))
+        other.sendall(ALONE.frame(1))
+    for client in (*clients, other):
+        answers_to(client, 1)
+
+    def used_by(client: socket.socket) -> float:
+        (found,) = [
+            one
+            for one in serving.server.connections.values()
+            if one.address.endswith(f":{client.getsockname()[1]}")
+        ]
+        return found.used_s
+
+    assert used_by(other) < slow / 2
+    assert all(used_by(client) > slow / 2 for client in clients)
+
+
 def test_what_waits_for_the_disk_counts_as_memory_of_its_clients(disk: Disk, serving: Serving) -> None:
     clients = ready_clients(serving, 2, Sent(acks=-1))
     disk.free.clear()
@@ -402,7 +470,9 @@ class SharingClient(AskingClient):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self.lane, self.got = target_at(memoryview(TAKEN.frame(1)), 0), b""
+        target = target_at(memoryview(TAKEN.frame(1)), 0)
+        assert target is not None
+        self.last_target, self.lane, self.got = target, target.kind, b""
 
     def reply(self, answers: bytes) -> None:
         self.got += answers
