@@ -161,13 +161,11 @@ class FlushThreads:
 
     def _flush(self, log: FlushSide, then: Outcome) -> None:
         with self._timed(1):
-            result: LogState | None = None
-            failure: BaseException | None = None
             try:
-                result = log.flush()
+                told = partial(then, log.flush(), None)
             except BaseException as error:
-                failure = error
-            self._mailbox.post(partial(then, result, failure))
+                told = partial(then, None, error)
+            self._mailbox.post(told)
         self._write_checkpoint(log)
 
     def _flush_together(self, owed: Sequence[Owed]) -> None:

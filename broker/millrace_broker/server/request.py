@@ -163,7 +163,7 @@ class Request:
 
 
 class Arrived(NamedTuple, Generic[C]):
-    """What one read has brought from a client: `size` bytes at `start` of the turn's buffer."""
+    """Bytes that one read has brought from a client: `size` of them at `start` of the turn's buffer."""
 
     client: C
     start: int

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import time
 from pathlib import Path
 
@@ -86,8 +87,9 @@ class FileSystem:
 
 
 def kernel_release() -> tuple[int, ...]:
-    """Return the first two numbers of the kernel's release, as (6, 18)."""
-    return tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2])
+    """Return the first two numbers of the kernel's release, as (6, 18); () if it does not begin with them."""
+    numbers = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return () if numbers is None else tuple(map(int, numbers.groups()))
 
 
 def file_system_of(directory: Path) -> str:

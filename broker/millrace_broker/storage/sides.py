@@ -98,7 +98,7 @@ class Flush(NamedTuple):
     """State after the last whole append in it."""
     segments: tuple[Segment, ...]
     descriptors: Sequence[int]
-    """Of the files with bytes that are not on the disk yet."""
+    """Descriptors of the files with bytes that are not on the disk yet."""
 
 
 class FlushSide(Protocol):

@@ -262,7 +262,9 @@ def test_a_slow_sync_is_not_repeated_at_once(tmp_path: Path, monkeypatch: pytest
     [
         ("5.17.0-63-generic", "ext4", True),
         ("6.18.44", "xfs", True),
+        ("6.8+", "xfs", True),
         ("5.16.20", "ext4", False),
+        ("of our own", "ext4", False),
         ("4.18.0-553.el8_10.x86_64", "xfs", False),
         ("6.1.0", "btrfs", False),
         ("6.1.0", "", False),

@@ -39,9 +39,9 @@ from tests.unit.broker.test_produce_runs import MAX_BATCH_BYTES, MAX_FRAME_BYTES
 from tests.unit.server.serving import listening
 
 Answers = list[tuple[int, list[tuple[str, int, int, int]]]]
-"""Of each response its correlation id and [(topic, partition, error, base offset)]."""
+"""Responses, each with its correlation id and [(topic, partition, error, base offset)]."""
 RESULT_BYTES = 30
-"""Of one partition in a response of version 7."""
+"""Size of one partition in a response of version 7."""
 ESTABLISHED = 1
 """State of a connection in TCP_INFO (tcp(7))."""
 ALONE = dataclasses.replace(Sent(), name="u")
@@ -88,7 +88,7 @@ class Serving:
 
     @contextmanager
     def one_turn(self) -> Iterator[None]:
-        """What is sent meanwhile arrives in the same turn."""
+        """Hold the loop, so that all bytes which are sent meanwhile arrive in one turn."""
         is_held, go_on = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -198,7 +198,7 @@ CLIENTS = st.lists(st.lists(REQUESTS, min_size=3, max_size=7), min_size=2, max_s
 def outcome(
     folder: Path, streams: Sequence[Sequence[bytes]], unsure: set[int], seed: int, *, lanes: bool
 ) -> tuple[Any, ...]:
-    """What every client and an operator can see, whatever the order of the clients.
+    """Return everything that clients and an operator can see, whatever the order of the clients.
 
     Requests of the numbers in `unsure` may be damaged, or answered with the place of an earlier one.
     """
