@@ -14,7 +14,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check sim lines mutants up compat jar test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat mvn java-service fault-load fault-audit fault-restore
+.PHONY: help demo test test-slow check sim lines mutants up compat jar test-hdfs test-hadoop test-readers test-objects test-airflow test-deploy test-kubernetes docs-test site soak attack bench-broker bench-load bench-audit bench-registry dist clean setup kcat krb5 mvn java-service fault-load fault-audit fault-restore
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -60,7 +60,10 @@ java-service: jar
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs
 
-test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
+test-hadoop: setup mvn krb5 ## Loads on an HDFS with Kerberos: failovers, tickets, tokens, clocks and keys that are wrong; loads on a YARN with Kerberos, every part killed (40 min)
+	$(BIN)/python -m pytest tests/hadoop
+
+test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed; tables in Hive Metastores (6 min)
 	$(BIN)/python -m pytest tests/objects
 
 test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (40 min)
@@ -73,7 +76,23 @@ test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, P
 	@PYTHON="$(PYTHON)" tests/deploy/install.sh .cache/deploy
 	@touch $@
 
-test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks (15 min) [ACCESS_LOG=file]
+test-kubernetes: setup .cache/kubernetes/.installed ## The Helm chart and loads on a real Kubernetes API server, built here once from Go modules (6 min; the build 12 min of CPU and 4 GB once)
+	$(BIN)/python -m pytest tests/kubernetes
+
+# At most two compilers at a time: with more of them a small machine runs out of memory. An API server that is built
+# without its version calls itself 0.0.0, and Helm refuses it.
+VERSION_OF := k8s.io/component-base/version
+.cache/kubernetes/.installed: $(wildcard tests/peers/kube/*)
+	@command -v go >/dev/null || { echo "go is not on the PATH: install Go 1.26" >&2; exit 1; }
+	@echo "Building Kubernetes' API server and Helm from Go modules into .cache/kubernetes, once."
+	@mkdir -p $(@D)
+	cd tests/peers/kube && version=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes) && minor=$${version#v1.} && \
+	  nice go build -p 2 -o $(CURDIR)/$(@D)/kube -ldflags "-s -w -X $(VERSION_OF).gitVersion=$$version \
+	    -X $(VERSION_OF).gitMajor=1 -X $(VERSION_OF).gitMinor=$${minor%%.*}" .
+	cd tests/peers/kube && nice go build -p 2 -o $(CURDIR)/$(@D)/helm -ldflags '-s -w' helm.sh/helm/v3/cmd/helm
+	@touch $@
+
+test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks; Trino (821 MB, Java 24; 17 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest tests/readers
 
 .cache/readers/.installed: tests/readers/requirements.txt
@@ -94,15 +113,18 @@ attack: setup ## Crafted and random requests for every API, also before a login 
 	$(BIN)/python -m tests.trials.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 # Every block of these is run by `make docs-test`.
-PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md docs/json-topic.md docs/secure-datacenters.md
+PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md docs/json-topic.md docs/secure-datacenters.md docs/airflow-standalone.md
 docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (7 min)
 	$(BIN)/python -m tests.trials.docs $(PAGES)
+
+site: setup ## docs/, README and public docstrings as a site into .cache/site, every link checked (10 s)
+	$(BIN)/python deploy/site/build.py .cache/site
 
 mutants: setup ## Faults put into a copy, one at a time: the test of each row of the paper must notice its own [ONLY="row ..."]
 	$(BIN)/python -m tests.trials.mutants $(if $(ONLY),--only $(ONLY))
 
-fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
-	$(BIN)/python -m tests.trials.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
+fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n] [YARN=1 [KERBEROS=1]]
+	$(BIN)/python -m tests.trials.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED)) $(if $(YARN),--yarn) $(if $(KERBEROS),--kerberos)
 
 fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (an hour) [WINDOWS=n] [ONLY=name] [SEED=n]
 	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.trials.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
@@ -127,6 +149,13 @@ bench-audit: setup ## What the audit costs a producer, a reader and the auditor,
 bench-registry: setup ## Look-ups of a registry on one core, SQLite and PostgreSQL: docs/benchmarks.md (2 min)
 	$(BIN)/python -m tests.bench.bench_registry --page
 
+DIST ?= dist
+dist: ## An sdist, a wheel with the compiled functions and a wheel of Python alone, into dist/ (1 min) [DIST=folder]
+	@test -x .cache/build/bin/pyproject-build || { $(PYTHON) -m venv .cache/build && .cache/build/bin/pip install --quiet build; }
+	rm -rf $(DIST)
+	.cache/build/bin/pyproject-build --outdir $(DIST)
+	MILLRACE_PURE_WHEEL=1 .cache/build/bin/pyproject-build --wheel --outdir $(DIST)
+
 setup: .venv/.installed ## Install everything into .venv
 
 .venv/.installed: pyproject.toml constraints.txt broker/millrace/records/_runs.c
@@ -136,9 +165,10 @@ setup: .venv/.installed ## Install everything into .venv
 	@echo "Installing Millrace with Spark, Airflow and the tools of the tests into .venv, once: 1.4 GB on the disk."
 	@echo "It takes minutes; these are its large parts:"
 	@$(PYTHON) -m venv .venv
-	@bash -o pipefail -c "$(BIN)/pip install --disable-pip-version-check --progress-bar off \
+	@bash -o pipefail -c "$(BIN)/pip install --disable-pip-version-check --progress-bar off --log .venv/pip.log \
 	  --constraint constraints.txt --editable '.[spark,objects,airflow,postgres,dev]' \
-	  | awk '/ MB\)|^Building wheel/ {print} /^Installing/ {print \"Installing\", NF - 3, \"packages\"} {fflush()}'"
+	  | awk '/ MB\)|^Building wheel/ {print} /^The conflict/ {c = 1} c {print} /^Installing/ {print \"Installing\", NF - 3, \"packages\"} {fflush()}'" \
+	  || { echo "pip could not install Millrace: mend what it says above (all its lines: .venv/pip.log), then run make again" >&2; exit 1; }
 	@touch $@
 
 mvn:
@@ -147,6 +177,12 @@ mvn:
 kcat:
 	@command -v kcat >/dev/null || apt-get install --yes --quiet kcat >/dev/null || \
 	  { echo "kcat is not installed and could not be: install it with your package manager" >&2; exit 1; }
+
+# RUNLEVEL=1: the packages must not start servers. MIT's KDC, its tools, and a clock that can be wrong.
+krb5:
+	@PATH="$$PATH:/usr/sbin"; command -v krb5kdc >/dev/null && command -v kadmin.local >/dev/null && command -v kinit >/dev/null && ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || \
+	  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet krb5-kdc krb5-admin-server krb5-user libfaketime >/dev/null || \
+	  { echo "Kerberos is not installed and could not be: install MIT's KDC, its tools and libfaketime" >&2; exit 1; }
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache millrace-data

@@ -1,10 +1,13 @@
-"""Builds `millrace/records/_runs.c` when Millrace is installed or its wheel is made.
+"""Builds `millrace/records/_runs.c` when Millrace is installed or its wheel is made, and notes the commit.
 
-Without a C compiler the wheel is one of Python alone, and a broker does in Python what is in there.
+Without a C compiler, or with MILLRACE_PURE_WHEEL in the environment, the wheel is one of Python alone, and a
+broker does in Python what is in there.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -18,16 +21,29 @@ from setuptools.errors import BaseError, CCompilerError
 
 SOURCE = Path(__file__).parent / "millrace" / "records" / "_runs.c"
 MODULE = SOURCE.with_suffix(".abi3.so")
+COMMIT = Path("broker") / "millrace" / "commit.txt"
+"""File of an sdist with the commit that it was made from."""
+PURE = "MILLRACE_PURE_WHEEL"
 LEAST_PYTHON = "cp311"  # as Py_LIMITED_API in the source
 
 
 class CompiledRuns(BuildHookInterface):  # type: ignore[misc]
-    """Adds the compiled module to a wheel, or lays it beside its source for an editable installation."""
+    """Adds the compiled module to a wheel, or lays it beside its source for an editable installation.
+
+    Wheel and sdist get the commit that they were made from, for `millrace --version`.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="millrace-build-")
+        if version != "editable" and (commit := commit_of_checkout()):
+            file = Path(self._folder.name) / COMMIT.name
+            file.write_text(f"{commit}\n")
+            place = COMMIT if self.target_name == "sdist" else COMMIT.relative_to("broker")
+            build_data["force_include"][str(file)] = str(place)
+        if self.target_name == "sdist" or os.environ.get(PURE):
+            return
         try:
             module = compile_into(Path(self._folder.name))
         except (BaseError, CCompilerError) as error:
@@ -43,6 +59,14 @@ class CompiledRuns(BuildHookInterface):  # type: ignore[misc]
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         self._folder.cleanup()
+
+
+def commit_of_checkout() -> str:
+    """Return the short hash of the checked-out commit; empty outside a checkout, such as in an sdist."""
+    if not (Path(__file__).parent.parent / ".git").exists():
+        return ""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def compile_into(folder: Path) -> Path:

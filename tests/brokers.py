@@ -14,8 +14,11 @@ from pathlib import Path
 from kazoo.exceptions import NodeExistsError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Record, iter_records, split_batches
+from millrace.wire import admin_messages as messages
 from millrace.wire.cluster_id import new_cluster_id
+from millrace.wire.messages import ApiKey
 from millrace.zookeeper.session import Session
 from tests.support import WAIT_S, Process, wait_until
 
@@ -121,6 +124,24 @@ class TestCluster:
     def client(self) -> ClusterClient:
         """A client of the cluster."""
         return ClusterClient(self.bootstrap, timeout_s=20)
+
+    def reassign(self, topic: str, partition: int, replicas: tuple[int, ...]) -> None:
+        """Begin to move a partition to the brokers `replicas`."""
+        Topic = messages.AlterPartitionReassignmentsRequest.Topic
+        moving = Topic.Partition(partition_index=partition, replicas=replicas)
+        request = messages.AlterPartitionReassignmentsRequest(
+            topics=(Topic(name=topic, partitions=(moving,)),)
+        )
+        with self.client() as client:
+            answer = client.call(
+                None,
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                1,
+                request,
+                messages.AlterPartitionReassignmentsResponse,
+            )
+        ((moved,),) = [topic.partitions for topic in answer.responses]
+        assert moved.error_code == ErrorCode.NONE, moved.error_message
 
 
 @dataclass(frozen=True, slots=True)

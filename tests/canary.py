@@ -37,8 +37,12 @@ class Secrets:
 
     def know(self, name: str, value: str) -> str:
         """Look for a secret that somebody else has made, too; returns it."""
-        self._values[name] = value.encode()
+        self.know_bytes(name, value.encode())
         return value
+
+    def know_bytes(self, name: str, value: bytes) -> None:
+        """Look for a secret that is no text."""
+        self._values = {**self._values, name: value}  # a new one: a Watch may be reading the old one
 
     def login(self, name: str, user: str) -> str:
         """USER:SECRET as a URL takes it; its header of HTTP is looked for, too."""

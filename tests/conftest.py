@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 import hypothesis
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import Phase
 from xdist.scheduler import LoadFileScheduling
 
@@ -68,6 +70,21 @@ WITH_SPARK = frozenset(LONGEST_FIRST[:7])
 Start = Callable[..., Process]
 _started: list[Process] = []
 """Every process a fixture has started and not ended yet, for the report of a failure."""
+
+
+def pytest_configure() -> None:
+    """Compare the keys of every JSON answer of a command in this process with docs/commands.md."""
+    invoke = CliRunner.invoke
+
+    def checked(runner: CliRunner, command: click.Command, args: object = None, **more: Any) -> Result:
+        done = invoke(runner, command, args, **more)  # type: ignore[arg-type]
+        if isinstance(args, Sequence) and "--json" in args:
+            from tests.json_answers import check_output  # imports every command's package
+
+            check_output(args, done.stdout, command)
+        return done
+
+    CliRunner.invoke = checked  # type: ignore[method-assign,assignment]
 
 
 def pytest_unconfigure() -> None:
@@ -129,6 +146,12 @@ def start() -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def start_for_module() -> Iterator[Start]:
     """As `start`, for servers that all tests of a module share."""
+    yield from _starter()
+
+
+@pytest.fixture(scope="session")
+def start_for_run() -> Iterator[Start]:
+    """As `start`, for servers that the whole run shares."""
     yield from _starter()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from tests.support import START_S, Process, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from millrace_warehouse.commands.loads import TopicFailure
     from millrace_warehouse.load.load import LoadResult
     from millrace_warehouse.requests import Load
 
@@ -23,10 +25,16 @@ def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:
     """Load topics as `millrace load` does; raise MillraceError with every failure after trying all topics."""
     from millrace_spark.jobs import load
 
-    results = load.load_topics(spark.sparkContext, request)
-    if failures := [result.error for result in results if isinstance(result, load.TopicFailure)]:
+    return without_failures(load.load_topics(spark.sparkContext, request))
+
+
+def without_failures(results: Sequence[LoadResult | TopicFailure]) -> list[LoadResult]:
+    """Return the loads; raise MillraceError with every failure."""
+    from millrace_warehouse.commands.loads import TopicFailure
+
+    if failures := [result.error for result in results if isinstance(result, TopicFailure)]:
         raise MillraceError("; ".join(failures))
-    return [result for result in results if not isinstance(result, load.TopicFailure)]
+    return [result for result in results if not isinstance(result, TopicFailure)]
 
 
 def descendants(pid: int) -> list[int]:

@@ -31,7 +31,15 @@ LAST_RELEASE = {
 }
 """Lines of each package: before the first release, those of the day on which the packages were split."""
 REASONS: dict[str, str] = {
-    "millrace_audit": "each rule of the verdict has its condition in words, its command, cause and runbook"
+    "millrace": "the deployment file; the frame of web pages; tree watches; progress of commands",
+    "millrace_agent": "messages of any format are audited, with a record header",
+    "millrace_audit": "rules of the verdict in words; the console's pages; readers that share a cluster",
+    "millrace_broker": "lanes of clients; one syncfs for many logs; short ways for plain batches",
+    "millrace_commands": "topics policy, and the sentences of addresses and topics that are wrong",
+    "millrace_demo": "schemas drafted from JSON; Java services; the branch of fresh rows",
+    "millrace_avro": "JSON objects as columns",
+    "millrace_spark": "the resident load, and loads without Spark; drivers on YARN, one for a run",
+    "millrace_warehouse": "formats besides Avro; the branch of fresh rows; layouts; HDFS with Kerberos; Hive",
 }
 """Reasons of packages that grew since the last release."""
 ALLOWED_GROWTH = 1.05

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -33,6 +34,7 @@ from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verify.check import TopicReport
 from tests.brokers import read_topic
 from tests.jobs import load_topics
+from tests.peers.hdfs import Hdfs
 from tests.support import REPOSITORY
 from tests.warehouses import TestSite
 
@@ -187,3 +189,13 @@ class RemoteWarehouse:
 def at_each_step(hook: Callable[[str], None]) -> AbstractContextManager[object]:
     """While inside, loads in this process call `hook` with every step, in their own thread."""
     return patch("millrace_warehouse.commands.load_context.to_stderr", lambda what: hook)
+
+
+@pytest.fixture
+def warehouse_on_hdfs(
+    hdfs: Hdfs, site: TestSite, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RemoteWarehouse]:
+    """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
+    use_catalog(monkeypatch, {"uri": f"sqlite:///{tmp_path}/catalog.db"})
+    yield RemoteWarehouse(site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
+    hdfs.start()

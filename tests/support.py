@@ -190,5 +190,10 @@ def run_millrace(
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one `millrace` command in the same way."""
-    return run_python("-m", "millrace.cli", *arguments, timeout_s=timeout_s, stdin=stdin, env=env)
+    """Run one `millrace` command in the same way. JSON must have the keys of docs/commands.md."""
+    done = run_python("-m", "millrace.cli", *arguments, timeout_s=timeout_s, stdin=stdin, env=env)
+    if "--json" in arguments:
+        from tests.json_answers import check_output  # imports every command's package
+
+        check_output(arguments, done.stdout)
+    return done

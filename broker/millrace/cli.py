@@ -1,8 +1,8 @@
 """The `millrace` command: lists every command, imports it when it is called, and prints errors.
 
 Commands of other packages, Millrace's and plugins', join through the entry-point group `millrace.commands`. A
-MillraceError ends the process with exit code 1 and its one line. A missing package of an extra, and an
-unusable path or disk, end it in the same way. A wrong option ends it with click's exit code 2.
+MillraceError ends the process with its exit code and its one line. A missing package of an extra, and an
+unusable path or disk, end it in the same way.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 import click
 
-from millrace import __version__
-from millrace.errors import MillraceError
-from millrace.help_texts import WHOLE, CommandGroup, keep_examples_whole
-from millrace.installation import missing_extra
+from millrace.deployment_file import explain_missing, with_addresses
+from millrace.errors import Interrupted, MillraceError
+from millrace.help_texts import WHOLE, CommandGroup, complete_help
+from millrace.installation import missing_extra, version
 from millrace.logs import FORMAT, FORMATS, VERBOSE
 from millrace.printing import say
 
@@ -39,6 +39,22 @@ COMMANDS = {
     "users": "millrace_commands.users:users",
     "zookeeper": "millrace_commands.zookeeper:zookeeper",
 }
+_RUN, _OTHER = "Run", "Other"
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Start": ("demo", "init", "up"),
+    "Data": (
+        *("produce", "consume", "publish-access-log", "load", "reload", "publish", "tables", "mirror-batch"),
+        *("promote", "compact", "expire", "erase"),
+    ),
+    "Proof": ("audit", "verify", "audit-check"),
+    "Administer": (
+        *("topics", "groups", "brokers", "mirror", "schemas", "log"),
+        *("users", "acls", "access", "security"),
+    ),
+    _RUN: ("broker", "registry", "auditor", "audit-reader", "audit-warehouse", "agent", "zookeeper"),
+}
+"""Sections of the list of commands, each in the order in which it is shown."""
+_WITHOUT_FILE = (*SECTIONS[_RUN], *SECTIONS["Start"])
 
 
 class LazyGroup(CommandGroup):
@@ -56,8 +72,16 @@ class LazyGroup(CommandGroup):
         module, _, function = target.partition(":")
         command = getattr(importlib.import_module(module), function)
         assert isinstance(command, click.Command)
-        keep_examples_whole(command)
-        return command
+        # A server's addresses are written down where it is started; `init` and `up` make and run the file.
+        takes_addresses = name not in _WITHOUT_FILE
+        return complete_help(with_addresses(command) if takes_addresses else command)
+
+    def sections(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Return the names of all commands by section; commands of plugins come last."""
+        names = self.list_commands(ctx)
+        known = {name for section in SECTIONS.values() for name in section}
+        sections = {title: [name for name in section if name in names] for title, section in SECTIONS.items()}
+        return {**sections, _OTHER: [name for name in names if name not in known]}
 
     def summary(self, ctx: click.Context, name: str) -> str:
         """Return the first sentence of a command's docstring, read from its source, without importing it."""
@@ -78,10 +102,23 @@ def _targets() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
 
 
+def _print_version(ctx: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        say(f"millrace, version {version()}")
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(__version__, prog_name="millrace")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
 @click.option(
     "--client",
     metavar="FILE",
@@ -96,10 +133,13 @@ def _targets() -> dict[str, str]:
     help="Format of a server's log on standard error.",
 )
 @click.option(
-    "--verbose", is_flag=True, help="Show every step of a job, in place of one progress bar on a terminal."
+    "--verbose", is_flag=True, help="Show every step of a job, in place of one line that a terminal rewrites."
 )
 def cli(client: str | None, log_format: str, verbose: bool) -> None:
     """Carry event streams from every datacenter to the warehouse, and prove that nothing was lost.
+
+    In a folder with a millrace.toml, the file of `millrace up`, commands take from it every address that you
+    leave out, and --bootstrap also accepts the name of a cluster.
 
     Example: millrace demo
     """
@@ -132,10 +172,10 @@ def _unusable(error: OSError) -> MillraceError | None:
 
 
 def main() -> None:
-    """Run the command line; a MillraceError becomes one line on standard error and exit code 1."""
+    """Run the command line; a MillraceError becomes one line on standard error and its exit code."""
     try:
         try:
-            cli(prog_name="millrace")
+            _run()
         except ModuleNotFoundError as error:
             raise missing_extra(error) from error
         except OSError as error:
@@ -144,7 +184,37 @@ def main() -> None:
             raise refusal from error
     except MillraceError as error:
         say(f"millrace: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)
+
+
+def _with_advice(error: click.ClickException) -> click.ClickException:
+    """Return the error with the place of an option that was given behind the command, or with the file that
+    gives a missing address.
+    """
+    command = (
+        error.ctx.command_path.partition(" ")[2] if isinstance(error, click.UsageError) and error.ctx else ""
+    )
+    if isinstance(error, click.MissingParameter) and command.partition(" ")[0] not in _WITHOUT_FILE:
+        return explain_missing(error)
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        option = error.option_name
+        if option in {name for parameter in cli.params for name in parameter.opts}:
+            place = f"{option} stands before the command: millrace {option} {command} …"
+            return click.UsageError(place, error.ctx)
+    return error
+
+
+def _run() -> None:
+    """Run the command line. Raise SystemExit unless the exit code is 0."""
+    try:
+        sys.exit(cli(prog_name="millrace", standalone_mode=False))
+    except click.ClickException as error:
+        _with_advice(error).show()
+        sys.exit(error.exit_code)
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, KeyboardInterrupt):
+            raise Interrupted("interrupted") from None
+        raise MillraceError("standard input ended before an answer: run it again on a terminal") from None
 
 
 if __name__ == "__main__":

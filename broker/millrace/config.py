@@ -63,7 +63,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         if self.flush not in FLUSH:
-            raise ConfigError(f"log.flush is {self.flush!r}: it is one of {', '.join(FLUSH)}")
+            raise ConfigError(f"log.flush is {self.flush!r}: it must be one of {', '.join(FLUSH)}")
 
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -176,7 +176,7 @@ class OriginConfig:
         rate = self.max_bytes_per_second
         if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(
-                f"max_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets no limit; "
+                f"max_bytes_per_second is {rate}: give at least {MIN_BYTES_PER_SECOND}, or -1 for no limit; "
                 "to stop a mirror leave its topics out"
             )
 
@@ -481,7 +481,7 @@ class BrokerConfig(ClientLimits):
         ClientLimits.__post_init__(self)
         check_cluster_name(self.cluster)
         if self.broker_id > MAX_BROKER_ID:
-            raise ConfigError(f"broker_id is {self.broker_id}: it is at most {MAX_BROKER_ID}")
+            raise ConfigError(f"broker_id is {self.broker_id}: it must be at most {MAX_BROKER_ID}")
         if self.default_replicas < 1:
             raise ConfigError("default_replicas must be at least 1")
         if self.max_producer_ids < MIN_PRODUCER_IDS:
@@ -491,8 +491,8 @@ class BrokerConfig(ClientLimits):
         rate = self.replica_catch_up_bytes_per_second
         if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(
-                f"replica_catch_up_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND};"
-                " -1 sets no limit"
+                f"replica_catch_up_bytes_per_second is {rate}: give at least {MIN_BYTES_PER_SECOND},"
+                " or -1 for no limit"
             )
         if self.listeners and self.listen != DEFAULT_LISTEN:
             raise ConfigError("`listen` and [listeners] are both set: make the address one more listener")

@@ -8,6 +8,7 @@ is for clients: its class has the protocol's code. Request handlers answer with 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 from millrace.escaping import escaped
 
@@ -84,6 +85,9 @@ class ErrorCode(IntEnum):
 class MillraceError(Exception):
     """An error on which the user must act; the text is one line with the remedy."""
 
+    exit_code: ClassVar[int] = 1
+    """Exit code of a command that ends with the error."""
+
 
 def is_bug(error: BaseException) -> bool:
     """Return True if no user, disk or network can cause the error: then log its traceback, too."""
@@ -92,6 +96,14 @@ def is_bug(error: BaseException) -> bool:
 
 class ConfigError(MillraceError):
     """A configuration file or option is wrong; the text names the file and the key."""
+
+    exit_code = 2
+
+
+class Interrupted(MillraceError):
+    """A command was ended by Ctrl-C or SIGTERM; the text says what was and was not done."""
+
+    exit_code = 130
 
 
 ERRORS: dict[int, type[BrokerError]] = {}
@@ -173,6 +185,8 @@ class TopicAlreadyExists(BrokerError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
 
 class InvalidTopic(BrokerError, code=ErrorCode.INVALID_TOPIC_EXCEPTION):
     """The topic's name is not legal: 1 to 249 of letters, digits, dot, underscore and hyphen."""
+
+    exit_code = 2
 
 
 class InvalidRequest(BrokerError, code=ErrorCode.INVALID_REQUEST):

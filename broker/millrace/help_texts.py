@@ -1,4 +1,4 @@
-"""Format of every command's help: whole sentences in lists, and examples that can be copied into a shell.
+"""Format of every command's help: whole sentences in lists, examples that can be copied, and exit codes.
 
 click cuts a command's line in a list short and wraps an example like prose; a wrapped example, pasted, runs
 only its first line. It depends on no command.
@@ -6,12 +6,14 @@ only its first line. It depends on no command.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import re
 
 import click
 
+EXIT_CODES = "Exit code: 0 done, 1 failed or not proven, 2 wrong usage, 130 interrupted."
 WHOLE = 10_000  # characters: longer than any sentence
 
 
@@ -21,8 +23,14 @@ class CommandGroup(click.Group):
     """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+        for title, names in self.sections(ctx).items():
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name, self.summary(ctx, name)) for name in names])
+
+    def sections(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Return the names of the commands by the title of their section."""
+        return {"Commands": self.list_commands(ctx)}
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -38,15 +46,28 @@ class CommandGroup(click.Group):
         return "" if command is None else command.get_short_help_str(WHOLE)
 
 
-def keep_examples_whole(command: click.Command) -> None:
-    """Keep click from wrapping paragraphs that begin with `Example:`, also in subcommands. Idempotent."""
-    if command.help:
-        command.help = _with_whole_examples(command.help)
-    if command.epilog:
-        command.epilog = _with_whole_examples(command.epilog)
-    if isinstance(command, click.Group):
-        for subcommand in command.commands.values():
-            keep_examples_whole(subcommand)
+def complete_help(command: click.Command) -> click.Command:
+    """Return the command, and those below it, with whole examples and the exit codes in their help."""
+    completed = copy.copy(command)
+    completed.help = _with_whole_examples(command.help or "")
+    if isinstance(completed, click.Group):
+        completed.commands = {name: complete_help(below) for name, below in completed.commands.items()}
+    else:
+        completed.params = [_with_metavar(parameter) for parameter in command.params]
+        completed.epilog = f"{_with_whole_examples(command.epilog or '')}\n\n{EXIT_CODES}".lstrip()
+    return completed
+
+
+def _with_metavar(parameter: click.Parameter) -> click.Parameter:
+    """Return an option with a metavar where click would print the name of its type."""
+    if not isinstance(parameter, click.Option) or parameter.metavar is not None:
+        return parameter
+    named = copy.copy(parameter)
+    if isinstance(parameter.type, click.types.IntParamType):
+        named.metavar = "N"
+    elif isinstance(parameter.type, click.Path):
+        named.metavar = "FILE" if parameter.type.file_okay else "DIR"
+    return named
 
 
 def _with_whole_examples(text: str) -> str:

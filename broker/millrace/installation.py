@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from millrace import __version__
 from millrace.errors import MillraceError
 
 DISTRIBUTION = "millrace-pipeline"
@@ -66,6 +68,19 @@ def how_to_install(*extras: str) -> str:
         url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
         requirement = f"{requirement} @ {url}"
     return f"pip install '{requirement}'"
+
+
+def version() -> str:
+    """Return the version, and the commit that was built or is checked out, if it is known."""
+    checkout = Path(__file__).parents[2]
+    if (built_from := Path(__file__).with_name("commit.txt")).exists():
+        commit = built_from.read_text().strip()
+    elif (checkout / ".git").exists():
+        command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    else:
+        commit = ""
+    return f"{__version__} ({commit})" if commit else __version__
 
 
 def shipped(name: str) -> Path:

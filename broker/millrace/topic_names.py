@@ -11,7 +11,7 @@ def check_topic_name(name: str) -> None:
     """Raise InvalidTopic unless Kafka, too, would accept the name."""
     if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
         raise InvalidTopic(
-            f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
+            f"{name!r} is not a topic name: use 1 to 249 letters, digits, dots, underscores or hyphens"
         )
 
 

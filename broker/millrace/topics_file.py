@@ -158,9 +158,11 @@ def read_policies(file: str | Path) -> FilePolicies:
     try:
         tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"the file of topics {file} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"the file of topics {file} cannot be read ({error.strerror}): create it, or give another path"
+        ) from None
     except ValueError as error:
-        raise ConfigError(f"{file} is no TOML: {error}") from None
+        raise ConfigError(f"{file} is not TOML: {error}") from None
     if not tables:
         raise ConfigError(f"{file} names no topic: write [NAME] for each")
     matching = tables.pop(MATCHING, {})

@@ -34,7 +34,7 @@ def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
         _ = parts.port
     except ValueError:
         raise ConfigError(
-            f"{without_secret(url)!r} is no URL: write http://HOST:PORT or http://USER:PASSWORD@HOST:PORT,"
+            f"{without_secret(url)!r} is not a URL: write http://HOST:PORT or http://USER:PASSWORD@HOST:PORT,"
             " special characters as %XX"
         ) from None
     address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

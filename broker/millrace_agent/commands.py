@@ -26,7 +26,7 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @registry_option
 @click.option("--service", metavar="NAME", required=True, help="Service that sends the events.")
-@click.option("--server", metavar="NAME", help="Server in the events; by default this machine's name.")
+@click.option("--server", metavar="NAME", help="Server name in the events; default: this machine's name.")
 @click.option(
     "--spool",
     metavar="DIR",
@@ -39,7 +39,7 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     type=click.IntRange(min=16 << 20),
     default=1 << 30,
     show_default=True,
-    help="Most bytes of events in the spool; beyond it requests are answered with 503.",
+    help="Largest size of the events in the spool; a request that would exceed it is answered with 503.",
 )
 @click.option(
     "--listen",
@@ -55,14 +55,14 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     "--follow",
     metavar="TOPIC=PATH",
     multiple=True,
-    help="Follow a file with an event in JSON on each line, through rotations. Repeatable.",
+    help="Read a growing file with one JSON event on each line, also after its rotation. Repeatable.",
 )
 @click.option(
     "--lateness-ms",
     type=click.IntRange(min=0),
     default=60_000,
     show_default=True,
-    help="Largest age of an event when it is sent; an older event opens its window again.",
+    help="Largest age of an event when it is sent; an older event reopens its audit window.",
 )
 @click.option(
     "--report-interval-ms",
@@ -86,7 +86,7 @@ def agent(
     adopt_copy: bool,
     **named: Any,
 ) -> None:
-    """Take events over HTTP and from files, for services that are not Python, and be their producer."""
+    """Accept events over HTTP and from files, and produce them on behalf of services in any language."""
     from millrace_agent.agent import Agent, AgentConfig
     from millrace_agent.spool import Spool
 

@@ -6,14 +6,16 @@ The service writes the JSON and the client reads it. This module neither uses HT
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import chain
 from typing import Any
 
+from millrace.config import parse_time
 from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
+from millrace_audit.reports.ranges import in_words
 
 DOWNSTREAM = (OFFLINE, WAREHOUSE)
 """The tiers after the cluster to which an event was produced, in the order in which the event reaches them.
@@ -57,6 +59,11 @@ def utc(time_ms: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=ms * 1000)
 
 
+def epoch_ms(text: str, name: str) -> int:
+    """Convert a time in ISO 8601 to ms since the epoch. Raise ConfigError if it is no time."""
+    return (parse_time(text.strip(), name) - utc(0)) // timedelta(milliseconds=1)
+
+
 def _text(time: datetime) -> str:
     return time.isoformat(timespec="milliseconds" if time.microsecond else "seconds").replace("+00:00", "Z")
 
@@ -81,6 +88,15 @@ class Finding:
     count: int
     command: str = ""
     """Next command for the operator."""
+
+    @property
+    def text(self) -> str:
+        """The finding in words, as every command prints it."""
+        who = f"server {self.server}, service {self.service}, instance {self.instance}"
+        if not self.server and not self.service:
+            who = f"instance {self.instance} (no hello)"
+        what = f"{who}, sequences {in_words(self.sequences)}" if self.sequences else self.service
+        return f"{self.count} {self.kind} at tier {self.tier}: {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,11 @@ class Window:
     """Messages that loads set aside because they could not decode them."""
     incidents: Sequence[str] = ()
     """Keys of the incidents that contain the window, worst first."""
+
+    @property
+    def causes(self) -> list[str]:
+        """The findings in words, then the reasons, each once."""
+        return list(dict.fromkeys([*(finding.text for finding in self.findings), *self.reasons]))
 
 
 def _hours_to_json(hours: Mapping[str, Sequence[datetime]]) -> dict[str, list[str]]:
@@ -135,6 +156,8 @@ class Incident:
     last_hour: datetime
     hours: Mapping[str, Sequence[datetime]] = field(metadata={"write": _hours_to_json})
     """Topic -> affected hours; empty once resolved."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> number of events that are missing, repeated, unexpected or altered; empty once resolved."""
     services: Sequence[str]
     servers: Sequence[str]
     owner: str
@@ -372,6 +395,7 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
     for window in windows:
         tiers.update(window.tiers)
         foreign.update(window.foreign)
+    worst_first = sorted(windows, key=lambda window: _WORST_FIRST.index(Verdict(window.verdict)))
     return Window(
         start=start,
         end=windows[-1].end,
@@ -380,23 +404,21 @@ def _merged(start: datetime, windows: Sequence[Window]) -> Window:
         acknowledged=sum(window.acknowledged for window in windows),
         failed=sum(window.failed for window in windows),
         tiers=tiers,
-        findings=[*chain.from_iterable(window.findings for window in windows)],
-        reasons=[*chain.from_iterable(window.reasons for window in windows)],
+        findings=[*chain.from_iterable(window.findings for window in worst_first)],
+        reasons=[*chain.from_iterable(window.reasons for window in worst_first)],
         carried=sum(window.carried for window in windows),
         foreign=foreign,
         rejected=sum(window.rejected for window in windows),
-        incidents=[*dict.fromkeys(chain.from_iterable(window.incidents for window in _worst_first(windows)))],
+        incidents=[*dict.fromkeys(chain.from_iterable(window.incidents for window in worst_first))],
     )
 
 
-def _worst_first(windows: Iterable[Window]) -> list[Window]:
-    return sorted(windows, key=lambda window: _WORST_FIRST.index(Verdict(window.verdict)))
-
-
 def tiers_of(windows: Iterable[Window]) -> list[str]:
-    """Return the tiers in the windows: clusters by name, then the tiers after them in the order of
-    DOWNSTREAM.
-    """
-    names = {tier for window in windows for tier in window.tiers}
+    """Return the tiers in the windows, in their order."""
+    return in_order({tier for window in windows for tier in window.tiers})
+
+
+def in_order(tiers: Collection[str]) -> list[str]:
+    """Sort tiers: clusters by name, then the tiers after them in the order of DOWNSTREAM."""
     behind = (*DOWNSTREAM, TABLE)
-    return [*sorted(names.difference(behind)), *(tier for tier in behind if tier in names)]
+    return [*sorted(set(tiers).difference(behind)), *(tier for tier in behind if tier in tiers)]

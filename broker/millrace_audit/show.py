@@ -8,9 +8,8 @@ from datetime import datetime
 
 from rich.table import Table
 
-from millrace.printing import say, show, text
-from millrace_audit.answer import Bad, Completeness, Incident, Window, by_hour, tiers_of
-from millrace_audit.reports.ranges import in_words
+from millrace.printing import say, show, table_of, text
+from millrace_audit.answer import Bad, Completeness, Incident, Window, by_hour, in_order, tiers_of
 
 STYLES = {
     "complete": "green",
@@ -45,7 +44,10 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
         "failed": [row.failed for row in rows],
         "unreported": [row.carried for row in rows],
         **{tier: [row.tiers.get(tier, 0) for row in rows] for tier in tiers_of(answer.windows)},
-        **{f"no header: {tier}": [row.foreign.get(tier, 0) for row in rows] for tier in answer.foreign},
+        **{
+            f"no header: {tier}": [row.foreign.get(tier, 0) for row in rows]
+            for tier in in_order(answer.foreign)
+        },
         "rejected": [row.rejected for row in rows],
         "revision": [row.revision for row in rows],
     }
@@ -57,22 +59,16 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
         *(f"no header: {tier}" for tier in answer.foreign),
     }
     shown = {name: counts for name, counts in figures.items() if name not in seldom or any(counts)}
-    table = narrow_table(f"Events of {answer.topic}, times in UTC")
-    table.add_column("window" if by_window else "hour", no_wrap=True)
-    for name in shown:
-        table.add_column(text(name), justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for number, row in enumerate(rows):
-        time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
-        table.add_row(time, *(f"{counts[number]:,}" for counts in shown.values()), text(styled(row.verdict)))
-    return table
-
-
-def narrow_table(title: str) -> Table:
-    """Return an empty table without lines: the counts of two datacenters fit into a terminal of
-    80 columns.
-    """
-    return Table(title=text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    columns = ("window" if by_window else "hour", *shown, "verdict")
+    cells = [
+        (
+            (_minute if by_window else hour_text)(row.start),
+            *(counts[number] for counts in shown.values()),
+            styled(row.verdict),
+        )
+        for number, row in enumerate(rows)
+    ]
+    return table_of(columns, cells, title=f"Events of {answer.topic}, times in UTC")
 
 
 def _empty(answer: Completeness) -> str:
@@ -83,9 +79,9 @@ def _empty(answer: Completeness) -> str:
 
 def _watermark(answer: Completeness) -> str:
     if answer.watermark is None:
-        return f"nothing of it is proven from its beginning on: {answer.held_by}"
-    held = f"; what follows is held by: {answer.held_by}" if answer.held_by else ""
-    return f"proven from its beginning up to {_minute(answer.watermark)}{held}"
+        return f"nothing is proven yet from the beginning on; held back by: {answer.held_by}"
+    held = f"; held back by: {answer.held_by}" if answer.held_by else ""
+    return f"proven from the beginning up to {_minute(answer.watermark)}{held}"
 
 
 def print_bad(windows: Sequence[Bad], limit: int) -> None:
@@ -137,7 +133,7 @@ def print_incident(one: Incident) -> None:
             say(f"{name}: {value}")
     for topic, hours in one.hours.items():
         for hour in hours:
-            say(f"{topic} {hour:%Y-%m-%d %H}")
+            say(f"{topic} {hour_text(hour)}")
 
 
 def styled(verdict: str) -> tuple[str, str]:
@@ -148,13 +144,8 @@ def styled(verdict: str) -> tuple[str, str]:
 def _findings(windows: Sequence[Window]) -> Iterable[str]:
     for window in windows:
         for finding in window.findings:
-            who = f"server {finding.server}, service {finding.service}, instance {finding.instance}"
-            if not finding.server and not finding.service:
-                who = f"instance {finding.instance} (no hello)"
-            what = f"{who}, sequences {in_words(finding.sequences)}" if finding.sequences else finding.service
-            where = f"{finding.count} {finding.kind} at tier {finding.tier}"
             command = f"; `{finding.command}`" if finding.command else ""
-            yield f"{_minute(window.start)}: {where}: {what}{command}"
+            yield f"{_minute(window.start)}: {finding.text}{command}"
 
 
 def _reasons(windows: Sequence[Window]) -> Iterable[str]:
@@ -163,5 +154,10 @@ def _reasons(windows: Sequence[Window]) -> Iterable[str]:
         yield reason if count == 1 else f"{reason} ({count} windows)"
 
 
+def hour_text(time: datetime) -> str:
+    """Return an hour in UTC, as options take it."""
+    return f"{time:%Y-%m-%dT%H}"
+
+
 def _minute(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M")
+    return f"{time:%Y-%m-%dT%H:%M}"

@@ -18,7 +18,7 @@ ROLES = ("read", "register", "admin", "accept", "write", "metrics")
 
 @click.group(cls=CommandGroup)
 def access() -> None:
-    """Make tokens for registry, auditor, agents and metrics.
+    """Create tokens for clients of the registry, the auditor, agents and metrics.
 
     Example: millrace access add registry-access.toml loads read
     """

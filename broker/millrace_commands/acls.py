@@ -88,7 +88,8 @@ def list_(principal: str | None, as_json: bool, bootstrap: str, **resource: Any)
 def allow(principal: str, operations: Sequence[str], host: str, bootstrap: str, **resource: Any) -> None:
     """Allow PRINCIPAL (User:NAME, or User:* for everybody) to do OPERATIONS.
 
-    Read, write, delete and alter include describe. All is every operation but mirror-write.
+    `read`, `write`, `delete` and `alter` include `describe`. `all` means every operation except
+    `mirror-write`.
 
     Example: millrace acls allow User:web write --topic PageView
     """
@@ -112,7 +113,7 @@ def deny(principal: str, operations: Sequence[str], host: str, bootstrap: str, *
 @json_option()
 @bootstrap_option
 def remove(principal: str, operations: Sequence[str], as_json: bool, bootstrap: str, **resource: Any) -> None:
-    """Remove rules of PRINCIPAL, allowing and denying: all, or only the rules for OPERATIONS and names.
+    """Remove allowing and denying rules of PRINCIPAL: all, or only the rules for OPERATIONS and names.
 
     Example: millrace acls remove User:web write --topic PageView
     """

@@ -23,7 +23,7 @@ _LOOK_AGAIN_S = 0.5
 
 @click.group(cls=CommandGroup)
 def brokers() -> None:
-    """List brokers with what they store, and move everything off one of them.
+    """List brokers and what they store, and move all replicas off a broker.
 
     Example: millrace brokers list --bootstrap 127.0.0.1:9092
     """
@@ -35,7 +35,7 @@ def brokers() -> None:
 def list_(as_json: bool, bootstrap: str) -> None:
     """List live brokers: rack, log directory, partitions led, stored and under-replicated.
 
-    The rack of a broker without the setting is the host that it advertises.
+    A broker without the setting `rack` is listed with the host that it advertises.
 
     Example: millrace brokers list --json
     """
@@ -68,7 +68,7 @@ def list_(as_json: bool, bootstrap: str) -> None:
 def drain(broker: int, bootstrap: str) -> None:
     """Move every replica off BROKER to the other brokers, and wait until it stores none.
 
-    The number of each partition's replicas stays. New partitions still go to BROKER as long as it runs. The
+    Each partition keeps its number of replicas. New partitions still go to BROKER as long as it runs. The
     command may be stopped: moves that it has begun go on, and the next call continues with the rest.
 
     Example: millrace brokers drain 3
@@ -91,13 +91,13 @@ def drain(broker: int, bootstrap: str) -> None:
         stored = [each for each, replicas in _placed(client).items() if broker in replicas]
         if still := [f"{t}-{n}" for t, n in stored if (t, n) not in lost]:
             raise MillraceError(
-                f"broker {broker} has {still[0]} yet, which came meanwhile: run the command again"
+                f"broker {broker} still has {still[0]}, which it got during the moves: run the command again"
             )
         if lost:
             names = ", ".join(f"{t}-{n}" for t, n in lost)
             raise MillraceError(
                 f"{len(plan)} partitions have moved; broker {broker} is not alive and has the only replica of"
-                f" {names}: start it with its disk, or create these topics again"
+                f" {names}: start the broker with its disk or, if the disk is lost, create these topics again"
             )
     say(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
 

@@ -43,7 +43,8 @@ _ID_BYTES = 5
 @click.option(
     "--partition",
     type=click.IntRange(0),
-    help="Send all messages to this partition; default: by key, or spread.",
+    help="Send all messages to this partition; default: the key decides, and messages without "
+    "a key are spread.",
 )
 @click.option(
     "--codec",
@@ -54,7 +55,7 @@ _ID_BYTES = 5
 )
 @bootstrap_option
 def produce(topic: str, key_separator: str | None, partition: int | None, codec: str, bootstrap: str) -> None:
-    """Send each line of standard input as one message to TOPIC, acknowledged by the disk.
+    """Send each line of standard input to TOPIC as one message, acknowledged when it is on disk.
 
     Example: printf 'k1:hello\\nk2:world\\n' | millrace produce PageView --key-separator :
     """
@@ -82,7 +83,7 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
 
 
 def _partitions(bootstrap: str, topic: str, only: int | None) -> list[int]:
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, client):
         return chosen_partitions(client, topic, only)
 
 
@@ -131,8 +132,10 @@ def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
     help="Start with the last N messages of each partition.",
 )
 @click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
-@click.option("--until-end", is_flag=True, help="Stop at the end of the present messages instead of waiting.")
-@click.option("--group", help="Share the partitions with the group's other members, and commit.")
+@click.option("--until-end", is_flag=True, help="Stop after the newest message instead of waiting for more.")
+@click.option(
+    "--group", metavar="NAME", help="Share the partitions with the group's other members, and commit."
+)
 @click.option("--registry", metavar="URL", help="Decode Avro values with this registry's schemas.")
 @click.option(
     "--subject", "subjects", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
@@ -196,7 +199,7 @@ def consume(
 
 def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:
     """Return for each partition the offset at which its last `count` messages begin."""
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, client):
         return {number: offset_of_last(client, topic, number, count) for number in partitions}
 
 

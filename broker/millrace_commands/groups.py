@@ -6,7 +6,6 @@ protocol and, from the registries, for groups of Millrace's own consumers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from millrace.client.group_client import GroupClient, GroupDescription, GroupMem
 from millrace.config import parse_time
 from millrace.errors import BrokerError, ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.help_texts import CommandGroup
-from millrace.printing import json_option, print_records, print_rows, say
+from millrace.printing import json_option, print_json, print_records, print_rows, say
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
 from millrace_commands.message_counts import MessageCount, count_messages
@@ -40,7 +39,7 @@ def groups() -> None:
 def list_(as_json: bool, bootstrap: str) -> None:
     """List every group with its kind, its state and its number of members.
 
-    `streams` is a group of Millrace's own consumers, `classic` one of Kafka's protocol.
+    A group of Millrace's own consumers is `streams`; a group of Kafka's protocol is `classic`.
 
     Example: millrace groups list --json
     """
@@ -73,8 +72,9 @@ class _Position(NamedTuple):
 def describe(group: str, as_json: bool, bootstrap: str) -> None:
     """Show the position of GROUP in each partition, its lag, and the member that reads it.
 
-    On Millrace an offset is a byte position, so a difference of offsets is a lag in bytes. The messages of a
-    lag are counted up to 1 MiB of each partition; a larger lag is estimated from them, and shown with a ~.
+    On Millrace an offset is a byte position, so a difference of offsets is a lag in bytes. Messages are
+    counted in the first 1 MiB of each partition's lag; for a larger lag their number is estimated, and shown
+    with a ~.
 
     Example: millrace groups describe warehouse
     """
@@ -86,12 +86,12 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
     if as_json:
         partitions = [position._asdict() for position in positions]
         described = {"group": group, "kind": kind, "state": state, "partitions": partitions}
-        say(json.dumps({**described, "members": [member.member_id for member in members]}))
+        print_json({**described, "members": [member.member_id for member in members]})
         return
     say(f"{group}  {kind}, {state}, members: {len(members)}")
     numbers = ("partition", "committed", "high watermark", "lag in messages", "lag in bytes")
     rows = [["-" if value is None else value for value in _row(position)] for position in positions]
-    print_rows(("topic", *numbers, "member", "host"), rows, right=numbers)
+    print_rows(("topic", *numbers, "member", "host"), rows)
 
 
 def _row(position: _Position) -> Iterator[object]:
@@ -123,14 +123,14 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
     """
     timestamp, offset = _target(target)
     if offset is not None and partition is None:
-        raise click.UsageError("an offset belongs to one partition: name it with --partition")
+        raise click.UsageError("an offset belongs to one partition: name the partition with --partition")
     with _client(bootstrap) as (cluster, client):
         description = client.describe(group)
         if description.active:
             raise MillraceError(
                 f"group {group!r} has members ({len(description.members)}): stop them, then move it"
             )
-        with naming_the_remedy(topic, bootstrap):
+        with naming_the_remedy(topic, cluster):
             partitions = chosen_partitions(cluster, topic, partition)
         if offset is None:
             offsets = cluster.list_offsets(topic, timestamp, partitions)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -14,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
-from millrace.printing import json_option, say
+from millrace.printing import json_option, print_json, say
 from millrace.records.mirror_position import MirrorPosition
+from millrace.steps import Count, own_steps
 from millrace_broker.storage.comparison import Comparison
 from millrace_broker.storage.comparison import compare as compare_replicas
 from millrace_broker.storage.inspection import (
@@ -52,7 +49,7 @@ def dump(directory: Path, as_json: bool) -> None:
             say(partition.name)
             say(_HEADING)
         for finding in inspect_partition(partition):
-            say(json.dumps(_as_json(partition, finding)) if as_json else _as_row(finding))
+            print_json(_as_json(partition, finding)) if as_json else say(_as_row(finding))
 
 
 @log.command(epilog="Example: millrace log verify data/broker-1")
@@ -69,19 +66,21 @@ def verify(directory: Path, as_json: bool) -> None:
         say("crcmod has no C extension here: this takes 100 times as long", err=True)
     batches = size = failures = 0
     partitions = partition_directories(directory)
-    with _progress(partitions) as on_bytes:
+    total = sum(path.stat().st_size for partition in partitions for path in partition.glob("*.log"))
+    with own_steps("log verify", counts_only=True) as progress:
+        count = Count(progress, "bytes", total, "batches")
         for partition, finding in ((p, finding) for p in partitions for finding in inspect_partition(p)):
             if isinstance(finding, InspectedBatch):
                 batches += 1
                 size += finding.header.size
-                on_bytes(finding.header.size)
+                count.add(finding.header.size, records=1)
                 continue
             failures += finding.flushed
-            on_bytes(finding.length)
-            say(json.dumps(_as_json(partition, finding)) if as_json else _describe(finding))
+            count.add(finding.length)
+            print_json(_as_json(partition, finding)) if as_json else say(_describe(finding))
     summary = f"{batches} batches, {size} bytes"
     if as_json:
-        say(json.dumps({"batches": batches, "bytes": size, "damaged": failures}))
+        print_json({"batches": batches, "bytes": size, "damaged": failures})
     elif not failures:
         say(f"{summary}: all intact")
     if failures:
@@ -97,9 +96,8 @@ def verify(directory: Path, as_json: bool) -> None:
 def compare(directories: Sequence[Path], as_json: bool) -> None:
     """Compare the replicas in two or more DIRs, byte by byte and file by file.
 
-    The comparison ends at the lowest end that each replica knows to be committed. Exit 1 with file and
-    position if replicas differ. Works beside running brokers: the commits of the last seconds may be left
-    out.
+    The comparison ends at the lowest committed end that a replica knows. Exit 1 with file and position if
+    replicas differ. Works beside running brokers: the commits of the last seconds may be left out.
     """
     partitions = size = 0
     differing = []
@@ -109,7 +107,7 @@ def compare(directories: Sequence[Path], as_json: bool) -> None:
         if found.difference is not None:
             differing.append(found.partition)
         if as_json:
-            say(json.dumps(_comparison_json(found)))
+            print_json(_comparison_json(found))
         elif (difference := found.difference) is not None:
             where = " and ".join(f"{path}, byte {at}" for path, at in difference.files)
             say(f"{found.partition}, position {difference.position}: {difference.reason}: {where}")
@@ -159,27 +157,9 @@ def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
             now = int(time.time() * 1000)
             for damage in repair_partition(partition, now, give_up_neighbours=give_up_neighbours):
                 repaired += 1
-                say(json.dumps(_as_json(partition, damage)) if as_json else _describe(damage))
+                print_json(_as_json(partition, damage)) if as_json else say(_describe(damage))
     if not as_json:
         say(f"{repaired} damaged places replaced" if repaired else "nothing to repair")
-
-
-@contextmanager
-def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """Show the number of checked bytes on a terminal; elsewhere show nothing."""
-    console = Console(stderr=True)
-    total = sum(path.stat().st_size for partition in partitions for path in partition.glob("*.log"))
-    with Progress(
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # output for a file must not go to the terminal
-    ) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda size: progress.advance(task, size)
 
 
 @contextmanager

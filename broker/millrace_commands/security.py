@@ -29,7 +29,7 @@ days_option = click.option(
 
 @click.group(cls=CommandGroup)
 def security() -> None:
-    """Make an authority, certificates, users and client files, and renew them.
+    """Create a certificate authority, certificates, users and client files, and renew the certificates.
 
     Example: millrace security init security --host kafka-1.dc1
     """
@@ -40,6 +40,7 @@ def security() -> None:
 @click.option(
     "--host",
     "hosts",
+    metavar="HOST",
     multiple=True,
     default=HOSTS,
     show_default=True,
@@ -48,6 +49,7 @@ def security() -> None:
 @click.option(
     "--user",
     "users",
+    metavar="NAME",
     multiple=True,
     default=tuple(USERS),
     show_default=True,
@@ -90,7 +92,8 @@ def renew(folder: Path, days: int) -> None:
 @zookeeper_option
 @cluster_option
 def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
-    """Create the users of DIR in a cluster with their rights. Existing users get the passwords of DIR.
+    """Create the users of DIR in a cluster, and give them their rights. Existing users get the passwords of
+    DIR.
 
     The rights are access rules for the users that `init` creates. They apply where brokers have `authorizer =
     true`.

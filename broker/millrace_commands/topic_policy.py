@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -10,7 +9,7 @@ from dataclasses import fields
 import click
 
 from millrace.errors import ConfigError
-from millrace.printing import json_option, print_rows, say
+from millrace.printing import json_option, print_json, print_rows
 from millrace.topic_names import check_topic_name
 from millrace.topics_file import NO_POLICY, VARIABLE, FilePolicies, read_policies
 from millrace_registry.subjects import ENVIRONMENT, Subjects
@@ -25,8 +24,8 @@ DEFAULT = "default"
 def policy(topics: Sequence[str], topics_file: str, as_json: bool) -> None:
     """Show the settings of TOPICs from the file of topics, and where each is set.
 
-    Without TOPICs, every topic of the file is shown. An option of a command that runs, such as the auditor's
-    --carried, is not known here.
+    Without TOPICs, every topic of the file is shown. Options of running commands, such as the auditor's
+    --carried, are not shown.
 
     Example: millrace topics policy shop.orders.v1 --topics-file topics.toml
     """
@@ -41,7 +40,7 @@ def policy(topics: Sequence[str], topics_file: str, as_json: bool) -> None:
         for name, value, origin in settings:
             records.append({"topic": topic, "setting": name, "value": value, "set_by": origin})
     if as_json:
-        say(json.dumps(records))
+        print_json(records)
         return
     columns = ("topic", "setting", "value", "set by")
     print_rows(columns, [[_word(value) for value in record.values()] for record in records])

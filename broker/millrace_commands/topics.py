@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.errors import no_topic
 from millrace.client.topic_admin import (
     add_partitions,
     alter_topic_settings,
@@ -19,9 +19,16 @@ from millrace.client.topic_admin import (
     partition_sizes,
     topic_settings,
 )
-from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
+from millrace.errors import (
+    BrokerError,
+    ConfigError,
+    ErrorCode,
+    MillraceError,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from millrace.help_texts import CommandGroup
-from millrace.printing import json_option, print_records, print_rows, say
+from millrace.printing import json_option, print_json, print_records, print_rows, say
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_commands.topic_policy import policy
@@ -39,7 +46,7 @@ bootstrap_option = click.option(
     default="127.0.0.1:9092",
     show_default=True,
     metavar="HOST:PORT",
-    help="Some brokers of the cluster, separated by commas.",
+    help="One or more brokers of the cluster, separated by commas.",
 )
 
 
@@ -71,9 +78,15 @@ topics.add_command(policy)
 @click.option(
     "--config", "settings", multiple=True, metavar="KEY=VALUE", help="A setting, for example retention.ms=-1."
 )
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic that exists as it is, and succeed.")
 @bootstrap_option
 def create(
-    topic: str, partitions: int | None, replicas: int | None, settings: Sequence[str], bootstrap: str
+    topic: str,
+    partitions: int | None,
+    replicas: int | None,
+    settings: Sequence[str],
+    if_not_exists: bool,
+    bootstrap: str,
 ) -> None:
     """Create TOPIC; its partitions are spread over the live brokers.
 
@@ -85,6 +98,9 @@ def create(
         try:
             client.create_topic(topic, partitions or -1, values, replicas=replicas or -1)
         except MillraceError as error:
+            if if_not_exists and isinstance(error, TopicAlreadyExists):
+                say(f"{topic} exists already, with {len(client.topic(topic).partitions)} partitions")
+                return
             if isinstance(error, BrokerError) and error.code != ErrorCode.REQUEST_TIMED_OUT:
                 raise
             raise MillraceError(
@@ -129,7 +145,7 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
 
     Example: millrace topics describe PageView
     """
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, client):
         metadata = client.topic(topic)
         partitions = list(_partitions(client, metadata))
         settings = {setting.name: setting for setting in topic_settings(client, topic)}
@@ -143,25 +159,16 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     ]
     topic_id = str(metadata.topic_id)
     if as_json:
-        say(json.dumps({"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows}))
+        print_json({"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows})
         return
     say(f"{topic}  id {topic_id}")
-    numbers = ("partition", "leader", "epoch", "start", "high watermark", "bytes")
-    columns: tuple[str, ...] = (
-        "partition",
-        "leader",
-        "epoch",
-        "replicas",
-        "in sync",
-        "eligible",
-        *numbers[3:],
-    )
-    columns = (*columns, "origin") if origins else columns
+    columns = ["partition", "leader", "epoch", "replicas", "in sync", "eligible", "start", "high watermark"]
+    columns += ["bytes", "origin"] if origins else ["bytes"]
     rows_shown = [
         [",".join(map(str, value)) if isinstance(value, tuple) else value for value in partition.values()]
         for partition in partitions
     ]
-    print_rows(columns, rows_shown, right=numbers)
+    print_rows(columns, rows_shown)
     for number in sorted(metadata.partitions.keys() - led(metadata)):
         say(_leaderless(f"{topic}-{number}", metadata.copies[number].replicas))
     print_rows(("setting", "value", "set by"), [list(row.values()) for row in rows])
@@ -181,9 +188,9 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     "deleted",
     multiple=True,
     metavar="KEY",
-    help="Delete a setting: the brokers' setting applies.",
+    help="Delete a setting, so that the brokers' setting applies.",
 )
-@click.option("--partitions", type=click.IntRange(1), default=None, help="New number of partitions in all.")
+@click.option("--partitions", type=click.IntRange(1), default=None, help="New total number of partitions.")
 @bootstrap_option
 def alter(
     topic: str, settings: Sequence[str], deleted: Sequence[str], partitions: int | None, bootstrap: str
@@ -191,7 +198,7 @@ def alter(
     """Change settings of TOPIC, or give it more partitions, while it is in use.
 
     Partitions are only ever added, and old messages stay where they are: from then on a key may belong to
-    another partition than before. A mirrored topic takes no partitions except its origins' partitions.
+    another partition than before. A mirrored topic gets its partitions from its origins only.
 
     Example: millrace topics alter PageView --config retention.ms=86400000 --delete-config flush.ms
     """
@@ -202,7 +209,7 @@ def alter(
         changes[key] = None
     if not changes and partitions is None:
         raise ConfigError("nothing to change: give --config, --delete-config or --partitions")
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, client):
         if changes:
             alter_topic_settings(client, topic, changes)
             say(f"changed {', '.join(changes)} of {topic}")
@@ -217,14 +224,14 @@ def alter(
 @click.option(
     "--replica", type=click.IntRange(0), default=None, help="The broker that must lead (--unclean)."
 )
-@click.option("--reason", default="", help="Reason, for the brokers' log.")
+@click.option("--reason", metavar="TEXT", default="", help="Reason, for the brokers' log.")
 @bootstrap_option
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
     """Make the first replica of partitions their leader again; without arguments, of all partitions.
 
-    With --unclean, --replica becomes the leader of partitions that no replica can lead without a loss,
-    because all disks with everything committed are lost or were restored from an older copy. Messages that
-    --replica lacks are lost, and their offsets may be used for other messages.
+    With --unclean, --replica becomes the leader of partitions that no replica can lead without a loss: each
+    disk that had all committed messages is lost or was restored from an older copy. Messages that --replica
+    lacks are lost, and their offsets may be used for other messages.
 
     Example: millrace topics elect --unclean PageView-0 --replica 3 --reason "disks of 1 and 2 burnt"
     """
@@ -264,21 +271,18 @@ def delete(topic: str, bootstrap: str) -> None:
 
     Example: millrace topics delete PageView
     """
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, client):
         client.delete_topic(topic)
     say(f"deleted {topic}")
 
 
 @contextmanager
-def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
+def naming_the_remedy(topic: str, client: ClusterClient) -> Iterator[None]:
     """Turn the protocol's error for an unknown topic into advice."""
     try:
         yield
     except UnknownTopicOrPartition:
-        raise MillraceError(
-            f"no topic {topic!r} on {bootstrap}: see `millrace topics list --bootstrap {bootstrap}`, or"
-            f" create it with `millrace topics create {topic} --bootstrap {bootstrap}`"
-        ) from None
+        raise no_topic(topic, client.bootstrap, client.topics()) from None
 
 
 def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> list[int]:

@@ -24,7 +24,9 @@ zookeeper_option = click.option(
     metavar="HOST:PORT",
     help="The cluster's ensemble, addresses separated by commas.",
 )
-cluster_option = click.option("--cluster", required=True, help="Name of the cluster, for example dc1.")
+cluster_option = click.option(
+    "--cluster", metavar="NAME", required=True, help="Name of the cluster, for example dc1."
+)
 
 
 @click.group(cls=CommandGroup)
@@ -39,6 +41,7 @@ def users() -> None:
 @click.argument("name")
 @click.option(
     "--password-file",
+    metavar="FILE",
     default="",
     help="File that only you may read, with the password in its first line; without it the command prompts.",
 )

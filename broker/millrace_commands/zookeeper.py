@@ -14,7 +14,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.printing import say
 from millrace.signals import stop_on_signals
-from millrace.zookeeper.embedded import HEAP_MB, ZooKeeper
+from millrace.zookeeper.embedded import HEAP_MB, SILENT_SECONDS, ZooKeeper
 from millrace.zookeeper.node_rights import draw_identities, load_identity, node_acl
 from millrace.zookeeper.session import Session
 
@@ -73,6 +73,11 @@ def _run(port: int, data_dir: Path, heap_mb: int) -> None:
         sys.stdout.flush()
         code = server.wait()
     if not stopping.is_set():
+        if code is None:
+            raise MillraceError(
+                f"ZooKeeper has not answered for {SILENT_SECONDS:.0f} s and was ended: start it again, with"
+                f" more than --heap-mb {heap_mb} if its data has grown"
+            )
         if "OutOfMemoryError" in (data_dir / "zookeeper.err").read_text(errors="replace"):
             raise MillraceError(
                 f"ZooKeeper's data has outgrown its heap of {heap_mb} MB: give --heap-mb more"
@@ -83,7 +88,8 @@ def _run(port: int, data_dir: Path, heap_mb: int) -> None:
 @zookeeper.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 def identities(directory: Path) -> None:
-    """Draw the two identities of an ensemble, and write brokers.toml and clients.toml into DIRECTORY.
+    """Create two identities for a ZooKeeper ensemble, in the files brokers.toml and clients.toml in
+    DIRECTORY.
 
     Example: millrace zookeeper identities /etc/millrace/zookeeper
     """
@@ -102,8 +108,12 @@ def identities(directory: Path) -> None:
 
 
 @zookeeper.command()
-@click.option("--identity", required=True, help="The brokers' file of `millrace zookeeper identities`.")
-@click.option("--cluster", "clusters", required=True, multiple=True, help="A cluster; can be repeated.")
+@click.option(
+    "--identity", metavar="FILE", required=True, help="The brokers' file of `millrace zookeeper identities`."
+)
+@click.option(
+    "--cluster", "clusters", metavar="NAME", required=True, multiple=True, help="A cluster; can be repeated."
+)
 @click.option(
     "--zookeeper",
     "address",
@@ -113,7 +123,8 @@ def identities(directory: Path) -> None:
     help="The ensemble, addresses separated by commas.",
 )
 def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
-    """Set the rights of every node of a cluster and of the audit, by the node's path. Safe to repeat.
+    """Set the access rights of every ZooKeeper node of a cluster and of the audit, by the node's path. Safe
+    to repeat.
 
     Example: millrace zookeeper secure --identity zookeeper/brokers.toml --cluster dc1
     """
@@ -137,4 +148,4 @@ def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
         session.close()
     say(f"{changed} nodes have new rights")
     if failed:
-        raise MillraceError(f"{len(failed)} nodes have not, such as {failed[0]}")
+        raise MillraceError(f"{len(failed)} nodes did not get their rights, such as {failed[0]}")

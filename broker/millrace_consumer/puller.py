@@ -114,7 +114,7 @@ class ConsumerPuller(Puller):
     def address(self) -> tuple[str, int]:
         address = self._pullers.cluster.brokers.get(self._broker_id)
         if address is None:
-            raise MillraceError(f"broker {self._broker_id} is not there")
+            raise MillraceError(f"broker {self._broker_id} is not alive")
         return address.host, address.port
 
     def epoch_of(self, partition: TopicPartition) -> int:

@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 
 from millrace import config as settings
+from millrace.deployment_file import FILE, UpConfig
 from millrace.errors import ConfigError, MillraceError
 from millrace.installation import require, shipped
 from millrace.printing import say
@@ -27,7 +28,7 @@ from millrace.signals import interruptible
 from millrace.urls import without_secret
 
 if TYPE_CHECKING:
-    from millrace_demo.up import Endpoints, UpConfig
+    from millrace_demo.up import Endpoints
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -42,19 +43,22 @@ _secure = click.option(
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the file.")
 @_secure
 def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
-    """Run every cluster of FILE with its ZooKeeper, registry and auditor; Ctrl-C or SIGTERM stops all.
+    """Run all clusters of FILE, with ZooKeeper, the registry and the auditor, until Ctrl-C or SIGTERM.
 
-    Without FILE it runs two datacenters and the offline one on this machine, their data in ./millrace-data. A
-    process that dies is reported and restarted; a process that dies repeatedly ends the run with exit code 1.
+    Without FILE it runs millrace.toml of this folder; without that file, it runs two datacenters and the
+    offline one on this machine, with their data in ./millrace-data. A process that dies is reported and
+    restarted; a process that dies repeatedly ends the run with exit code 1.
 
     With --secure everything but ZooKeeper uses TLS, every process logs in as a user of its own, and registry
     and auditor ask for tokens.
 
     Example: millrace up --set data_dir=/tmp/millrace
     """
-    from millrace_demo.up import Deployment, Supervisor, UpConfig
+    from millrace_demo.up import Deployment, Supervisor
 
-    config = settings.load(UpConfig, file or shipped("deploy/local.toml"), overrides)
+    here = Path(FILE)
+    file = file or (here if here.exists() else shipped("deploy/local.toml"))
+    config = settings.load(UpConfig, file, overrides)
     if secure and not config.security:
         config = replace(config, security=str(Path(config.data_dir) / "security"))
     supervisor = Supervisor(Path(config.data_dir) / "logs", is_private=bool(config.security))
@@ -137,11 +141,18 @@ def _echo(*lines: str) -> None:
     type=click.IntRange(1, 5),
     default=1,
     show_default=True,
-    help="Replicas of each partition; with 2 or more each cluster loses a broker and its disk meanwhile.",
+    help="Replicas of each partition; with 2 or more, each cluster loses a broker and its disk "
+    "during the run.",
 )
-@click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Folder of the DAG.")
 @click.option(
-    "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
+    "--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Folder that has the DAG."
+)
+@click.option(
+    "--schemas",
+    type=_FOLDER,
+    default=shipped("schemas"),
+    show_default=_OURS,
+    help="Folder of the schemas to register.",
 )
 @_secure
 @click.option(
@@ -222,15 +233,17 @@ def _logs_hint(scratch: Path) -> str:
     " --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--topic", default="PageView", show_default=True, help="Topic to publish to.")
-@click.option("--cluster", required=True, help="Name of the cluster to publish to, for example dc1.")
+@click.option("--topic", metavar="NAME", default="PageView", show_default=True, help="Topic to publish to.")
+@click.option(
+    "--cluster", metavar="NAME", required=True, help="Name of the cluster to publish to, for example dc1."
+)
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of that cluster.")
 @click.option(
     "--registry",
     envvar="MILLRACE_REGISTRY",
     metavar="URL",
     required=True,
-    help="The schema registry; it has PageView.",
+    help="The schema registry, which has the schema PageView.",
 )
 @click.option(
     "--format",
@@ -244,7 +257,7 @@ def _logs_hint(scratch: Path) -> str:
     metavar="I/N",
     default="1/1",
     show_default=True,
-    help="Only every N-th line from line I on, so that N datacenters share one file.",
+    help="Publish only every N-th line, beginning with line I, so that N datacenters share one file.",
 )
 @click.option(
     "--follow",
@@ -262,8 +275,10 @@ def _logs_hint(scratch: Path) -> str:
     show_default="FILE's name with .refused, in this folder",
     help="File for the lines that are not events, with the reasons.",
 )
-@click.option("--server", default=socket.gethostname(), show_default="this host", help="Server's name.")
-@click.option("--service", default="web", show_default=True, help="Service's name.")
+@click.option(
+    "--server", metavar="NAME", default=socket.gethostname(), show_default="this host", help="Server's name."
+)
+@click.option("--service", metavar="NAME", default="web", show_default=True, help="Service's name.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON for a script.")
 def publish_access_log(
     file: Path,
@@ -277,8 +292,8 @@ def publish_access_log(
 ) -> None:
     """Publish FILE, a web server's log, as events with the times of the log; `-` is standard input.
 
-    FILE may be compressed with gzip. The usual formats are Apache's combined, common and vhost_combined and
-    nginx's; values after the user agent are left out. A line that is no event does not stop the command.
+    FILE may be compressed with gzip. The usual formats are Apache's common, combined and vhost_combined, and
+    nginx's main; values after the user agent are ignored. A line that is not an event is skipped.
     """
     from millrace_demo.access_log import Part, RefusedLines
     from millrace_demo.log_format import LogFormat
@@ -289,7 +304,7 @@ def publish_access_log(
         raise MillraceError(f"--follow {file}: only a plain file grows; leave --follow out")
     if position is not None and not follow:
         raise MillraceError(
-            "--position is for --follow: without it FILE is published once, from its beginning"
+            "--position needs --follow: without --follow, FILE is published once, from its beginning"
         )
     reading = Reading(
         file=file,

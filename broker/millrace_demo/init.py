@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import click
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.samples import newest_values
+from millrace.config import load
+from millrace.deployment_file import FILE, UpConfig
 from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.installation import shipped
@@ -27,8 +30,8 @@ from millrace.topics_file import VARIABLE, read_policies
 from millrace_demo.draft import draft, record_name
 from millrace_registry.directory import AUDIT_HEADER
 
-DEPLOYMENT = "millrace.toml"
 ENVIRONMENT = "airflow.env"
+CONNECTION = "AIRFLOW_CONN_MILLRACE_DEFAULT"
 PARTITIONS = 2
 SAMPLED = 10_000
 """Most messages from which a schema is drafted."""
@@ -50,6 +53,8 @@ import time
 
 from millrace_audit import AuditedProducer
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
 cluster, bootstrap, *registry = sys.argv[1:]
 registry = registry[0] if registry else os.environ.get("MILLRACE_REGISTRY", "http://127.0.0.1:8081")
 an_hour_ago = int(time.time() * 1000) - 3_600_000  # so its hour is over and can be proven now
@@ -77,7 +82,7 @@ _registry_option = click.option(
 
 @click.group(cls=CommandGroup)
 def init() -> None:
-    """Create the first files of an event type, a DAG or a deployment.
+    """Create the first files of an event, a schema, a DAG or a deployment.
 
     Example: millrace init event OrderPlaced
     """
@@ -88,11 +93,11 @@ def init() -> None:
 @_registry_option
 @_folder_option
 def event(name: str, registry: str | None, folder: Path) -> None:
-    """Create the schema of event NAME and a producer of it; NAME is also the topic.
+    """Create a schema for the event NAME, and a producer that sends such events to the topic NAME.
 
     The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. The topic is added to
-    a deployment in millrace.toml, to its mirror if that lists topics, and to topics.toml. Then the next
-    commands are printed.
+    topics.toml. If there is a millrace.toml, the topic is added to its datacenters, and to its mirror if the
+    mirror lists topics. Then the next commands are printed.
 
     Example: millrace init event OrderPlaced
     """
@@ -103,7 +108,7 @@ def event(name: str, registry: str | None, folder: Path) -> None:
         "type": "record",
         "name": record_name(name),
         "namespace": "example",
-        "doc": f"What happened when there is a {name}.",
+        "doc": f"TODO: say what one {name} means.",
         "fields": [
             _HEADER,
             {"name": "id", "type": "long"},
@@ -114,7 +119,7 @@ def event(name: str, registry: str | None, folder: Path) -> None:
     _create(folder / "schemas" / f"{name}.avsc", json.dumps(schema, indent=2) + "\n")
     _create(producer, _PRODUCER.format(name=name, file=producer.name, service=service))
     bootstraps: Mapping[str, str] = {"dc1": "127.0.0.1:9192", "dc2": "127.0.0.1:9292"}
-    if (deployment := folder / DEPLOYMENT).exists():
+    if (deployment := folder / FILE).exists():
         bootstraps = _add_to_deployment(deployment, name)
     if (topics := folder / TOPICS).exists():
         _add_to_topics(topics, name)
@@ -129,7 +134,7 @@ def event(name: str, registry: str | None, folder: Path) -> None:
         for cluster, bootstrap in bootstraps.items()
     ]
     if deployment.exists():
-        send.append("`millrace up` makes the topic when it starts. Where it runs already, first:")
+        send.append("`millrace up` creates the topic when it starts. Where it runs already, first:")
         lines = send + create
     else:
         lines = create + send
@@ -158,7 +163,7 @@ def _check_table(schemas: Path, topic: str) -> None:
 @_registry_option
 @_folder_option
 def schema(topic: str, from_topic: bool, bootstrap: str, registry: str | None, folder: Path) -> None:
-    """Draft the schema of JSON topic TOPIC from up to 10,000 of its newest messages.
+    """Draft a schema for TOPIC, a topic of JSON messages, from up to 10,000 of its newest messages.
 
     The schema is schemas/TOPIC.avsc; nothing is registered. The guesses and the next commands are printed.
 
@@ -168,33 +173,37 @@ def schema(topic: str, from_topic: bool, bootstrap: str, registry: str | None, f
     with ClusterClient(bootstrap) as client:
         drafted = draft(topic, newest_values(client, topic, SAMPLED))
     if not drafted.objects:
+        if not drafted.others:
+            raise MillraceError(f"{topic} has no messages yet: send one, then run the command again")
         raise MillraceError(
-            f"the newest messages of {topic} hold no JSON object ({drafted.others} other messages): write a"
+            f"no JSON object is among the newest {drafted.others:,} messages of {topic}: write a"
             ' schema by hand, or load the topic with format = "bytes"'
         )
     file = folder / "schemas" / f"{topic}.avsc"
     _create(file, json.dumps(drafted.schema, indent=2, ensure_ascii=False) + "\n")
-    others = [f"{drafted.others:,} messages are no JSON objects"] if drafted.others else []
+    others = [f"{drafted.others:,} messages are not JSON objects"] if drafted.others else []
     notes = [*drafted.notes, *others]
     say(f"The schema is a guess from {drafted.objects:,} JSON objects{':' if notes else '.'}")
     for note in notes:
         say(f"  {note}")
-    say(f"Correct the file. Add the topic to the file of topics, which {VARIABLE} names:")
+    say(f"Correct the file. The file of topics ({VARIABLE}, or topics_file in {FILE}) needs these lines:")
     say(f"  [{_key(topic)}]")
     say('  format = "json"')
-    say("  # time = FIELD, a timestamp, if rows belong into the hour of that field and not of the record")
+    say('  # time = "FIELD", a timestamp, if rows belong to the hour of that field and not of the record')
     say("Then register the schema, and load the topic from the offline cluster:")
     option = _registry_words(registry)
     say(f"  millrace schemas apply {folder / 'schemas'}{option}")
-    say(f"  millrace load {topic} --warehouse FOLDER --bootstrap HOST:PORT{option}")
+    addresses = "" if Path(FILE).exists() else f" --warehouse FOLDER --bootstrap HOST:PORT{option}"
+    say(f"  millrace load {topic}{addresses}")
 
 
 def _registry_words(given: str | None) -> str:
     """Return the option that names the registry in a printed command.
 
-    The commands read the variable themselves, so the option is left out where that is set.
+    The commands read the variable and the deployment file themselves, so the option is left out where they
+    have one.
     """
-    if given is None and os.environ.get(REGISTRY_VARIABLE):
+    if given is None and (os.environ.get(REGISTRY_VARIABLE) or Path(FILE).exists()):
         return ""
     return f" --registry {given or REGISTRY}"
 
@@ -202,9 +211,11 @@ def _registry_words(given: str | None) -> str:
 @init.command()
 @_folder_option
 def dag(folder: Path) -> None:
-    """Copy the DAGs of the warehouse, and create the environment in which Airflow runs them.
+    """Copy the warehouse's DAGs, and create airflow.env, the environment in which Airflow runs them.
 
-    The topics come from the schemas in the folder: create the first schema with `millrace init event`.
+    The topics come from the schemas in the folder: create the first schema with `millrace init event`. If
+    millrace.toml describes a deployment without security, airflow.env also defines Airflow's connection
+    `millrace_default` to it.
 
     Example: millrace init dag --folder pipeline
     """
@@ -213,18 +224,40 @@ def dag(folder: Path) -> None:
         raise MillraceError(
             f"{folder / 'schemas'} holds no schema: make one with `millrace init event OrderPlaced`"
         )
-    variables = {VARIABLE: folder / TOPICS, "MILLRACE_SCHEMAS": folder / "schemas"}
+    paths = {VARIABLE: TOPICS, "MILLRACE_SCHEMAS": "schemas", "AIRFLOW__CORE__DAGS_FOLDER": "dags"}
+    variables = {name: str((folder / path).absolute()) for name, path in paths.items()}
+    config = load(UpConfig, folder / FILE) if (folder / FILE).exists() else None
+    if config is not None and not config.security:
+        variables[CONNECTION] = json.dumps(_connection(config, folder))
     _create(folder / TOPICS, "".join(map(_table, topics)))
-    _create(folder / ENVIRONMENT, "".join(f"{name}={at.absolute()}\n" for name, at in variables.items()))
+    _create(folder / ENVIRONMENT, "".join(f"{key}={shlex.quote(text)}\n" for key, text in variables.items()))
     for file in sorted(shipped("dags").glob("*.py")):
         _create(folder / "dags" / file.name, file.read_text())
-    say(f"Set what {folder / ENVIRONMENT} says for Airflow, and put its dags folder where Airflow looks.")
+    say(f"Start Airflow with the variables in {folder / ENVIRONMENT}, as docs/airflow-standalone.md does.")
+    if CONNECTION not in variables:
+        say("Then create the connection millrace_default of type Millrace.")
+
+
+def _connection(deployment: UpConfig, folder: Path) -> Mapping[str, Any]:
+    """Return Airflow's connection to a deployment."""
+    origins = {name: at for name, at in deployment.bootstraps.items() if name != deployment.aggregate}
+    addresses, warehouse = deployment.addresses, deployment.warehouse or "warehouse"
+    return {
+        "conn_type": "millrace",
+        "host": deployment.bootstraps[deployment.aggregate],
+        "extra": {
+            "registry": addresses["--registry"],
+            "auditor": addresses["--auditor"],
+            "warehouse": warehouse if "://" in warehouse else str((folder / warehouse).absolute()),
+            "origins": origins,
+        },
+    }
 
 
 @init.command()
 @_folder_option
 def deployment(folder: Path) -> None:
-    """Create millrace.toml: two datacenters, and the offline one, which mirrors every topic, on this machine.
+    """Create millrace.toml for this machine: two datacenters, and an offline one that mirrors every topic.
 
     Example: millrace init deployment --folder pipeline
     """
@@ -233,11 +266,10 @@ def deployment(folder: Path) -> None:
         if line.startswith("batch_topics"):
             continue
         lines.append("topics = {}\n" if line.startswith("topics = {") else line)
-    lines[0] = (
-        "# Two datacenters and the offline one on this machine: `millrace up millrace.toml` runs them.\n"
-    )
-    _create(folder / DEPLOYMENT, "".join(lines))
-    say(f"Start it with `millrace up {folder / DEPLOYMENT}`.")
+    lines[0] = "# Two datacenters and the offline one on this machine: `millrace up` runs them.\n"
+    _create(folder / FILE, "".join(lines))
+    there = "" if folder == Path() else f"cd {folder} && "
+    say(f"Start it with `{there}millrace up`. Commands typed in its folder take their addresses from it.")
 
 
 def _create(file: Path, text: str) -> None:
@@ -248,8 +280,10 @@ def _create(file: Path, text: str) -> None:
     except FileExistsError:
         raise MillraceError(f"{file} exists already: move it away, or choose another name") from None
     except OSError as error:
-        raise MillraceError(f"{file} cannot be made: {error.strerror}") from None
-    say(f"made {file}")
+        raise MillraceError(
+            f"{file} cannot be created ({error.strerror}): give a --folder that can be written"
+        ) from None
+    say(f"created {file}")
 
 
 def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:

@@ -8,10 +8,10 @@ from itertools import groupby
 
 from rich.console import Console
 
-from millrace.printing import text
+from millrace.printing import table_of
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.messages import TABLE
-from millrace_audit.show import narrow_table, styled
+from millrace_audit.show import hour_text, styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def hours_of(answers: Iterable[Completeness], rows: Mapping[str, Mapping[str, in
     `rows` is the number of rows in the table, by topic and hour.
     """
     return [
-        Hour(answer.topic, hour, rows[answer.topic].get(f"{hour.start:%Y-%m-%dT%H}", 0))
+        Hour(answer.topic, hour, rows[answer.topic].get(hour_text(hour.start), 0))
         for answer in answers
         for hour in by_hour(window for window in answer.windows if _has_messages(window))
     ]
@@ -46,16 +46,12 @@ def _has_messages(window: Window) -> bool:
 
 def print_hours(hours: Sequence[Hour], console: Console) -> None:
     tiers = [tier for tier in tiers_of(hour.audited for hour in hours) if tier != TABLE]  # it is `published`
-    table = narrow_table("Messages per hour and tier")
-    table.add_column("hour (UTC)", no_wrap=True)
-    for name in ("acknowledged", *tiers, "published"):
-        table.add_column(text(name), justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    rows: list[Sequence[object]] = []
     for topic, some in groupby(hours, lambda hour: hour.topic):
-        table.add_row(text(topic))
+        rows.append([topic])
         for hour in some:
             audited = hour.audited
             counts = (audited.acknowledged, *(audited.tiers.get(tier, 0) for tier in tiers), hour.rows)
-            time = f"{audited.start:%Y-%m-%d %H}"
-            table.add_row(time, *(f"{count:,}" for count in counts), text(styled(audited.verdict)))
-    console.print(table)
+            rows.append([hour_text(audited.start), *counts, styled(audited.verdict)])
+    columns = ("hour (UTC)", "acknowledged", *tiers, "published", "verdict")
+    console.print(table_of(columns, rows, title="Messages per hour and tier"))

@@ -26,6 +26,7 @@ from millrace import config as settings
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
 from millrace.config import ClientSecurity
+from millrace.deployment_file import ClusterConfig, UpConfig
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
 from millrace.security.client import of_process, password
@@ -48,7 +49,7 @@ from millrace_demo.publish import (
 )
 from millrace_demo.report import Hour, hours_of, print_hours
 from millrace_demo.table import metadata_location, rows_by_duckdb, rows_by_hour
-from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, UpConfig
+from millrace_demo.up import Deployment, Endpoints, Supervisor, audit_topics
 
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
@@ -288,7 +289,7 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
                 # old.
                 client.create_topic(topic, partitions, {"retention.ms": "-1"})
         copies = (AUDIT_TOPIC, COUNTS_TOPIC) if cluster.mirror is not None else ()
-        topics = (*cluster.topics, *cluster.audit_topics, *copies)
+        topics = (*cluster.topics, *audit_topics(cluster), *copies)
         for topic in existing.keys() & topics:
             if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
                 raise MillraceError(

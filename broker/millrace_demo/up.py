@@ -6,19 +6,21 @@ the ordinary commands: each of them may as well be started by hand, on another m
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millrace import topics_file
 from millrace.client.cluster_client import ClusterClient
-from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
+from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, parse_address
+from millrace.deployment_file import ClusterConfig, MirrorConfig, UpConfig
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
 from millrace.security.certificates import read_secret
@@ -27,7 +29,6 @@ from millrace.security.folder import HOSTS, SecurityFolder
 from millrace.service.access import add_entry
 from millrace.topics_file import read_policies
 from millrace.urls import with_password
-from millrace.zookeeper.embedded import HEAP_MB
 from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
@@ -47,73 +48,6 @@ _OPERATOR = "millrace"
 _WAREHOUSE = "warehouse"
 _PRIVATE = 0o077
 """The umask of a secure deployment's processes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorConfig:
-    """Topics that a cluster mirrors from its origins."""
-
-    origins: Sequence[str]
-    """Names of clusters in the same file."""
-    topics: Sequence[str] = ()
-    """Topics that the brokers copy continuously."""
-    batch_topics: Sequence[str] = ()
-    """Topics for which only target partitions are created; the Spark batch mirror fills them."""
-    by_mirrormaker: bool = False
-    """True if a MirrorMaker 2 of your own copies the topics, into a cluster that has a `bootstrap`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    """One cluster: its brokers' addresses, its topics and its mirrors."""
-
-    brokers: Sequence[str] = ()
-    """HOST:PORT of each broker to start; port 0 takes a free port."""
-    metrics: Sequence[str] = ()
-    """HOST:PORT of each broker's metrics, in the brokers' order; empty: none."""
-    bootstrap: str = ""
-    """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, for example an Apache
-    Kafka. It is neither started nor stopped."""
-    replicas: int = 1
-    """Replicas of each partition of a new topic; at most as many as there are `brokers`."""
-    topics: Mapping[str, int] = field(default_factory=dict)
-    """Topics to create at the start, with their number of partitions."""
-    log: LogConfig = field(default_factory=LogConfig)
-    mirror: MirrorConfig | None = None
-
-    @property
-    def audit_topics(self) -> tuple[str, ...]:
-        """Topics of the audit's records in this cluster.
-
-        Only the aggregate cluster's topic is not mirrored.
-        """
-        return (AUDIT_TOPIC, COUNTS_TOPIC) if self.mirror is None else (OFFLINE_AUDIT_TOPIC,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpConfig:
-    """Everything that `millrace up` starts."""
-
-    data_dir: str = "millrace-data"
-    zookeeper: str = "127.0.0.1:2181"
-    registry: str = "127.0.0.1:8081"
-    auditor: str = "127.0.0.1:8082"
-    security: str = ""
-    """A folder of `millrace security init`, created if it is missing. With it everything but ZooKeeper uses
-    TLS, every process logs in as a user of its own with the rights that it needs, and registry and auditor
-    ask for a token. Empty: no security."""
-    zookeeper_heap_mb: int = HEAP_MB
-    """Most memory of ZooKeeper's heap."""
-    topics_file: str = ""
-    """File of topics (docs/configuration.md) for all processes; empty: the environment's."""
-    warehouse: str = ""
-    """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
-    audit_interval_ms: int = 1000
-    """Interval at which auditing readers publish counts."""
-    grace_s: int = 60
-    """Seconds after a window's end before which its verdict cannot be final."""
-    clusters: Mapping[str, ClusterConfig]
-    """Clusters by name, in the order of their start; the cluster with `mirror` is the aggregate cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +96,13 @@ class Supervisor:
         """Create the folder of the logs. With `is_private` only the user may read what the children write."""
         self._logs, self._umask = logs, _PRIVATE if is_private else -1
         self._children: list[_Supervised] = []
+        self.until_stopped = ExitStack()
+        """Resources that `stop` releases after the last child."""
         try:
             _make_folder(logs, is_private=is_private)
         except OSError as error:
             raise ConfigError(
-                f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
+                f"{logs} cannot be created ({error.strerror}): give a data_dir that can be written"
             ) from None
 
     def start(
@@ -224,6 +160,7 @@ class Supervisor:
         """Stop every child, the last started first. On return no child is left."""
         while self._children:
             self._children.pop().child.stop(STOP_TIMEOUT_S)
+        self.until_stopped.close()
 
 
 def _end_of(child: Child) -> str:
@@ -255,6 +192,7 @@ class Deployment:
             read_policies(self._config.topics_file)
             os.environ[topics_file.VARIABLE] = str(Path(self._config.topics_file).absolute())
         _make_folder(self._data, is_private=self._security is not None)
+        self._supervisor.until_stopped.enter_context(_locked(self._data))
         if self._security is not None:
             self._security.make(_hosts(self._config))
             os.environ[AUTHORITY] = str(self._security.ca)  # for this process and all that it starts
@@ -439,6 +377,24 @@ def _token_file(security: SecurityFolder, service: str, client: str) -> Path:
     return security.token_file(service if client == _OPERATOR else f"{service}-{client}")
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other deployments out of a folder. Raise MillraceError if one runs there."""
+    with (folder / "process").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise MillraceError(
+                f"the deployment in {folder} runs already, as process {lock.read()}: use it, or give another"
+                " data_dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
 def _make_folder(path: Path, *, is_private: bool) -> None:
     """Create a folder. Only its owner may use a private folder, even if the folder existed before."""
     path.mkdir(parents=True, exist_ok=True)
@@ -477,9 +433,15 @@ def aggregate_of(config: UpConfig) -> str:
     for origin in mirror.origins:
         if origin not in earlier:
             raise ConfigError(
-                f"clusters.{aggregate}.mirror: origin {origin!r} is no cluster listed before it"
+                f"clusters.{aggregate}.mirror: origin {origin!r} is not a cluster that the file lists"
+                " before it"
             )
     return aggregate
+
+
+def audit_topics(cluster: ClusterConfig) -> tuple[str, ...]:
+    """Return the topics of the audit's records in a cluster; only the aggregate cluster's is not mirrored."""
+    return (AUDIT_TOPIC, COUNTS_TOPIC) if cluster.mirror is None else (OFFLINE_AUDIT_TOPIC,)
 
 
 def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
@@ -490,7 +452,9 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
             )
     elsewhere = [cluster.bootstrap for cluster in clusters.values() if cluster.bootstrap]
     if len(elsewhere) > len(set(elsewhere)):
-        raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
+        raise ConfigError(
+            "two clusters have the same `bootstrap`, so its messages would be counted twice: remove one"
+        )
     for name, cluster in clusters.items():
         if cluster.brokers and not 1 <= cluster.replicas <= len(cluster.brokers):
             raise ConfigError(
@@ -522,7 +486,7 @@ def _create_topics(bootstrap: str, cluster: ClusterConfig, security: SecurityFol
     with ClusterClient(bootstrap, security=admin) as client:
         existing = client.topics()
         # The mirror creates a mirrored audit topic, with one target partition for each origin partition.
-        for topic, partitions in {**cluster.topics, **dict.fromkeys(cluster.audit_topics, 1)}.items():
+        for topic, partitions in {**cluster.topics, **dict.fromkeys(audit_topics(cluster), 1)}.items():
             if topic not in existing:
-                settings = AUDIT_TOPIC_SETTINGS if topic in cluster.audit_topics else {}
+                settings = AUDIT_TOPIC_SETTINGS if topic in audit_topics(cluster) else {}
                 client.create_topic(topic, partitions, settings)

@@ -112,16 +112,30 @@ def _metrics_server(
 
 
 @mirror.command()
-@click.option("--cluster", required=True, help="The aggregate cluster's name for audit and registry.")
-@click.option("--bootstrap", required=True, help="HOST:PORT[,HOST:PORT...] of its brokers.")
-@click.option("--zookeeper", required=True, help="HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper.")
-@click.option("--origin", "origins", required=True, multiple=True, help="MirrorMaker's name of a cluster.")
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    required=True,
+    help="Name of the aggregate cluster, as the audit and the registry know it.",
+)
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", required=True, help="One or more brokers of the aggregate cluster."
+)
+@click.option("--zookeeper", metavar="HOST:PORT", required=True, help="Millrace's ZooKeeper.")
+@click.option(
+    "--origin",
+    "origins",
+    metavar="NAME",
+    required=True,
+    multiple=True,
+    help="MirrorMaker's name of a cluster.",
+)
 def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) -> None:
     """Record in an Apache Kafka that MirrorMaker 2 copies other clusters into it.
 
     To the audit, loads and the registry that start afterwards, `dc1.Clicks` and `dc2.Clicks` are one topic,
-    Clicks. Give each origin once. To add an origin, run the command again, then restart the readers and the
-    auditor.
+    Clicks. Give --origin once for each of these clusters. To add an origin, run the command again, then
+    restart the readers and the auditor.
 
     Example: millrace mirror adopt --cluster offline --bootstrap 10.3.0.1:9092 --zookeeper 10.3.0.9:2181
     --origin dc1 --origin dc2
@@ -144,7 +158,8 @@ def status(config: Path, as_json: bool) -> None:
 
     Positions are offsets of the origin, and lag counts offsets that are not copied yet: bytes of a Millrace
     cluster's log, messages of Apache Kafka. Latency is the time from the timestamp of the last copied message
-    until consumers saw it here; `replay` means that it was at least a day old.
+    until consumers saw it here, for an old event from its arrival at the origin. It is `?` after a first copy
+    of old messages; `replay` means that the message was at least a day old.
 
     Example: millrace mirror status offline-1.toml --json
     """
@@ -162,7 +177,7 @@ def status(config: Path, as_json: bool) -> None:
     if not rows:
         say(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that an origin has")
         return
-    print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
+    print_rows((*_PLACE, *_PROGRESS), [*map(_row_texts, rows)])
     current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
     totals = [totals_of(name, list(of_origin)) for name, of_origin in groupby(current, _cluster_of)]
     print_rows(("origin", "partitions", "lag (offsets)", "latency", "states"), totals)
@@ -171,7 +186,7 @@ def status(config: Path, as_json: bool) -> None:
 @mirror.command()
 @_CONFIG
 @_ORIGIN
-@click.option("--topic", required=True, help="The mirrored topic.")
+@click.option("--topic", metavar="NAME", required=True, help="The mirrored topic.")
 @click.option("--partition", type=int, help="The origin's partition; without it, all stopped partitions.")
 @click.option(
     "--at", type=click.IntRange(min=0), metavar="OFFSET", help="Continue at this offset of the origin."
@@ -238,10 +253,16 @@ def reset_mirror(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: boo
 @click.argument("topic", required=False)
 @_ORIGIN
 @click.option(
-    "--partition", type=click.IntRange(0), help="The origin's partition, or with --reverse this cluster's."
+    "--partition",
+    type=click.IntRange(0),
+    help="The origin's partition; with --reverse, this cluster's partition.",
 )
 @click.option("--offset", type=click.IntRange(0), help="The offset to translate: the next offset to read.")
-@click.option("--group", help="Translate all offsets that this consumer group has committed, in all topics.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    help="Translate all offsets that this consumer group has committed, in all topics.",
+)
 @click.option("--reverse", is_flag=True, help="Translate from this cluster to the origin.")
 @click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
 @json_option("Print one JSON array, an object for each offset.")
@@ -256,11 +277,11 @@ def translate(
     apply: bool,
     as_json: bool,
 ) -> None:
-    """Translate offsets of an origin into offsets of its mirror, exactly, or back.
+    """Translate an origin's offsets into the exact offsets of its mirror, or back.
 
-    For one offset give TOPIC, --partition and --offset. For a whole consumer group give --group: stop its
-    consumers, run with --apply, and start them on the other cluster, where they continue with the next
-    message. If an offset cannot be translated, the reason is shown and nothing is committed.
+    For one offset give TOPIC, --partition and --offset. For a whole consumer group, give --group: stop its
+    consumers, run the command with --apply, and start the consumers on the other cluster. They continue with
+    the next message. If an offset cannot be translated, the reason is shown and nothing is committed.
 
     Example: millrace mirror translate offline-1.toml --origin dc1 --group warehouse --apply
     """
@@ -305,7 +326,8 @@ def _rows_of_kafka(settings: KafkaMirrorConfig) -> tuple[str, list[MirrorRow]]:
     ):
         if session.get(f"/{settings.cluster}/id") is None:
             raise MillraceError(
-                f"nothing was mirrored into {settings.cluster} yet: start `millrace mirror run` with its file"
+                f"nothing was mirrored into {settings.cluster} yet: start `millrace mirror run` with the same"
+                " file"
             )
         aggregate = KafkaAggregate(session, settings.cluster, client)
         with closing(KafkaMirrorStatus(aggregate, client, settings.mirror)) as mirrors:

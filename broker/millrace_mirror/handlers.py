@@ -83,7 +83,7 @@ class _PendingAppend:
 
         try:
             target = await outcome(self._broker.in_zookeeper_thread(allocate))
-            self._broker.refresh()  # this broker may have to open the new partition
+            self._broker.apply(self._topic)  # this broker may have to open the new partition
             self._serve(append, target)
         except Exception as error:
             self._fail(error)

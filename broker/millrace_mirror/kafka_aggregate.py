@@ -24,6 +24,7 @@ from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import BrokerAddress, TopicState, decode_topic, encode_topic
 from millrace_broker.coordination.new_partitions import with_mirrors
+from millrace_broker.coordination.placement import Load
 
 logger = logging.getLogger("millrace.mirror.kafka_aggregate")
 
@@ -96,7 +97,7 @@ class KafkaAggregate:
                     self._check_empty(here)
                 if known is None or known.topic_id != here.topic_id:  # the first time, or deleted meanwhile
                     known = TopicState(topic, here.topic_id, {}, {})
-                state = with_mirrors(known, origins, self.brokers, {}, recreated=recreated)
+                state = with_mirrors(known, origins, self.brokers, Load(), recreated=recreated)
                 # Before it is registered: registered partitions must exist.
                 if len(state.partitions) > len(here.partitions):
                     add_partitions(self._client, topic, len(state.partitions))

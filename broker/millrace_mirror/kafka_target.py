@@ -242,7 +242,7 @@ class KafkaTarget:
         """
         producer, outcomes = self._producer, list[Exception | None]()
         if producer is None:
-            raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
+            raise MillraceError(f"{self._bootstrap} accepts no transactions at the moment")
         new: dict[Copy, Recorded] = {}
         accepted: list[tuple[TargetAppend, Copy]] = []
         names = {append.topic for append in appends}

@@ -33,7 +33,8 @@ METRICS: dict[str, Declaration] = {
     ),
     "mirror_latency_seconds": (
         _HISTOGRAM,
-        "Latency of each append of a mirror: from its first batch's timestamp until consumers see it.",
+        "Latency of each append of a mirror: from its first batch's timestamp until consumers see it; for"
+        " old events from their arrival at the origin.",
         ("origin",),
     ),
 }

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace.client.errors import MOVED, in_words
@@ -115,6 +115,10 @@ class Pull:
     high_watermark: int = -1
     running: bool = False
     """True once the state `running` was reported and nothing has changed since."""
+    caught_up_ms: int | None = None
+    """Time of the newest request whose answer left nothing to copy. Later records arrived after it."""
+    is_first_copy: bool = False
+    """True while messages from before the mirror began are copied."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -139,6 +143,7 @@ class _Fetch:
     runs: Sequence[Run] = ()
     problem: MillraceError | None = None
     """Error that prevents the runs."""
+    requested_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @property
     def before(self) -> MirrorPosition:
@@ -157,6 +162,12 @@ class _Fetch:
                 self.runs = list(runs_of(self.recorded, self.before, answer, self.pull.rules))
             except MillraceError as error:
                 self.problem = error
+
+    def note_caught_up(self, high_watermark: int) -> None:
+        """Note on the pull if the answer, which is appended by now, has left nothing to copy."""
+        end = self.runs[-1].position.cursor.next_offset if self.runs else self.offset
+        if end >= high_watermark:
+            self.pull.caught_up_ms, self.pull.is_first_copy = self.requested_ms, False
 
 
 class BrokerPuller(Puller):
@@ -219,7 +230,9 @@ class BrokerPuller(Puller):
                 continue
             if answer.records or answer.error or answer.parting:
                 news.append((fetch, answer))
-            elif fetch.pull.high_watermark != answer.high_watermark or not fetch.pull.running:
+                continue
+            fetch.note_caught_up(answer.high_watermark)
+            if fetch.pull.high_watermark != answer.high_watermark or not fetch.pull.running:
                 fetch.take(answer)
                 self._note(fetch)
         if news:
@@ -340,7 +353,7 @@ class BrokerPuller(Puller):
 
     def _append(self, fetches: list[_Fetch]) -> None:
         """Append runs to logs whose recorded positions have not changed since the runs were requested."""
-        appends, pulls = list[TargetAppend](), list[Pull]()
+        appends, appended = list[TargetAppend](), list[tuple[_Fetch, Run]]()
         for fetch in fetches:
             pull = fetch.pull
             pull.high_watermark = fetch.high_watermark
@@ -353,13 +366,19 @@ class BrokerPuller(Puller):
                 continue
             if _offset(recorded) != _offset(fetch.recorded):
                 continue  # another process was faster, or an append before this one failed
+            if fetch.recorded is None:
+                pull.is_first_copy = True
             for run in fetch.runs:
-                visible = self._states.when_visible(pull.origin.cluster, pull.origin.topic, pull.target, run)
+                visible = self._states.when_visible(
+                    pull.origin, pull.target, run, pull.caught_up_ms, is_first_copy=pull.is_first_copy
+                )
                 appends.append(TargetAppend(pull.origin.topic, pull.target, run, visible))
-                pulls.append(pull)
+                appended.append((fetch, run))
         if appends and not self.stopping.is_set():
-            for pull, error in zip(pulls, self._outcomes(appends), strict=False):
-                self._finish(pull, error)
+            for (fetch, run), error in zip(appended, self._outcomes(appends), strict=False):
+                self._finish(fetch.pull, error)
+                if error is None and run is fetch.runs[-1]:
+                    fetch.note_caught_up(fetch.high_watermark)
 
     def _outcomes(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
         """Return the results of the appends; empty when this thread is stopped before they are known."""

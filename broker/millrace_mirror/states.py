@@ -24,6 +24,10 @@ LATENCIES_S = (*_SHORT_S, 10.0, 30.0, 60.0, 300.0, 3600.0, 86400.0)
 """Upper bounds of the latency histogram: from two flushes of 100 ms to an outage of a day."""
 
 
+OLD_S = 60.0
+"""Age of a message from which on it may have been at the origin before the mirror began."""
+
+
 class State(StrEnum):
     """State of a partition's mirror."""
 
@@ -55,7 +59,7 @@ class Copied:
     def __init__(self) -> None:
         self.batches = self.records = self.bytes = 0
         self.latency = Histogram(LATENCIES_S)
-        """Latency of each append: from the timestamp of its first batch until consumers see it here."""
+        """Latency of each append, as `MirrorStates.when_visible` defines it."""
 
 
 class MirrorStates:
@@ -73,8 +77,16 @@ class MirrorStates:
         """Return the latency of the last append to a target partition; None when nothing was appended."""
         return self._latency_ms.get((topic, partition))
 
-    def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
-        """Return the function to call, on the event loop, when consumers see the run."""
+    def when_visible(
+        self, origin: Origin, target: int, run: Run, caught_up_ms: int | None, *, is_first_copy: bool
+    ) -> Callable[[], None]:
+        """Return the function to call, on the event loop, when consumers see the run.
+
+        Its latency begins with the timestamp of the first batch. Timestamps of old events say nothing about
+        the mirror: at `caught_up_ms` the origin had none of the run's records, so the latency begins no
+        earlier. A first copy has no latency while its messages are old.
+        """
+        cluster, topic, partition = origin.cluster, origin.topic, target
         batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: their buffer is reused
         records, oldest_ms = run.records, run.oldest_ms
 
@@ -84,7 +96,10 @@ class MirrorStates:
             copied.records += records
             copied.bytes += size
             if oldest_ms is not None:
-                late = max(0.0, self._clock() - oldest_ms / 1000)
+                since_ms = oldest_ms if caught_up_ms is None else max(oldest_ms, caught_up_ms)
+                late = max(0.0, self._clock() - since_ms / 1000)
+                if is_first_copy and late > OLD_S:
+                    return
                 copied.latency.observe(late)
                 self._latency_ms[topic, partition] = int(late * 1000)
 

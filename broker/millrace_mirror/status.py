@@ -42,7 +42,7 @@ class MirrorRow:
     target is an Apache Kafka, which reports no state."""
     detail: str = ""
     latency_ms: int | None = None
-    """Time from the timestamp of the last copied message until consumers saw it here."""
+    """Latency of the last append, as `MirrorStates.when_visible` defines it."""
 
     @property
     def lag(self) -> int | None:

@@ -123,7 +123,7 @@ class Translator:
         pairs = self._pairs(topic, partition)
         if not pairs:
             raise MillraceError(
-                f"{topic}-{partition} is no copy of a partition that {self._name} has now"
+                f"{topic}-{partition} is not a copy of any partition that {self._name} has now"
                 if self._to_origin
                 else f"{self._name} {topic}-{partition} is not mirrored here"
             )
@@ -153,7 +153,7 @@ class Translator:
             if description.active:
                 raise MillraceError(
                     f"group {group!r} has {len(description.members)} members on "
-                    f"{self._destination.bootstrap}: stop them first"
+                    f"{self._destination.bootstrap}: stop these consumers first"
                 )
         except UnknownGroup:
             pass  # committing creates the group

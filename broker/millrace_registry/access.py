@@ -1,7 +1,8 @@
 """Access to the registry: the only place that checks a request's token and role.
 
-Every route but `/` and `/healthz` declares the role that it needs. `admit` checks the application's access
-list before any part of the request's body is read. Without an access list every client has every role.
+Every route but `/`, `/healthz` and `/favicon.ico` declares the role that it needs. `admit` checks the
+application's access list before any part of the request's body is read. Without an access list every client
+has every role.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def admit(request: Request, role: Role, subject: str) -> None:
 READ, REGISTER, ADMIN = ([Depends(needs(role))] for role in Role)
 """Values for a route's `dependencies`."""
 _ROLES = [dependency.dependency for (dependency,) in (READ, REGISTER, ADMIN)]
-_OPEN_PATHS = ("/", "/healthz")
+_OPEN_PATHS = ("/", "/healthz", "/favicon.ico")
 
 
 def check_roles(app: FastAPI) -> None:

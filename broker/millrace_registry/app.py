@@ -14,6 +14,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from millrace.service.access import AccessList
 from millrace.service.bodies import BodyRefused, LargeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
+from millrace.service.pages import FAVICON, file_of_pages
 from millrace_registry import page, requests, service
 from millrace_registry.access import ADMIN, READ, REGISTER, Role, admit, check_roles
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
@@ -107,10 +109,17 @@ Page: TypeAlias = Annotated[slice, Depends(_page)]
 Prefix: TypeAlias = Annotated[str, Depends(_prefix)]
 
 
-@_routes.get("/")
-@_routes.post("/")
-def root() -> dict[str, Any]:
-    return {}
+@_routes.get("/", response_model=None)
+@_routes.post("/", response_model=None)
+def root(request: Request) -> dict[str, Any] | RedirectResponse:
+    """Answer clients with an empty object, as Confluent's registry does; lead browsers to the web page."""
+    is_browser = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return RedirectResponse("ui") if is_browser else {}
+
+
+@_routes.get("/favicon.ico")
+def favicon() -> Response:
+    return file_of_pages(FAVICON)
 
 
 @_routes.get("/healthz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -10,15 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
 from millrace.help_texts import CommandGroup
 from millrace.logs import start_logging
-from millrace.printing import say, show, text
+from millrace.printing import print_json, print_rows, say
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace_registry import directory as folder
@@ -31,7 +28,10 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 _PLAIN = click.option(
-    "--plain", is_flag=True, help="Any Avro schema in a file of any name: no audit header, no rule for names."
+    "--plain",
+    is_flag=True,
+    help="Accept any Avro schema in a file of any name: without an audit header, and without a "
+    "rule for names.",
 )
 _REGISTRY = click.option(
     "--registry",
@@ -170,7 +170,7 @@ def check(
             notes[change.file] = [*notes.get(change.file, []), *change.fields]
     if as_json:
         rows = [{"file": f, "problems": found, "notes": notes.get(f, [])} for f, found in problems.items()]
-        say(json.dumps(rows))
+        print_json(rows)
     else:
         for file, reasons in problems.items():
             say(f"{file}: {'; '.join([*reasons, *notes.get(file, [])]) or 'ok'}")
@@ -193,7 +193,7 @@ def check(
 def plan(
     directory: Path, plain: bool, url: str, words: Sequence[str], bootstrap: str | None, as_json: bool
 ) -> None:
-    """Show the result of registering the schemas in DIR, without a change.
+    """Show the result of registering the schemas in DIR, but change nothing.
 
     Exit 1 if a schema would be refused.
     """
@@ -227,7 +227,7 @@ def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json:
 @_SCHEMAS
 @_REGISTRY
 def export(directory: Path, url: str) -> None:
-    """Write all contents of a registry into the new folder DIR, ids and deleted versions included."""
+    """Write all contents of a registry, including ids and deleted versions, into the new folder DIR."""
     with SchemaRegistryClient(url) as client:
         contents = transfer.read_registry(client)
     transfer.write_folder(contents, directory)
@@ -239,7 +239,7 @@ def export(directory: Path, url: str) -> None:
 @_REGISTRY
 @_JSON
 def import_(source: str, url: str, as_json: bool) -> None:
-    """Copy an export's folder, or the contents of another registry, into a registry under the same ids."""
+    """Import an export's folder, or all of another registry, into a registry with the same schema ids."""
     with SchemaRegistryClient(url) as client:
         if source.startswith(("http://", "https://")):
             with SchemaRegistryClient(source) as other:
@@ -248,7 +248,7 @@ def import_(source: str, url: str, as_json: bool) -> None:
             contents = transfer.read_folder(Path(source))
         transfers = transfer.write_registry(contents, client)
     if as_json:
-        say(json.dumps([asdict(each) for each in transfers]))
+        print_json([asdict(each) for each in transfers])
         return
     for state, count in Counter(each.state for each in transfers).items():
         say(f"{count} versions {state}")
@@ -260,13 +260,13 @@ def import_(source: str, url: str, as_json: bool) -> None:
 
 def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        say(json.dumps([change.as_json() for change in changes]))
+        print_json([change.as_json() for change in changes])
         return
-    table = Table("subject", "change", "version", "id", "reasons and fields", box=None, pad_edge=False)
+    rows: list[list[object]] = []
     for change in changes:
-        state = text((change.state, _COLOURS.get(change.state, "red")))
-        numbers = [str(number or "-") for number in (change.version, change.id)]
         level = [f"level {change.level}"] if change.level is not None else []
-        lines = Text("\n").join(map(text, [*change.reasons, *change.fields, *level, *change.notes]))
-        table.add_row(text(change.subject), state, *numbers, lines)
-    show(table)  # not cut without a terminal: reasons must be whole in a CI log
+        first, *lines = [*change.reasons, *change.fields, *level, *change.notes] or [""]
+        state = (change.state, _COLOURS.get(change.state, "red"))
+        rows.append([change.subject, state, change.version or "-", change.id or "-", first])
+        rows += [["", "", None, None, line] for line in lines]
+    print_rows(("subject", "change", "version", "id", "reasons and fields"), rows)

@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.topic_names import table_name
 from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.client import SchemaRefused, SchemaRegistryClient, quoted
@@ -113,13 +113,13 @@ class Change:
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
     """Return every `.avsc` file of a folder, sorted, each with its problem. No registry is asked.
 
-    Raise MillraceError when the folder does not exist or holds no schema.
+    Raise ConfigError when the folder does not exist or holds no schema.
     """
     if not directory.is_dir():
-        raise MillraceError(f"no folder {directory}: name the folder that holds the .avsc files")
+        raise ConfigError(f"no folder {directory}: name the folder that holds the .avsc files")
     paths = sorted(directory.rglob("*.avsc"))
     if not paths:
-        raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")
+        raise ConfigError(f"no .avsc file in {directory}: give the folder that holds them")
     files = _read({path: path.read_bytes for path in paths}, plain=plain)
     if not plain:
         files = _each_with_its_table(files)
@@ -215,15 +215,8 @@ def _git(directory: Path, *arguments: str) -> bytes:
 def plan(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """Ask the registry for the result of registering each file of a folder; nothing is changed.
-
-    Raise MillraceError when the changes exceed what a registry of Millrace takes at once, as `apply` does.
-    """
-    files = check(directory, plain=plain, subjects=subjects)
-    changes = [_plan_file(file, client) for file in files]
-    if client.is_millrace():
-        _application(directory, files, changes)
-    return changes
+    """Ask the registry for the result of registering each file of a folder; nothing is changed."""
+    return [_plan_file(file, client) for file in check(directory, plain=plain, subjects=subjects)]
 
 
 def apply(
@@ -231,10 +224,10 @@ def apply(
 ) -> list[Change]:
     """Register every file of a folder, with its level; none if one of them cannot be registered.
 
-    A registry of Millrace does so in one transaction, and keeps commit and author. Other registries get file
-    after file, once all files were checked. A failure in between leaves some files registered: then repeat
-    the call. Raise SchemaRefused, with every refused file, when any file is refused. A repetition changes
-    nothing.
+    A registry of Millrace does so in one transaction, and keeps commit and author. It takes 2,000 schemas and
+    levels of 3 MiB at once: more are several transactions. Other registries get file after file. All files
+    are checked first, but a failure in between leaves some files registered: then repeat the call. Raise
+    SchemaRefused, with every refused file, when any file is refused. A repetition changes nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
@@ -252,11 +245,10 @@ def apply(
 def _apply_at_once(
     directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change], client: SchemaRegistryClient
 ) -> list[Change]:
-    body = _application(directory, files, changes)
-    if not body["schemas"] and not body["levels"]:
-        return list(changes)
-    subjects = [one["subject"] for one in body["schemas"]]
-    applied = dict(zip(subjects, client.ask("/apply", body), strict=True))
+    applied: dict[str, Any] = {}
+    for body in _applications(directory, files, changes):
+        subjects = [one["subject"] for one in body["schemas"]]
+        applied |= zip(subjects, client.ask("/apply", body), strict=True)
     return [
         replace(change, version=applied[change.subject]["version"], id=applied[change.subject]["id"])
         if change.subject in applied
@@ -265,23 +257,30 @@ def _apply_at_once(
     ]
 
 
-def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
-    """Return the body of `/apply` for a registry of Millrace. Raise MillraceError for too many changes."""
+def _applications(
+    directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]
+) -> list[dict[str, Any]]:
+    """Return the bodies of `/apply` for a registry of Millrace: none without a change, and several only for
+    more than the registry takes at once.
+    """
     commit, author = commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.
     texts = {file.subject: json.dumps(file.json) for file in files if file.subject in changed}
-    schemas = [{"subject": subject, "schema": text} for subject, text in texts.items()]
     levels = {change.subject: change.level for change in changes if change.level is not None}
-    body = {"schemas": schemas, "levels": levels, "commit": commit, "author": author}
-    size, count = len(json.dumps(body).encode()), len(schemas) + len(levels)
-    if size > MAX_BODY_BYTES or count > MAX_APPLIED:
-        raise MillraceError(
-            f"{directory} changes {count:,} schemas and levels of {size:,} bytes, and the registry takes at"
-            f" most {MAX_APPLIED:,} of {MAX_BODY_BYTES:,} bytes at once: apply its sub-folders one after the"
-            " other"
-        )
-    return body
+    bodies: list[dict[str, Any]] = []
+    size = count = 0
+    for subject in dict.fromkeys([*texts, *levels]):
+        schemas = [{"subject": subject, "schema": texts[subject]}] if subject in texts else []
+        level = {subject: levels[subject]} if subject in levels else {}
+        own_size, own_count = len(json.dumps([schemas, level])), len(schemas) + len(level)
+        if not bodies or size + own_size > MAX_BODY_BYTES or count + own_count > MAX_APPLIED:
+            bodies.append({"schemas": [], "levels": {}, "commit": commit, "author": author})
+            size, count = len(json.dumps(bodies[-1])), 0
+        bodies[-1]["schemas"] += schemas
+        bodies[-1]["levels"] |= level
+        size, count = size + own_size, count + own_count
+    return bodies
 
 
 def commit_and_author(directory: Path) -> tuple[str, str]:

@@ -4,8 +4,8 @@
     GET /ui/subjects/S                  its versions, level and mode
     GET /ui/subjects/S/diff?old=1&new=2 the difference of two versions
 
-The page changes nothing. The templates escape all registered text, and a header forbids the browser to run
-scripts or load anything but the registry's style sheet and icon.
+The page changes nothing. The templates escape all registered text, and a header allows the browser only the
+files of the pages' frame.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from millrace.service.pages import HEADERS, templates_in
-from millrace.service.web import ICON
+from millrace.service.pages import FILES, HEADERS, file_of_pages, templates_in
 from millrace_registry import requests, service
 from millrace_registry.access import READ
 from millrace_registry.avro_schema import parse
 from millrace_registry.errors import InvalidSchema
 from millrace_registry.fields import changed_fields
-from millrace_registry.store import Store, StoredVersion, Transaction
+from millrace_registry.store import Origin, Store, StoredVersion, Transaction
 
 ROWS = 100
 """Number of subjects, or of versions, on one page."""
@@ -37,15 +36,9 @@ MAX_LINES = 1000
 """Most lines of each schema in the comparison side by side: the work grows with the square of
 their number."""
 Offset: TypeAlias = Annotated[int, Query(ge=0, le=1 << 31)]
-_PAGES = Path(__file__).with_name("pages")
-_HEADERS = HEADERS | {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self';"
-        " frame-ancestors 'none'"
-    )
-}
-_templates = templates_in(_PAGES)
-_templates.filters["utc"] = lambda ms: f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+_templates = templates_in(Path(__file__).with_name("pages"))
+_templates.globals.update(base="/ui/", pages=[("/ui", "Schemas")], here="Schemas")
+_templates.filters["utc"] = lambda ms: datetime.fromtimestamp(ms / 1000, UTC)
 _templates.filters["segment"] = lambda subject: quote(subject, safe="")
 routes = APIRouter(prefix="/ui", dependencies=[*requests.CHECKS, *READ])
 
@@ -59,6 +52,8 @@ class SubjectRow:
     """The subject's latest version; None when all its versions are deleted."""
     level: str
     own_level: bool
+    origin: Origin | None
+    """Origin of the latest version; None if it was not registered by `/apply`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +66,14 @@ class DiffRow:
     """`same`, `changed`, `removed` or `added`."""
 
 
-@routes.get("/style.css")
-def style() -> Response:
-    return Response((_PAGES / "style.css").read_text(), headers=_HEADERS, media_type="text/css")
+def _serve(name: str) -> None:
+    @routes.get(f"/{name}", name=name)
+    def file() -> Response:
+        return file_of_pages(name)
 
 
-@routes.get("/icon.svg")
-def icon() -> Response:
-    return Response(ICON, headers=_HEADERS, media_type="image/svg+xml")
+for _name in FILES:
+    _serve(_name)
 
 
 @routes.get("")
@@ -157,7 +152,9 @@ def side_by_side(old: Sequence[str], new: Sequence[str]) -> Iterator[DiffRow]:
 def _subject_row(rows: Transaction, name: str) -> SubjectRow:
     versions = rows.versions(name, newest_first=True, page=slice(0, 1))
     own = service.LEVEL.own(rows, name)
-    return SubjectRow(name, versions[0] if versions else None, service.LEVEL.of(rows, name), own is not None)
+    latest = versions[0] if versions else None
+    origin = rows.origins(name).get(latest.version) if latest else None
+    return SubjectRow(name, latest, service.LEVEL.of(rows, name), own is not None, origin)
 
 
 def _pretty(version: StoredVersion) -> str:
@@ -172,8 +169,8 @@ def _store(request: Request) -> Store:
 def failure(message: str, status: int, headers: Mapping[str, str]) -> HTMLResponse:
     """Return a page with an error's message."""
     text = _templates.get_template("error.html").render(message=message)
-    return HTMLResponse(text, status, {**_HEADERS, **headers})
+    return HTMLResponse(text, status, {**HEADERS, **headers})
 
 
 def _page(name: str, **values: Any) -> HTMLResponse:
-    return HTMLResponse(_templates.get_template(name).render(values), headers=_HEADERS)
+    return HTMLResponse(_templates.get_template(name).render(values), headers=HEADERS)

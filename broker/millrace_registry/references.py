@@ -90,8 +90,8 @@ def _check_extent(sizes: Mapping[int, int], depth: int) -> None:
     characters = sum(sizes.values())
     if len(sizes) > MAX_REFERENCES or characters > MAX_REFERENCED_CHARACTERS:
         raise InvalidSchema(
-            f"the schema refers to {len(sizes)} schemas of {characters} characters in all,"
-            f" allowed are {MAX_REFERENCES} of {MAX_REFERENCED_CHARACTERS}"
+            f"the schema refers to {len(sizes)} schemas of {characters} characters in all: refer to at most"
+            f" {MAX_REFERENCES} schemas of {MAX_REFERENCED_CHARACTERS} characters"
         )
     if depth > MAX_REFERENCE_DEPTH:
         raise InvalidSchema(f"references lead through more than {MAX_REFERENCE_DEPTH} schemas")
@@ -99,7 +99,7 @@ def _check_extent(sizes: Mapping[int, int], depth: int) -> None:
 
 def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredSchema]:
     if len(references) > MAX_REFERENCES:
-        raise InvalidSchema(f"the schema has {len(references)} references, allowed are {MAX_REFERENCES}")
+        raise InvalidSchema(f"the schema has {len(references)} references: give at most {MAX_REFERENCES}")
     targets = []
     for reference in references:
         versions = rows.versions(reference.subject, reference.version, deleted=None)

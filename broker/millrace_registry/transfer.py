@@ -138,7 +138,9 @@ def read_folder(directory: Path) -> Contents:
             raise ValueError(f"it has {len(subjects)} of {whole['subjects']} subjects")
         return Contents(versions, levels, whole["level"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MillraceError(f"{directory} holds no whole export: {error}") from error
+        raise MillraceError(
+            f"{directory} is not a complete export: {error}; export the registry again"
+        ) from error
 
 
 def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Transfer]:

@@ -1,7 +1,7 @@
 """The auditor's console and a warehouse's manifests as pages of Airflow, for users who may see plugins.
 
-    GET /millrace/CONNECTION/console, console/{console.css,console.js,icon.svg}
-    GET /millrace/CONNECTION/v1/{topics,bad,rejected-records}
+    GET /millrace/CONNECTION/{console,topic,hour,cluster} and the files of these pages
+    GET /millrace/CONNECTION/v1/{topics,incidents,bad,rejected-records}
     GET /millrace/CONNECTION/manifest?path=TOPIC/loads/0000000001.json
 
 This is no open proxy: only connections of type `millrace` name sources of pages, and PAGES lists the pages.
@@ -26,18 +26,16 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Request, Response
 
 from millrace.errors import MillraceError
-from millrace.service.pages import HEADERS
+from millrace.service.pages import FILES, HEADERS
 from millrace.urls import address_and_auth, without_secret
 from millrace_airflow.settings import MillraceSettings, settings_of
 
 PAGES = {
-    "console": "text/html",
-    "console/console.css": "text/css",
-    "console/console.js": "text/javascript",
-    "console/icon.svg": "image/svg+xml",
-    "v1/topics": "application/json",
-    "v1/bad": "application/json",
-    "v1/rejected-records": "application/json",
+    **dict.fromkeys(("console", "topic", "hour", "cluster"), "text/html; charset=utf-8"),
+    **FILES,
+    **dict.fromkeys(
+        ("v1/topics", "v1/incidents", "v1/bad", "v1/rejected-records"), "application/json; charset=utf-8"
+    ),
 }
 """Path at the auditor -> media type that the browser receives, whatever type the auditor's answer states."""
 MANIFEST = re.compile(
@@ -125,8 +123,9 @@ def _fetch(auditor: str, path: str, query: str) -> Response:
         # Not passed on: the auditor's 401 would look like Airflow's own, and a redirect would lead
         # elsewhere.
         raise MillraceError(f"the auditor at {without_secret(auditor)} answers {response.status_code}")
-    kind = f"{PAGES[path]}; charset=utf-8"
-    return Response(bytes(body), response.status_code, headers=HEADERS, media_type=kind)
+    # No POST is forwarded, so the style sheet hides the buttons that would send one.
+    page = bytes(body).replace(b"<html ", b"<html data-read-only ", 1)
+    return Response(page, response.status_code, headers=HEADERS, media_type=PAGES[path])
 
 
 def _read(warehouse: str, path: str) -> Response:

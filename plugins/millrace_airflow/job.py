@@ -83,7 +83,10 @@ class Job:
         _sweep(parent)
         try:
             job._begin(command, dict(environment or {}), client_files or {})
-        except (OSError, JobFailed):  # no process runs that would delete the client files at its end
+        except BaseException:  # a timeout of Airflow's, too, may end this between any two steps
+            if job._path("lock").exists():
+                job._await_group()
+                job.kill()
             job.remove()
             raise
         return job
@@ -190,6 +193,7 @@ class Job:
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for the rest. Return when it is gone.
 
+        A command that must end a driver on a cluster leaves the group, and the job stays alive until then.
         Raise JobFailed on another machine than the job's: there the group's number means another group.
         """
         if self.alive():
@@ -242,6 +246,14 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while not self.ended() and time.monotonic() < deadline:
             time.sleep(0.1)
+
+    def _await_group(self) -> None:
+        """Wait until the job's process, if there is one, has written its group, without which it cannot be
+        stopped.
+        """
+        deadline = time.monotonic() + KILL_AFTER_S
+        while self.alive() and not self._path("group").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _is_fresh(self) -> bool:
         """Return True when the job ended recently: an older result may be out of date."""

@@ -25,7 +25,7 @@ def main() -> None:
     # Python loses signals that reach a child in the middle of fork: block them until the fork is done.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.setsid()
-    (directory / "group").write_text(f"{os.getpid()} {socket.gethostname()}")
+    write_whole(directory / "group", f"{os.getpid()} {socket.gethostname()}")
     if os.fork():
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -42,9 +42,14 @@ def run(directory: Path, lock_fd: int, stopped: list[int]) -> None:
             process.terminate()
         exit_code = process.wait()
     shutil.rmtree(directory / "secrets", ignore_errors=True)
-    status = directory / "status.json.new"
-    status.write_text(json.dumps({"exit_code": exit_code}))
-    status.replace(directory / "status.json")
+    write_whole(directory / "status.json", json.dumps({"exit_code": exit_code}))
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is never seen in part."""
+    draft = file.with_name(f"{file.name}.new")
+    draft.write_text(text)
+    draft.replace(file)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AuditLink(BaseOperatorLink):
-    """Link to the console's page of the task's topic, opened at its hour or at its first day."""
+    """Link to the console's page of the task's hour, or of the first day of its topic."""
 
     name = "Audit"
 
@@ -32,8 +32,10 @@ class AuditLink(BaseOperatorLink):
             first, last = interval(start, operator.end)
         except ConfigError:
             return _page(operator.conn_id, "console")
-        form = "%Y-%m-%dT%H" if last - first == timedelta(hours=1) else "%Y-%m-%d"
-        return _page(operator.conn_id, "console", topic=topic, at=first.strftime(form))
+        if last - first == timedelta(hours=1):
+            return _page(operator.conn_id, "hour", topic=topic, at=first.strftime("%Y-%m-%dT%H"))
+        until = min(last, first + timedelta(days=1))
+        return _page(operator.conn_id, "topic", topic=topic, until=until.strftime("%Y-%m-%dT%H:%MZ"))
 
 
 class ManifestLink(BaseOperatorLink):

@@ -52,9 +52,11 @@ def _connection_type() -> dict[str, Any]:
             "registry": _required("Schema registry", "URL of the schema registry."),
             "auditor": _required("Auditor", "URL of the auditor."),
             "registry_token": _secret(
-                "Registry's token", "Of the user that its URL names: https://NAME@HOST."
+                "Registry token", "Token of the user in the registry's URL, https://USER@HOST."
             ),
-            "auditor_token": _secret("Auditor's token", "Of the user that its URL names: https://NAME@HOST."),
+            "auditor_token": _secret(
+                "Auditor token", "Token of the user in the auditor's URL, https://USER@HOST."
+            ),
             "warehouse": _required("Warehouse", "Path or URI of the folder that holds the tables."),
             "subjects": _field(
                 "Subjects", "How subjects are named: topic (default), topic-value, record, TOPIC=SUBJECT."
@@ -62,16 +64,21 @@ def _connection_type() -> dict[str, Any]:
             "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
             "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
             "spark_ui": _field(
-                "Spark's pages", "URL of the cluster's or the history's pages, to link tasks to."
+                "Spark UI", "URL of the Spark cluster's web UI or history server, to which tasks link."
             ),
             "catalog": _field(
                 "Catalog", "Iceberg catalog of pyiceberg's configuration; default: a local warehouse's own."
             ),
-            "protocol": _field("Protocol", "What the brokers speak: PLAINTEXT (default), SSL or SASL_SSL."),
-            "ca": _field("Authorities", "PEM file on the workers, of the brokers' certificates."),
-            "mechanism": _field("Mechanism", "SCRAM-SHA-512 (default), SCRAM-SHA-256 or PLAIN."),
+            "protocol": _field(
+                "Security protocol", "Protocol of the brokers: PLAINTEXT (default), SSL or SASL_SSL."
+            ),
+            "ca": _field(
+                "CA file", "PEM file on the workers with the authority of the brokers' certificates."
+            ),
+            "mechanism": _field("SASL mechanism", "SCRAM-SHA-512 (default), SCRAM-SHA-256 or PLAIN."),
             "client_file": _field(
-                "Client file", "On the workers and Spark's executors, in place of user and protocol."
+                "Client file",
+                "Path on the workers and Spark's executors; replaces user, password and protocol.",
             ),
             "job_dir": _field(
                 "Job folder", "Logs of running jobs; workers and triggerers need the same one."

@@ -68,6 +68,11 @@ class MirroredPartition:
     lag: int
     """Origin offsets before the run's fixed end that are still to be copied."""
 
+    @property
+    def figures(self) -> tuple[int, int]:
+        """Records and bytes, for the progress of the job."""
+        return self.records, self.bytes
+
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
     """Copy up to the end of the task.

@@ -91,7 +91,7 @@ class ArrangedCopy:
             rows = len(spilled.table())
             if rows != (stated := sum(map(len, self._order))):
                 raise MillraceError(
-                    f"{rows} rows were read back of {stated}: check the storage, then run again"
+                    f"{rows} of {stated} written rows were read back: check the storage, then run again"
                 )
             positions = np.empty(rows, np.int64)
             positions[np.concatenate([*self._order, positions[:0]])] = np.arange(rows)

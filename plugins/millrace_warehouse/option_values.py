@@ -26,9 +26,9 @@ _BYTES: dict[str, int] = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for infix, base in (("", 1000), ("i", 1024))
 }
-SPARK = "spark"
-"""The engine of a resident loader whose tasks run on executors."""
-ENGINES = ("local", SPARK)
+SPARK, LOCAL = "spark", "local"
+"""Engines of loads: tasks on executors, and tasks in processes of this machine."""
+ENGINES = (SPARK, LOCAL)
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from millrace import topics_file
 from millrace.topics_file import NO_POLICY, TopicPolicies
@@ -93,7 +93,11 @@ TOPICS_FILE = (
     option_values.policies,
 )
 SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, option_values.checked_subjects
-RUN_ID = ("--run-id", "Name of the run; repeating a run under its name finishes it.", option_values.run_id)
+RUN_ID = (
+    "--run-id NAME",
+    "Name of the run; repeating a run under its name finishes it.",
+    option_values.run_id,
+)
 CATALOG = (
     "--catalog NAME",
     "Iceberg catalog of pyiceberg's configuration; a local warehouse has its own catalog.",
@@ -109,6 +113,9 @@ CUT_BYTES = 64 << 20
 class Load:
     """`millrace load`."""
 
+    after_interrupt: ClassVar[str] = (
+        "each topic was loaded whole or not at all; run it again to load the rest"
+    )
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct, default=())
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
@@ -138,7 +145,7 @@ class Load:
     )
     topics_matching: str = option(
         "--topics-matching REGEX",
-        "Also every topic whose whole name matches; those without a schema are named and left out.",
+        "Also load every topic whose whole name matches; topics without a schema are listed and left out.",
         option_values.checked_pattern,
         default="",
     )
@@ -159,8 +166,9 @@ class Load:
     )
     max_rejected: str = option(
         "--max-rejected N|P%[,KIND=N|P%...]",
-        "Fail a topic if more records of a kind cannot be decoded: foreign_framing, unknown_schema or"
-        " broken_body.  [default: 0.1%, or 100 where that is more]",
+        "Fail a topic if more records than this cannot be decoded for one of the reasons "
+        "foreign_framing, unknown_schema or broken_body.  [default: 0.1%, or 100 where that "
+        "is more]",
         default="",
     )
     """Text that `rejections.RejectedLimits` parses."""
@@ -185,17 +193,18 @@ class Load:
     """Used for branch `live` only."""
     follow: bool = option(
         "--follow",
-        "Do not end: read new messages all the time, and make a load of each topic every 5 minutes or 256"
-        " MiB, and at SIGTERM. Branch `live` shows the rows earlier; a topic without that branch gets a load"
-        " a minute.",
+        "Keep running: read new messages continuously, and make a load of each topic every 5 "
+        "minutes or 256 MiB, and at SIGTERM. Branch `live` shows the rows earlier; a topic "
+        "without that branch gets a load every minute.",
         default=False,
     )
     engine: str = option(
         "--engine ENGINE",
-        "With --follow: `local`, this process, or `spark`, one application for topics that one process loads"
-        " too slowly. Its limits of size are for each core.",
+        "`spark`, one Spark application; with --follow its limits of size are for each core. Or `local`,"
+        " without Spark: N processes of this machine with --master local[N], one with --follow.  [default:"
+        " spark; local with --follow]",
         option_values.engine,
-        default="local",
+        default="",
     )
     every_s: float = option(
         "--every AGE", "With --follow: pause between two readings.", option_values.parse_pause, default="5s"
@@ -234,6 +243,9 @@ class Load:
 class Publish:
     """`millrace publish`."""
 
+    after_interrupt: ClassVar[str] = (
+        "each topic was published whole or not at all; run it again to publish the rest"
+    )
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
@@ -247,7 +259,8 @@ class Publish:
     )
     unproven_after_s: float | None = option(
         "--unproven-after AGE",
-        "Also publish hours that the auditor cannot judge and that ended this long ago; no incomplete hour.",
+        "Also publish hours that the auditor cannot judge and that ended at least this long "
+        "ago, but no incomplete hour.",
         option_values.optional(option_values.parse_age),
         default=None,
     )
@@ -275,6 +288,9 @@ class Publish:
 class Compact:
     """`millrace compact`."""
 
+    after_interrupt: ClassVar[str] = (
+        "each topic was compacted whole or not at all; run it again to compact the rest"
+    )
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
@@ -293,6 +309,7 @@ class Compact:
 class Tables:
     """`millrace tables`."""
 
+    after_interrupt: ClassVar[str] = "nothing was changed"
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
@@ -302,6 +319,7 @@ class Tables:
 class Reload:
     """`millrace reload`: hours or loads."""
 
+    after_interrupt: ClassVar[str] = "the loads were read again as a whole or not at all; run it again"
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
@@ -323,6 +341,12 @@ class Reload:
     )
     run_id: str = option(*RUN_ID, default_factory=option_values.run_id)
     """Name of the run. A repeated run of this name skips the loads that it has already read."""
+    engine: str = option(
+        "--engine ENGINE",
+        "`spark`, one Spark application, or `local`: N processes of this machine with --master local[N].",
+        option_values.engine,
+        default=option_values.SPARK,
+    )
     catalog: str = option(*CATALOG, default="")
     """Used for branch `live` only."""
     cut_bytes: int = CUT_BYTES
@@ -332,14 +356,18 @@ class Reload:
 class Expire:
     """`millrace expire`."""
 
+    after_interrupt: ClassVar[str] = "some files may be deleted already; run it again to delete the rest"
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     older_than_s: float = option(
-        "--older-than AGE", "Leave files of younger loads, like 30d or 12h.", option_values.parse_age
+        "--older-than AGE",
+        "Delete no files of loads younger than this, for example 30d or 12h.",
+        option_values.parse_age,
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
-        "Keep files that no snapshot names any more for at least this time, for running queries.",
+        "Keep a file that no snapshot names any more for at least this time, because queries "
+        "may still read it.",
         option_values.parse_age,
         default="3d",
     )
@@ -351,6 +379,7 @@ class Expire:
 class Erase:
     """`millrace erase`."""
 
+    after_interrupt: ClassVar[str] = "the erasure may have begun; run it again under its --id to finish it"
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     where: str = option(
@@ -361,7 +390,7 @@ class Erase:
     reason: str = option("--reason TEXT", "Reason; it is kept with the erasure.", default="")
     by: str = option(
         "--by NAME",
-        "Who asked for it.  [default: user@machine]",
+        "Person who asked for the erasure.  [default: user@machine]",
         default_factory=option_values.user_at_machine,
     )
     id: str = option(
@@ -373,13 +402,14 @@ class Erase:
     all_rows: bool = option("--all-rows", "Continue although the condition matches every row.", default=False)
     rejected: bool = option(
         "--rejected",
-        "Also take out the bytes and keys of all records that could not be decoded, and the keys of"
-        " tombstones, to which conditions do not apply.",
+        "Also erase the bytes and keys of all records that could not be decoded, and the keys "
+        "of all tombstones: no condition can select them.",
         default=False,
     )
     logs: Sequence[str] = option(
         "--log HOST:PORT...",
-        "A cluster that has the topic: show what its log holds, and for how long. May be repeated.",
+        "A cluster that has the topic: show the offsets that its log still holds, and for how "
+        "long. May be repeated.",
         option_values.each_checked_address,
         default=(),
     )
@@ -399,6 +429,7 @@ class Erase:
 class Promote:
     """`millrace promote`."""
 
+    after_interrupt: ClassVar[str] = "the schema was changed as a whole or not at all; --list shows it"
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     registry: str = option(*REGISTRY, default="", envvar="MILLRACE_REGISTRY", repr=False)
@@ -420,12 +451,16 @@ class Promote:
 class Verify:
     """`millrace verify`."""
 
-    warehouse: str = option("WAREHOUSE", parse=option_values.absolute_warehouse)
-    topic: str | None = option("--topic", "Check this topic only.", default=None)
+    after_interrupt: ClassVar[str] = "nothing was proven"
+    topic: str | None = option("TOPIC", default=None)
+    """None checks every topic."""
+    warehouse: str = option(*WAREHOUSE)
     rows: bool = option(
-        "--rows", "Also read every row: its hour, and the sequences of its load.", default=False
+        "--rows", "Also read every row, to check its hour and the sequences of its load.", default=False
     )
-    no_catalog: bool = option("--no-catalog", "Check the loads only, no table and no catalog.", default=False)
+    no_catalog: bool = option(
+        "--no-catalog", "Check only the loads, without tables and the catalog.", default=False
+    )
     bootstrap: str | None = option(
         "--bootstrap HOST:PORT",
         "Also compare with this cluster's logs.",
@@ -446,18 +481,23 @@ class Verify:
 class AuditWarehouse:
     """`millrace audit-warehouse`."""
 
+    after_interrupt: ClassVar[str] = "what was reported stays reported"
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
         "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", option_values.checked_addresses
     )
     zookeeper: str = option(
         "--zookeeper HOST:PORT",
-        "ZooKeeper of the aggregate cluster, which holds the reader's turn.",
+        "ZooKeeper of the aggregate cluster, in which these processes agree which of them counts.",
         envvar="MILLRACE_ZOOKEEPER",
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     interval_ms: int = option(
-        "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
+        "--interval-ms N",
+        "Interval at which the command looks for new loads.",
+        default=10_000,
+        type=int,
+        show_default=True,
     )
     metrics_listen: str = option(
         "--metrics-listen HOST:PORT",
@@ -475,7 +515,7 @@ class AuditWarehouse:
     )
     count_tables_again: bool = option(
         "--count-tables-again",
-        "Count every hour of the published tables at the start of a turn: the auditor has lost records.",
+        "After the auditor has lost records: first count every hour of the published tables again.",
         default=False,
     )
 
@@ -484,8 +524,11 @@ class AuditWarehouse:
 class Mirror:
     """`millrace mirror-batch`."""
 
+    after_interrupt: ClassVar[str] = (
+        "each batch was copied as a whole or not at all; run it again to copy the rest"
+    )
     topics: Sequence[str] = option("TOPIC...", parse=option_values.distinct)
-    origin: str = option("--origin CLUSTER", "Name of the origin cluster, for example dc1.")
+    origin: str = option("--origin NAME", "Name of the origin cluster, for example dc1.")
     """The name that the positions of the mirrored partitions have."""
     origin_bootstrap: str = option(
         "--origin-bootstrap HOST:PORT", "Brokers of the origin cluster.", option_values.checked_addresses
@@ -495,13 +538,13 @@ class Mirror:
     )
     origin_client: str = option(
         "--origin-client FILE",
-        "Client file for the origin; without it the one for the aggregate cluster.",
+        "Client file for the origin; default: the client file for the aggregate cluster.",
         option_values.absolute_file,
         default="",
     )
     max_bytes: int | None = option(
         "--max-bytes SIZE",
-        "Copy about this many bytes of all topics (500MB, 2GiB); the next run continues there.",
+        "Copy about this many bytes of all topics together (500MB, 2GiB); the next run continues there.",
         option_values.optional(option_values.parse_bytes),
         default=None,
     )

@@ -57,8 +57,8 @@ class PartitionTerm:
         elif match is not None and name in _WIDE and int(width := match["width"] or match["iceberg"]):
             return cls(f"{name}[{int(width)}]", match["wide_of"])
         raise ConfigError(
-            f"partition {text!r} is none: write bucket(16, COLUMN), truncate(4, COLUMN), years(COLUMN),"
-            " months(COLUMN), days(COLUMN), hours(COLUMN) or COLUMN"
+            f"partition {text!r} is not understood: write bucket(16, COLUMN), truncate(4, COLUMN),"
+            " years(COLUMN), months(COLUMN), days(COLUMN), hours(COLUMN) or COLUMN"
         )
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class SortTerm:
         """
         match = _SORT.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"sort {text!r} is none: write COLUMN [ASC|DESC] [NULLS FIRST|LAST]")
+            raise ConfigError(f"sort {text!r} is not understood: write COLUMN [ASC|DESC] [NULLS FIRST|LAST]")
         descending = (match["direction"] or "").upper() == "DESC"
         nulls = (match["nulls"] or ("LAST" if descending else "FIRST")).upper()
         return cls(match["column"], descending, nulls == "FIRST")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from tests.conftest import Start
 from tests.integration.test_audit import World
 from tests.last_line import LastLine
 from tests.page_view import EVENT
+from tests.peers import maven
 from tests.peers.spark_cluster import CONF, SparkCluster
+from tests.peers.yarn import Yarn
 from tests.support import REPOSITORY
 
 _last_line = LastLine("AIRFLOW")
@@ -34,7 +37,8 @@ TEN = [f"Views{number}" for number in range(10)]
 MISSING = "Nowhere"
 """A topic that no cluster has: its load fails."""
 ALONE = [
-    f"{name}Views" for name in ("Killed", "Elsewhere", "Deferred", "Cleared", "Twice", "Filled", "Proved")
+    f"{name}Views"
+    for name in ("Killed", "Elsewhere", "OnYarn", "Deferred", "Cleared", "Twice", "Filled", "Proved")
 ]
 """The topics of DAGs with one topic each, from `one_topic.py`."""
 
@@ -46,6 +50,8 @@ class Place:
     airflow: Airflow
     world: World
     spark: SparkCluster
+    yarn: Yarn | None
+    """None without Maven."""
 
     def produce(self, topic: str, times_ms: list[int]) -> int:
         """One acknowledged event of dc1 at each time, by a producer that says that it has ended."""
@@ -81,10 +87,16 @@ def place(
     extra = {"registry": world.registry, "auditor": world.url, "warehouse": str(world.warehouse)}
     connection = {"conn_type": "millrace", "host": world.clusters["offline"].bootstrap, "extra": extra}
     spark = SparkCluster(folder / "spark")
-    on_spark = {**connection, "extra": {**extra, "spark_master": spark.master}}
+    yarn = Yarn(folder / "yarn", f"file://{folder}/staged") if maven.available() else None
+    on_spark, on_yarn = (
+        {**connection, "extra": {**extra, "spark_master": master}} for master in (spark.master, "yarn")
+    )
     environment = {
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
         "AIRFLOW_CONN_ON_SPARK": json.dumps(on_spark),
+        "AIRFLOW_CONN_ON_YARN": json.dumps(on_yarn),
+        "ON_YARN": json.dumps(yarn.cluster_conf if yarn else {}),
+        "HADOOP_CONF_DIR": str(yarn.conf if yarn else folder),
         "ON_SPARK": json.dumps({**CONF, **spark.cluster_mode}),
         "MILLRACE_TOPICS_FILE": str(folder / "topics.toml"),
         "MILLRACE_ALONE": ",".join(ALONE),
@@ -93,9 +105,9 @@ def place(
         "MILLRACE_WAIT_MINUTES": "10",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    with spark, postgres.postgresql() as database:
+    with spark, yarn or nullcontext(), postgres.postgresql() as database:
         airflow = Airflow(folder, database, dags, environment)
         try:
-            yield Place(airflow, world, spark)
+            yield Place(airflow, world, spark, yarn)
         finally:
             airflow.stop()

@@ -173,5 +173,5 @@ class Airflow:
 
 def verify(warehouse: Path, bootstrap: str) -> None:
     """AssertionError with what `millrace verify` finds in the warehouse, its tables and the log."""
-    done = run_millrace("verify", str(warehouse), "--rows", "--bootstrap", bootstrap)
+    done = run_millrace("verify", "--warehouse", str(warehouse), "--rows", "--bootstrap", bootstrap)
     assert done.returncode == 0, done.stdout + done.stderr

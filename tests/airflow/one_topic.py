@@ -17,6 +17,8 @@ from millrace_airflow.triggers.completeness import proved_hours
 FIRST = "data_interval_start if data_interval_start is defined else params.start"
 LAST = "data_interval_end if data_interval_end is defined else params.end"
 HOURS: dict[str, Any] = {"start": f"{{{{ {FIRST} }}}}", "end": f"{{{{ {LAST} }}}}"}
+CONNECTIONS = {"ElsewhereViews": "on_spark", "OnYarnViews": "on_yarn"}
+"""Topics whose drivers run on a cluster. Variables with the names in capitals have the settings."""
 BEGAN = datetime(2015, 5, 17, tzinfo=UTC)
 
 for topic in os.environ["MILLRACE_ALONE"].split(","):
@@ -33,9 +35,9 @@ for topic in os.environ["MILLRACE_ALONE"].split(","):
         load = LoadTopicOperator(
             task_id="load",
             topics=topic,
-            deferrable=topic == "DeferredViews",
-            conn_id="on_spark" if topic == "ElsewhereViews" else "millrace_default",
-            spark_conf=json.loads(os.environ["ON_SPARK"]) if topic == "ElsewhereViews" else None,
+            deferrable=topic in ("DeferredViews", "OnYarnViews"),
+            conn_id=CONNECTIONS.get(topic, "millrace_default"),
+            spark_conf=json.loads(os.environ[CONNECTIONS[topic].upper()]) if topic in CONNECTIONS else None,
         )
         wait = CompletenessSensor(
             task_id="wait", topic=topic, deferrable=True, poke_interval=1, timeout=600, **HOURS

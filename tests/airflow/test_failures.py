@@ -28,6 +28,7 @@ from millrace_warehouse.storage import open_storage
 from tests.airflow.conftest import MISSING, TEN, Place
 from tests.airflow.deployment import TASK_S, verify
 from tests.integration.test_console import CHROMIUM, SCREENSHOTS
+from tests.peers import maven
 from tests.support import wait_until
 from tests.warehouses import loaded_rows
 
@@ -124,6 +125,23 @@ def test_a_load_whose_driver_runs_on_a_cluster_goes_on_when_its_tasks_machine_is
     )
     assert tries > 1, "another try has waited for what the first began"
     assert [driver.split()[1] for driver in place.spark.drivers()] == ["FINISHED"]
+    assert loads(place, topic) == 1
+
+
+@pytest.mark.skipif(not maven.available(), reason="YARN comes from Maven Central: install Maven")
+def test_a_deferred_load_whose_driver_runs_on_yarn_is_waited_for_when_its_command_is_killed(
+    place: Place,
+) -> None:
+    topic, yarn = "OnYarnViews", place.yarn
+    assert yarn is not None
+    fill(place, topic)
+    place.airflow.trigger(topic, "on-yarn", **DAY)
+    place.airflow.await_state("on-yarn", "load", "deferred")
+    job = wait_until("the driver is submitted", partial(running_job, place, topic), timeout_s=TASK_S)
+    assert job is not None
+    os.killpg(int((job.directory / "group").read_text().split()[0]), signal.SIGKILL)
+    succeeded(place, "on-yarn")
+    assert [app["finalStatus"] for app in yarn.applications()] == ["SUCCEEDED"]
     assert loads(place, topic) == 1
 
 
@@ -246,9 +264,9 @@ def test_a_task_leads_to_the_audit_and_to_what_it_wrote_and_only_behind_airflows
     links = airflow.ask("GET", f"{task}/load/links")["extra_links"]
     assert links["Manifest"].endswith("path=ClearedViews%2Floads%2F0000000001.json")
     links |= airflow.ask("GET", f"{task}/wait/links")["extra_links"]
-    assert links["Audit"].endswith("topic=ClearedViews&at=2015-05-17")
+    assert "topic?topic=ClearedViews&until=2015-05-1" in links["Audit"]
     logged_in = {"Authorization": f"Bearer {airflow.token}"}
-    for name, says in (("Audit", "ClearedViews, 2015-05-17 00:00"), ("Manifest", '"rows"')):
+    for name, says in (("Audit", "<h1>ClearedViews"), ("Manifest", '"rows"')):
         assert httpx.get(airflow.url + links[name], timeout=60).status_code == 401
         seen = httpx.get(airflow.url + links[name], headers=logged_in, timeout=60)
         assert (seen.status_code, says in seen.text) == (200, True), seen.text
@@ -267,10 +285,10 @@ def test_an_operator_sees_the_console_and_a_tasks_links_in_airflows_own_pages(pl
         page = context.new_page()
         page.goto(f"{airflow.url}/plugin/millrace-audit")
         console = page.frame_locator("iframe")
-        console.locator("text=What is complete").wait_for()
+        console.locator("#map").wait_for()
         shot(page, "airflow-audit")
-        console.locator("text=30 days").click()
-        console.locator(".days30").wait_for()
+        console.locator("text=30 d").click()
+        console.locator(".map.s30").wait_for()
         page.goto(f"{airflow.url}/dags/ClearedViews/runs/cleared/tasks/load/details")
         page.locator("text=Manifest").wait_for()
         shot(page, "airflow-task")

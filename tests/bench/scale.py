@@ -26,9 +26,9 @@ REPORT_S = 1 / 10_000
 """The auditor's for a producer's report (`python -m tests.bench.bench_auditor`)."""
 LOAD_S = 1 / 534_000
 """A load's, in a warm session, for a row (`make bench-load`)."""
-WATCH_S = 0.4e-3
+WATCH_S = 0.25e-3
 """A broker's for a topic of 30 partitions that changed (`python -m tests.bench.bench_watches`)."""
-READ_S = 0.04e-3
+READ_S = 0.03e-3
 """ZooKeeper's for each of these readings (the same command)."""
 
 MESSAGE_BYTES = 200

@@ -126,8 +126,15 @@ def audited_go() -> Program:
 
 
 def _kafkajs() -> Program:
-    node, npm, folder = shutil.which("node"), shutil.which("npm"), HERE / "kafkajs"
-    if node is None or npm is None:
+    folder, node = HERE / "kafkajs", shutil.which("node")
+    modules = npm_modules("kafkajs")
+    return Program("kafkajs", (str(node), str(folder / "main.js")), {"NODE_PATH": str(modules)})
+
+
+def npm_modules(name: str) -> Path:
+    """Return the packages that the lock file in a folder beside this file pins; skip without Node.js."""
+    npm, folder = shutil.which("npm"), HERE / name
+    if npm is None or shutil.which("node") is None:
         pytest.skip("needs Node.js and npm (Debian: apt-get install npm)")
     pins = [folder / "package.json", folder / "package-lock.json"]
 
@@ -136,8 +143,7 @@ def _kafkajs() -> Program:
             shutil.copy(pin, target)
         _run(npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=target)
 
-    modules = _built("kafkajs", build, *pins) / "node_modules"
-    return Program("kafkajs", (node, str(folder / "main.js")), {"NODE_PATH": str(modules)})
+    return _built(name, build, *pins) / "node_modules"
 
 
 def _old_kafka_python() -> Program:

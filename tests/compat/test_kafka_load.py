@@ -120,7 +120,9 @@ def test_committed_events_become_rows_and_the_next_load_goes_on_behind_them(
     assert world.load(tmp_path, topic).published is False
     rows = loaded_rows(tmp_path, topic)
     assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == 750
-    verified = run_millrace("verify", str(tmp_path), "--bootstrap", world.kafka.address, "--json")
+    verified = run_millrace(
+        "verify", "--warehouse", str(tmp_path), "--bootstrap", world.kafka.address, "--json"
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

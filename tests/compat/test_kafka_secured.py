@@ -207,7 +207,9 @@ def test_the_main_job_runs_on_a_cluster_that_wants_tls_and_a_login(
     assert load.returncode == 0, load.stderr
     rows = loaded_rows(warehouse, topic)
     assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == EVENTS
-    verified = run_millrace("verify", str(warehouse), "--bootstrap", at, "--json", env=environment)
+    verified = run_millrace(
+        "verify", "--warehouse", str(warehouse), "--bootstrap", at, "--json", env=environment
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     said = [load.stdout, load.stderr, verified.stdout, verified.stderr, copy.process.output, reader.output]
     for password in secured.folder.passwords().values():

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -19,12 +17,8 @@ from tests.conftest import Start
 from tests.last_line import LastLine
 from tests.peers import maven
 from tests.peers.hdfs import Hdfs, site_xml
-from tests.remote_warehouse import RemoteWarehouse, use_catalog
-from tests.support import Process
+from tests.remote_warehouse import warehouse_on_hdfs
 from tests.warehouses import TestSite
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 DATANODES = 3
 REPLICATION = 2
@@ -73,34 +67,13 @@ def client_settings(hdfs: Hdfs) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def start_for_run() -> Iterator[Start]:
-    """As `start`, for servers that the whole run shares."""
-    started: list[Process] = []
-
-    def start(*arguments: str, **options: object) -> Process:
-        started.append(Process(arguments, **options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for process in reversed(started):
-        process.kill()
-
-
-@pytest.fixture(scope="session")
 def site(zookeeper: str, start_for_run: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
     """Two brokers and a registry."""
     folder = tmp_path_factory.mktemp("site")
     return TestSite.start(start_for_run, f"offline-{uuid4().hex[:6]}", folder, zookeeper, brokers=2)
 
 
-@pytest.fixture
-def warehouse(
-    hdfs: Hdfs, site: TestSite, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RemoteWarehouse]:
-    """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
-    use_catalog(monkeypatch, {"uri": f"sqlite:///{tmp_path}/catalog.db"})
-    yield RemoteWarehouse(site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
-    hdfs.start()
+warehouse = warehouse_on_hdfs
 
 
 def pytest_sessionstart() -> None:

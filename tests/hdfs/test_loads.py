@@ -26,7 +26,7 @@ def test_loads_the_table_late_rows_and_the_proof(warehouse: RemoteWarehouse) -> 
     warehouse.check_table(topic)
 
     brokers = warehouse.site.cluster.bootstrap
-    command = ["verify", warehouse.uri, "--catalog", CATALOG, "--bootstrap", brokers, "--json"]
+    command = ["verify", "--warehouse", warehouse.uri, "--catalog", CATALOG, "--bootstrap", brokers, "--json"]
     verified = run_millrace(*command, timeout_s=300)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert json.loads(verified.stdout)["ok"]

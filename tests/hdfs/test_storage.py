@@ -75,7 +75,7 @@ def as_superuser(hdfs: Hdfs, storage: HdfsStorage, op: str, **parameters: str) -
 
 def make_folder(storage: HdfsStorage, path: str) -> None:
     """An empty folder, which no verb makes."""
-    webhdfs.WebHdfsClient(storage.where).ask("PUT", urlsplit(storage.uri(path)).path, op="MKDIRS")
+    storage._client.ask("PUT", urlsplit(storage.uri(path)).path, op="MKDIRS")
 
 
 def test_what_is_stored_is_listed_read_and_deleted(storage: HdfsStorage) -> None:

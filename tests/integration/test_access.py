@@ -142,7 +142,7 @@ def test_metrics_of_broker_reader_and_agent_speak_https_and_want_a_token(
             assert said.status_code == answered, said.text
     for option in ("--access", "--certificate"):
         done = run_millrace("audit-reader", *places, "--zookeeper", zookeeper, option, str(file))
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_a_service_takes_a_new_certificate_without_a_restart(start: Start, tmp_path: Path) -> None:

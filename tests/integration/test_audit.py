@@ -265,7 +265,7 @@ def test_an_access_log_published_in_two_datacenters_is_complete_once_it_is_loade
 
     shown = run_millrace("audit", topic, *span)
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "2015-05-17 10" in shown.stdout
+    assert "2015-05-17T10" in shown.stdout
     as_json = run_millrace("audit", topic, *span, "--json")
     assert as_json.returncode == 0
     assert json.loads(as_json.stdout)["verdict"] == "complete"
@@ -490,7 +490,7 @@ def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_
     world.await_verdict("edited", "complete")
     path = next((world.warehouse / "edited" / "rows").rglob("2015*.parquet"))
     right = path.read_bytes()
-    words = ["verify", str(world.warehouse), "--topic", "edited", "--no-catalog"]
+    words = ["verify", "--warehouse", str(world.warehouse), "edited", "--no-catalog"]
     path.write_bytes(right[:-1] + b"?")
     assert run_millrace(*words).returncode == 1
     (window,) = world.await_verdict("edited", "incomplete").windows
@@ -615,7 +615,7 @@ def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_rep
     shutil.copytree(copy, topic)
     (waits,) = published(world, "restored")["waiting"]  # before the auditor may have noticed
     assert waits["verdict"]["verdict"] == "incomplete"
-    verified = run_millrace("verify", str(world.warehouse), "--topic", "restored", "--auditor", world.url)
+    verified = run_millrace("verify", "--warehouse", str(world.warehouse), "restored", "--auditor", world.url)
     assert verified.returncode == 1
     assert "0000000002.json was counted by the auditor and is gone" in verified.stderr
     found = world.await_verdict("restored", "incomplete")
@@ -694,11 +694,11 @@ def test_a_late_event_reopens_a_complete_window_at_the_next_revision(world: Worl
         producer.closed_through(START + WINDOW_MS)
         world.await_tier("late", "offline", 30)
         world.load("late")
-        found = world.await_verdict("late", "complete")
-        assert found.windows[0].revision == 0
+        # It is 1 if the auditor heard of the producer before its events: the window was final without them.
+        before = world.await_verdict("late", "complete").windows[0].revision
         producer.send("late", PAGE_VIEW, EVENT, time_ms=START + 5)
         reopened = world.await_verdict("late", "pending")
-        assert reopened.windows[0].revision >= 1
+        assert reopened.windows[0].revision > before
         assert reopened.watermark is None
     world.await_tier("late", "offline", 31)
     world.load("late")
@@ -838,7 +838,7 @@ def nobody() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str, tmp_path: Path) -> None:
+def test_bad_input_ends_in_one_line_and_exit_code_two(world: World, nobody: str, tmp_path: Path) -> None:
     span = ["--from", "2015-05-17T10:00Z", "--to", "2015-05-17T11:00Z"]
     rest = ["--registry", world.registry, "--bootstrap"]
     turns, database = ["--zookeeper", world.zookeeper], ["--database-url", f"sqlite:///{tmp_path}/x.db"]
@@ -852,7 +852,6 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
             "--from 2015-05-18 is not before --to 2015-05-17",
         ),
         (["audit", "PageView", "--from", "yesterday", "--to", "today"], "--from 'yesterday' is not a time"),
-        (["audit", "PageView", "--auditor", world.url], "--from and --to are both needed"),
         (["audit", "PageView", *span, "--auditor", f"http://{nobody}"], "no auditor answers"),
         (
             ["audit", "PageView", *span, "--auditor", world.registry],
@@ -894,7 +893,7 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
         left = set(threading.enumerate()) - threads
         assert {thread.name for thread in left} <= {"signals"}, arguments
     ended = run_millrace("audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17")
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("millrace: --from 2015-05-18 is not before --to 2015-05-17")
     assert ended.stderr.count("\n") == 1
 

@@ -328,28 +328,65 @@ def test_readers_killed_at_any_moment_count_every_message_once(
     assert counted.sequences(producer.instance) == [[0, 1500 * ROUNDS + 99]]
 
 
-def test_a_second_reader_stands_by_and_goes_on_where_the_first_one_ended(
+def test_a_second_reader_shares_the_tier_and_counts_it_alone_when_the_first_one_has_ended(
     world: World, tier: str, ended: list[Process]
 ) -> None:
-    topic = world.topic()
+    topic = world.topic(16)
     ended.append(world.reader(tier))
     ended[0].ready()
     ended.append(world.reader(tier))
-    wait_until("it stands by", lambda: "this one stands by" in ended[1].output)
+    ended[1].ready()
+    wait_until("they share it", lambda: all("is shared by 2 readers" in each.output for each in ended))
     with world.producer() as producer:
         send(producer, topic, 200)
         world.await_counted(tier, topic, 200)
         assert ended[0].stop() == 0
-        ended[1].ready()
         send(producer, topic, 200)
     counted = world.await_counted(tier, topic, 400)
     assert (counted.sequences(producer.instance), counted.refused) == ([[0, 399]], 0)
-    assert ended[1].output.count("this one stands by") == 1
-    assert len({turn for turn, _ in world.said(tier, "audit-counts")}) == 2
+
+
+def test_a_reader_with_other_topics_stands_by_until_the_tier_is_free(
+    world: World, tier: str, ended: list[Process]
+) -> None:
+    """Counts must not depend on which reader has which share."""
+    topic, other = world.topic(4), world.topic(4)
+    ended.append(world.reader(tier))
+    ended[0].ready()
+    ended.append(world.reader(tier, "--topics", topic))
+    wait_until("it stands by", lambda: "this one stands by" in ended[1].output)
+    with world.producer() as producer:
+        send(producer, topic, 100)
+        send(producer, other, 100)
+        world.await_counted(tier, topic, 100)
+        world.await_counted(tier, other, 100)
+        assert len({turn for turn, _ in world.said(tier, "audit-counts")}) == 1
+        assert ended[0].stop() == 0
+        ended[1].ready()
+        send(producer, topic, 100)
+    assert world.await_counted(tier, topic, 200).sequences(producer.instance) == [[0, 199]]
 
 
 @pytest.mark.slow
-def test_a_reader_that_stood_still_beyond_its_session_counts_nothing_twice_and_stands_by(
+def test_a_reader_that_cannot_count_its_share_leaves_the_tier_to_the_others(
+    world: World, tier: str, ended: list[Process]
+) -> None:
+    topic = world.topic(4)
+    ended.append(world.reader(tier))
+    ended[0].ready()
+    ended.append(world.reader(tier, "--registry", f"http://127.0.0.1:{free_port()}"))
+    wait_until("it has had a share", lambda: "is shared by 2 readers" in ended[0].output)
+    with world.producer() as producer:
+        send(producer, topic, 300)
+    assert world.await_counted(tier, topic, 300).sequences(producer.instance) == [[0, 299]]
+    with world.dc1.client() as client:
+        reported = client.list_offsets("audit", LATEST, [0])[0]
+    wait_until("a heartbeat", lambda: (world.beats(tier)[-1].reported_through or 0) >= reported)
+    assert "trying again" in ended[1].output
+
+
+@pytest.mark.slow
+def test_a_reader_that_stood_still_beyond_its_session_counts_nothing_twice_and_joins_again(
     world: World, tier: str, ended: list[Process]
 ) -> None:
     topic = world.topic()
@@ -364,7 +401,7 @@ def test_a_reader_that_stood_still_beyond_its_session_counts_nothing_twice_and_s
         send(producer, topic, 200)
         world.await_counted(tier, topic, 400)
         ended[0].signal(signal.SIGCONT)
-        wait_until("it has noticed", lambda: "this one stands by" in ended[0].output)
+        wait_until("they share it", lambda: all("is shared by 2 readers" in each.output for each in ended))
         assert "the session with ZooKeeper has ended" in ended[0].output
         send(producer, topic, 200)
     counted = world.await_counted(tier, topic, 600)

@@ -182,10 +182,12 @@ def test_a_creation_whose_outcome_is_unknown_says_how_to_find_it_out(
 def test_mistakes_are_one_line_that_says_what_to_do(broker: RunningBroker) -> None:
     assert "millrace topics create nope" in refused(broker, "consume", "nope")
     assert "millrace topics list" in refused(broker, "topics", "delete", "nope")
-    assert "no topic 'nope'" in refused(broker, "topics", "describe", "nope")
-    assert "'a b' is no topic name" in refused(broker, "topics", "create", "a b")
+    assert "topic 'nope' does not exist on" in refused(broker, "topics", "describe", "nope")
+    assert "'a b' is not a topic name" in refused(broker, "topics", "create", "a b")
     run(broker, "topics", "create", "once")
     assert "exists already" in refused(broker, "topics", "create", "once")
+    again = run(broker, "topics", "create", "once", "--partitions", "9", "--if-not-exists")
+    assert again == "once exists already, with 4 partitions\n"
     assert "partitions 0 to 3, not 9" in refused(broker, "consume", "once", "--partition", "9")
     assert "partitions 0 to 3, not 9" in refused(broker, "produce", "once", "--partition", "9")
     assert "is not KEY=VALUE" in refused(broker, "topics", "create", "x", "--config", "retention.ms")
@@ -214,5 +216,5 @@ def test_a_broker_without_a_rack_is_listed_with_its_host_as_the_rack(broker: Run
 def test_a_refusal_as_a_script_sees_it(broker: RunningBroker) -> None:
     done = run_millrace("produce", "nope", "--bootstrap", broker.bootstrap, stdin="x\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("millrace: no topic 'nope'")
+    assert done.stderr.startswith("millrace: topic 'nope' does not exist on")
     assert len(done.stderr.splitlines()) == 1

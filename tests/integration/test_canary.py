@@ -25,10 +25,11 @@ import pytest
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.config import load
+from millrace.deployment_file import UpConfig
 from millrace.security.client import load_client
 from millrace.security.folder import SecurityFolder
 from millrace.zookeeper.node_rights import load_identity
-from millrace_demo.up import UpConfig, make_tokens, roles_of
+from millrace_demo.up import make_tokens, roles_of
 from tests import postgres
 from tests.brokers import free_port
 from tests.canary import Secrets, Watch, files_with
@@ -44,7 +45,7 @@ EVENTS = 300
 FIELDS = {"clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
 CLIENTS = (
     r"millrace\.cli (schemas|auditor|audit|agent|load|publish)|run_once|job_runner|[Ss]park-?[Ss]ubmit"
-    r"|script\.py|java -version"
+    r"|script\.py|jobs\.here|java -version"
 )
 """Command lines of processes that are given the URL of a service, with its token: in their environment."""
 MAY_KNOW = {

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -32,6 +34,7 @@ from millrace.zookeeper.session import OPERATION_SECONDS
 from millrace.zookeeper.topic_state import BrokerAddress, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.new_partitions import OriginRecreated
+from millrace_broker.coordination.placement import Load
 from tests.lost_answers import lose_one_answer
 from tests.support import WAIT_S, wait_until
 
@@ -112,6 +115,61 @@ def test_topics_are_created_once_seen_by_all_and_deleted(members: list[Member]) 
     again = first.cluster.create_topic("clicks", 1, {})
     assert again.topic_id != topic.topic_id
     wait_until("the new one is seen", lambda: second.cluster.topics.get("clicks") == again)
+
+
+def test_a_change_of_one_topic_reads_no_other_and_lists_none(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = members[0].cluster, members[1].cluster
+    for number in range(20):
+        first.create_topic(f"t{number}", 1, {})
+    wait_until("the other sees them", lambda: len(second.topics) == 20)
+    kept, asked = second.topics["t0"], list[str]()
+
+    def noted(ask: Callable[..., Any], path: str, *more: Any, **by: Any) -> Any:
+        asked.append(path)
+        return ask(path, *more, **by)
+
+    for cluster in (first, second):
+        for name in ("get_async", "get_children_async"):
+            client = cluster.session.client
+            monkeypatch.setattr(client, name, partial(noted, getattr(client, name)))
+    first.create_topic("new", 1, {})
+    wait_until("the other sees it", lambda: "new" in second.topics)
+    first.change_topic("t7", lambda topic: replace(topic, settings={"retention.ms": "60000"}))
+    wait_until("the other sees the change", lambda: second.topics["t7"].settings)
+    first.delete_topic("t8")
+    wait_until("the other sees that it is gone", lambda: "t8" not in second.topics)
+    name = first.name
+    read = {path.removeprefix(f"/{name}/topics/") for path in asked}
+    assert read == {"new", "t7", "t8", f"/{name}/id", f"/{name}/topics"}
+    assert second.topics["t0"] is kept, "it is not decoded again"
+    for cluster in (first, second):
+        assert cluster.load == Load().changed((), cluster.topics.values())
+
+
+def test_changes_are_seen_also_after_the_connection_was_lost(members: list[Member]) -> None:
+    first, second = members[0].cluster, members[1].cluster
+    first.create_topic("before", 1, {})
+    second.session.client._connection._socket.shutdown(socket.SHUT_RDWR)
+    first.create_topic("meanwhile", 1, {})
+    wait_until("what happened meanwhile is seen", lambda: set(second.topics) == {"before", "meanwhile"})
+    first.delete_topic("before")
+    wait_until("the watch works again", lambda: set(second.topics) == {"meanwhile"})
+
+
+def test_a_restored_zookeeper_is_believed_though_its_entry_has_the_number_of_the_known_one(
+    members: list[Member],
+) -> None:
+    first, second = members[0].cluster, members[1].cluster
+    wait_until("both brokers are known", lambda: len(first.brokers) == 2)
+    written = first.create_topic("clicks", 1, {})
+    wait_until("the other sees it", lambda: second.topics.get("clicks") == written)
+    # As if another change had been lost with the ZooKeeper of before, and this one had come in its place.
+    lost = replace(second.topics["clicks"], settings={"retention.ms": "60000"})
+    second.topics = {"clicks": lost}
+    second.session.client._connection._socket.shutdown(socket.SHUT_RDWR)
+    wait_until("what ZooKeeper holds counts", lambda: second.topics["clicks"] == written)
 
 
 def test_a_topic_needs_a_live_broker(zookeeper: str) -> None:

@@ -95,6 +95,8 @@ def test_a_topic_of_json_is_drafted_loaded_published_and_read(
 ) -> None:
     with site.cluster.client() as client:
         client.create_topic(ORDERS, 3)
+    empty = run_millrace("init", "schema", ORDERS, "--from-topic", "--bootstrap", site.cluster.bootstrap)
+    assert empty.stderr == f"millrace: {ORDERS} has no messages yet: send one, then run the command again\n"
     produce(site, ORDERS, *(order(number, customer="é" if number % 2 else None) for number in range(200)))
     bootstrap, warehouse = site.cluster.bootstrap, tmp_path / "warehouse"
 
@@ -126,7 +128,9 @@ def test_a_topic_of_json_is_drafted_loaded_published_and_read(
     rows = published(warehouse, ORDERS, "2015-05-17T11")
     assert sorted(rows["id"].to_pylist()) == [*range(201)]
     assert rows["customer"].to_pylist().count("é") == 100
-    verified = run_millrace("verify", str(warehouse), "--rows", "--bootstrap", bootstrap, "--json")
+    verified = run_millrace(
+        "verify", "--warehouse", str(warehouse), "--rows", "--bootstrap", bootstrap, "--json"
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -187,7 +191,9 @@ def test_avro_without_a_frame_is_loaded_with_the_newest_schema_of_the_topic(
     result = load(spark, site, tmp_path, topic, format="avro-unframed")
     assert (result.rows, result.rejected, result.notes) == (30, 0, [])
     assert sorted(published(tmp_path, topic, "2015-05-17T10")["id"].to_pylist()) == [*range(64, 94)]
-    verified = run_millrace("verify", str(tmp_path), "--rows", "--bootstrap", site.cluster.bootstrap)
+    verified = run_millrace(
+        "verify", "--warehouse", str(tmp_path), "--rows", "--bootstrap", site.cluster.bootstrap
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -58,7 +58,7 @@ def test_a_policy_lays_out_the_table_and_a_wrong_one_is_refused_before_a_message
     options = "--warehouse", str(warehouse), "--unasked", "--hour", "2015-05-17T10"
     published = run_millrace("publish", topic, *options)
     assert published.returncode == 0, published.stderr
-    verified = run_millrace("verify", str(warehouse), "--rows", "--json")
+    verified = run_millrace("verify", "--warehouse", str(warehouse), "--rows", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert json.loads(verified.stdout)
     bucket = BucketTransform(3).transform(StringType())

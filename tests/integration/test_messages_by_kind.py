@@ -80,5 +80,5 @@ def test_deletes_of_a_topic_of_changes_fail_no_load_and_broken_bodies_do_with_th
     assert done.returncode == 0, done.stderr
     (loaded,) = json.loads(done.stdout)
     assert (loaded["rows"], loaded["tombstones"]) == (1, 0)
-    verified = run_millrace("verify", str(warehouse), "--no-catalog", "--rows", "--json")
+    verified = run_millrace("verify", "--warehouse", str(warehouse), "--no-catalog", "--rows", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr

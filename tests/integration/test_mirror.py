@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -79,6 +80,12 @@ class World:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             return client.mirror_append(origin.topic, request).state
 
+    def are_on(self, topic: str, partition: int, brokers: tuple[int, ...]) -> bool:
+        """Return whether `brokers` have the partition of the aggregate cluster, all in sync."""
+        with self.aggregate.client() as client:
+            found = client.topic(topic).copies[partition]
+        return found.replicas == brokers and set(found.isr) == set(brokers)
+
     def await_state(self, topic: str, state: str) -> MirrorRow:
         """The row of the topic's partition 0, once its state is as named."""
         wait_until(f"{topic} is {state}", lambda: self.status()[topic, 0].state == state)
@@ -103,6 +110,41 @@ class World:
             assert sum(len(each.records) for each in copies.values()) == count
 
 
+class Traffic:
+    """Records produced to a topic of the origin, 200 by 200 in every codec, until the block ends."""
+
+    def __init__(self, world: World, topic: str) -> None:
+        self.produced = 0
+        self._world, self._topic = world, topic
+        self._stop = threading.Event()
+        self._failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._produce)
+
+    def _produce(self) -> None:
+        try:
+            while not self._stop.is_set():
+                values = [f"{self.produced + i}" for i in range(200)]
+                codec = CODECS[self.produced // 200 % len(CODECS)]
+                produce(self._world.origin.bootstrap, self._topic, values, codec)
+                self.produced += 200
+        except BaseException as error:
+            self._failures.append(error)
+
+    def wait_for_more(self) -> None:
+        """Wait until records are copied that were not even produced when this began."""
+        with self._world.aggregate.client() as aggregate:
+            wait_for_values(aggregate, self._topic, self.produced + 200)
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._failures
+
+
 @pytest.fixture(scope="module")
 def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder, run = tmp_path_factory.mktemp("mirror"), uuid4().hex[:6]
@@ -118,6 +160,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
         "expiring",
         "steady",
         "clients",
+        "moved",
     ]
     settings = (
         "[log]\nflush_ms = 20\n"
@@ -400,36 +443,31 @@ def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: Wor
 @pytest.mark.soak
 def test_an_aggregate_broker_killed_while_it_copies_loses_and_repeats_nothing(world: World) -> None:
     world.topic("kills")
-    produced = 0
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def traffic() -> None:
-        nonlocal produced
-        try:
-            while not stop.is_set():
-                codec = CODECS[produced // 200 % len(CODECS)]
-                produce(world.origin.bootstrap, "kills", [f"{produced + i}" for i in range(200)], codec)
-                produced += 200
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=traffic)
-    thread.start()
-    try:
+    with Traffic(world, "kills") as traffic:
         for number in range(ROUNDS):
-            with world.aggregate.client() as aggregate:
-                before = produced
-                wait_for_values(aggregate, "kills", before + 200)
+            traffic.wait_for_more()
             # Anywhere in a copy, and never twice at the same place.
             time.sleep(0.05 + 0.11 * (number % 7))
             victim = world.aggregate.brokers[1 + number % 2]
             victim.kill()
             world.aggregate.restart(1 + number % 2)
-    finally:
-        stop.set()
-        thread.join(60)
-    assert not failures
-    world.assert_equal("kills", produced)
+    world.assert_equal("kills", traffic.produced)
     positions = [world.status()["kills", number].position for number in range(3)]
-    assert sum(position.records for position in positions if position is not None) == produced
+    assert sum(position.records for position in positions if position is not None) == traffic.produced
+
+
+def test_a_copy_moves_to_other_brokers_while_it_grows_and_loses_and_repeats_nothing(world: World) -> None:
+    world.topic("moved", 1)
+    with Traffic(world, "moved") as traffic:
+        traffic.wait_for_more()
+        first = world.status()["moved", 0]
+        other = 3 - first.leader
+        for replicas in (other,), (first.leader, other), (other,), (first.leader,):
+            world.aggregate.reassign("moved", first.partition, replicas)
+            wait_until(
+                f"the copy is on {replicas}", partial(world.are_on, "moved", first.partition, replicas)
+            )
+            traffic.wait_for_more()
+            assert world.status()["moved", 0].state == "running"
+    assert world.status()["moved", 0].leader == first.leader
+    world.assert_equal("moved", traffic.produced)

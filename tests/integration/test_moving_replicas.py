@@ -15,9 +15,6 @@ import confluent_kafka
 import pytest
 from click.testing import CliRunner
 
-from millrace.errors import ErrorCode
-from millrace.wire import admin_messages as messages
-from millrace.wire.messages import ApiKey
 from millrace.zookeeper.topic_state import PartitionState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.replication.leader_thread import ANSWER_BYTES
@@ -47,6 +44,7 @@ class World:
     def create(self, replicas: int) -> None:
         with self.brokers.client() as client:
             client.create_topic("traffic", 1, {"segment.bytes": "200000"}, replicas=replicas)
+        wait_until("the topic is known", lambda: "traffic" in self.cluster.topics)
 
     @property
     def state(self) -> PartitionState:
@@ -54,29 +52,12 @@ class World:
 
     def move(self, *replicas: int) -> None:
         """Have the partition move, and wait until it has."""
-        self.reassign("traffic", replicas)
+        self.brokers.reassign("traffic", 0, replicas)
         wait_until(
             f"the replicas are {replicas}",
             lambda: self.state.replicas == replicas and set(self.state.isr) == set(replicas),
         )
         wait_until("one of them leads", lambda: self.state.leader in replicas)
-
-    def reassign(self, topic: str, replicas: tuple[int, ...]) -> None:
-        Topic = messages.AlterPartitionReassignmentsRequest.Topic
-        partition = Topic.Partition(partition_index=0, replicas=replicas)
-        request = messages.AlterPartitionReassignmentsRequest(
-            topics=(Topic(name=topic, partitions=(partition,)),)
-        )
-        with self.brokers.client() as client:
-            answer = client.call(
-                None,
-                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-                1,
-                request,
-                messages.AlterPartitionReassignmentsResponse,
-            )
-        ((moved,),) = [topic.partitions for topic in answer.responses]
-        assert moved.error_code == ErrorCode.NONE, moved.error_message
 
     def check(self, where: str) -> None:
         with self.brokers.client() as client:
@@ -197,7 +178,7 @@ def test_a_replica_catches_up_no_faster_than_the_limit_and_replicas_in_sync_go_o
     world.move(leader)
     world.move(leader, follower, other)
     run_until_stored(world.producers, 50)
-    world.reassign("large", (leader, follower))
+    world.brokers.reassign("large", 0, (leader, follower))
 
     def copied() -> int:
         return sum(file.stat().st_size for file in world.brokers.directory(follower).glob("large-0-*/*.log"))
@@ -246,7 +227,7 @@ def test_what_a_dead_broker_shares_with_others_moves_and_what_it_alone_had_is_na
     wait_until("another leads", lambda: world.state.leader not in (gone, -1))
     at = ",".join(broker.address for number, broker in world.brokers.brokers.items() if number != gone)
     done = CliRunner().invoke(brokers, ["drain", str(gone), "--bootstrap", at])
-    assert f"the only replica of alone-{lost}: start it" in str(done.exception)
+    assert f"the only replica of alone-{lost}: start the broker" in str(done.exception)
     assert "1 partitions have moved" in str(done.exception)
     assert gone not in world.state.replicas
     with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:

@@ -447,7 +447,7 @@ def test_commands_without_a_folder_schemas_or_a_registry_end_in_one_line(
 
 def test_a_command_as_a_process_ends_like_that_too(tmp_path: Path) -> None:
     ended = run_millrace("schemas", "check", str(tmp_path / "none"))
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("millrace: no folder")
     assert ended.stderr.count("\n") == 1
 

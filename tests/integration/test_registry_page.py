@@ -80,19 +80,19 @@ def test_somebody_looks_at_subjects_and_a_difference_and_nothing_that_clients_wr
     url = f"http://{start(*options, '--bootstrap', cluster.bootstrap).ready()}"
     wait_until(
         "the registry has looked at the topics",
-        lambda: "<td>PageView" in httpx.get(f"{url}/ui/subjects/PageView").text,
+        lambda: '<td data-l="topics">PageView' in httpx.get(f"{url}/ui/subjects/PageView").text,
         timeout_s=2 * WAIT_S,
     )
     page = browse(f"{url}/ui", tmp_path, "registry-subjects")
-    assert "<title>Schemas</title>" in page
+    assert "<title>Schemas · Millrace</title>" in page
     assert "onerror=document" not in page.replace("&lt;img src=x onerror=document", "")
-    assert f'<td class="n">{schema_id}' in page
+    assert f'<td class="r" data-l="schema id">{schema_id}' in page
     versions = browse(f"{url}/ui/subjects/PageView", tmp_path, "registry-versions")
-    assert versions.count("<td>PageView") == 1
+    assert versions.count('<td data-l="topics">PageView') == 1
     (link,) = re.findall(r'href="([^"]*diff[^"]*)"', versions)
     difference = browse(url + link.replace("&amp;", "&"), tmp_path, "registry-difference")
-    assert "<title>PageView: 1 and 2</title>" in difference
-    assert "+ country: null | string = null" in difference
+    assert "<title>PageView: 1 and 2 · Schemas · Millrace</title>" in difference
+    assert '<span class="sg a">+</span><code>country: null | string = null</code>' in difference
     assert '<tr class="added">' in difference
     assert "&lt;script&gt;document.title='broken'" in difference
 

@@ -253,7 +253,7 @@ def test_what_would_lose_its_rules_or_tags_is_left_out_and_named(start: Start, t
 
 
 def test_a_folder_that_is_no_whole_export_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MillraceError, match="holds no whole export"):
+    with pytest.raises(MillraceError, match="is not a complete export"):
         transfer.read_folder(tmp_path / "none")
     contents = transfer.Contents([transfer.Version(subject="a", version=1, id=6, schema='"int"')], {}, "FULL")
     transfer.write_folder(contents, tmp_path / "whole")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -49,16 +50,19 @@ def send_unknown(site: TestSite, topic: str, schema: dict[str, Any], schema_id: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "spark"])
 def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
-    spark: SparkSession, site: TestSite, tmp_path: Path
+    spark: SparkSession, site: TestSite, tmp_path: Path, engine: str
 ) -> None:
-    topic = site.topic("Mended", 1)
+    topic = site.topic(f"Mended-{engine}", 1)
     site.publish(topic, [START_MS + n * HOUR_MS // 10 for n in range(20)])
     with SchemaRegistryClient(site.registry) as registry:
         latest = registry.latest(topic)
-        country = {"name": "country", "type": ["null", "string"], "default": None}
+        country = {"name": "country", "type": ["null", "string"], "default": None, "doc": engine}
         schema = {**latest.schema, "fields": [*latest.schema["fields"], country]}
-        next_id = registry.register("NextId", {"type": "enum", "name": "NextId", "symbols": ["A"]}) + 1
+        next_id = (
+            registry.register(f"NextId-{engine}", {"type": "enum", "name": "NextId", "symbols": [engine]}) + 1
+        )
         send_unknown(site, topic, schema, next_id, START_MS)
         places: dict[str, Any] = {
             "bootstrap": site.cluster.bootstrap,
@@ -70,9 +74,16 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         assert published(tmp_path, topic, "--hour", TEN) == [(TEN, "first", 10)]
         assert registry.register(topic, schema) == next_id
 
-    again = Reload(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
-    (result,) = reload_loads(spark.sparkContext, again).loads
-    assert (result.edition, result.rows, result.rejected) == (2, 21, 0)
+    if engine == "spark":
+        again = Reload(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
+        result = dataclasses.asdict(reload_loads(spark.sparkContext, again).loads[0])
+    else:
+        words = ["--hour", TEN, "--reason", "a schema was missing", *site.load_options(tmp_path)]
+        words += ["--engine", engine]
+        done = run_millrace("reload", topic, *words)
+        assert done.returncode == 0, done.stderr
+        (result,) = json.loads(done.stdout)["loads"]
+    assert (result["edition"], result["rows"], result["rejected"]) == (2, 21, 0)
 
     assert published(tmp_path, topic) == [(TEN, "reload", 11)]
     assert published(tmp_path, topic, "--hour", "2015-05-17T11") == [("2015-05-17T11", "first", 10)]
@@ -87,7 +98,9 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         expired = run_millrace("expire", topic, "--warehouse", str(tmp_path), *no_time)
         assert expired.returncode == 0, expired.stderr
     assert json.loads(expired.stdout)["kept"] == {}
-    verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
+    verified = run_millrace(
+        "verify", "--warehouse", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json"
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     (table,) = json.loads(verified.stdout)["topics"]
     assert (table["rows"], table["published"]) == (21, 21)

@@ -95,7 +95,7 @@ def test_rows_are_shown_at_once_and_loaded_once_though_the_loader_is_killed(
     assert shown(warehouse, first) == [(row.partition, row.offset) for row in rows]
     assert len(loaded_rows(warehouse, second)) == 1
     verified = run_millrace(
-        "verify", str(warehouse), "--rows", "--bootstrap", site.cluster.bootstrap, "--json"
+        "verify", "--warehouse", str(warehouse), "--rows", "--bootstrap", site.cluster.bootstrap, "--json"
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 

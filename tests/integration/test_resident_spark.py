@@ -73,7 +73,7 @@ def test_rows_are_shown_at_once_and_loaded_once_though_every_process_is_killed(
     assert loaded_rows(warehouse, first) == loaded_rows(tmp_path / "once", first)
     assert shown(warehouse, first) == [(row.partition, row.offset) for row in loaded_rows(warehouse, first)]
     verified = run_millrace(
-        "verify", str(warehouse), "--rows", "--bootstrap", site.cluster.bootstrap, "--json"
+        "verify", "--warehouse", str(warehouse), "--rows", "--bootstrap", site.cluster.bootstrap, "--json"
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
@@ -103,5 +103,5 @@ def test_a_resident_driver_is_not_sent_to_a_cluster(site: TestSite, tmp_path: Pa
     topic = site.topic(f"Elsewhere-{uuid4().hex[:6]}", 1)
     conf = ("--conf", "spark.submit.deployMode=cluster")
     done = run_millrace("load", topic, *site.load_options(tmp_path), "--follow", *SPARK, *conf)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--follow keeps its driver beside the command" in done.stderr

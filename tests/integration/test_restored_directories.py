@@ -185,7 +185,7 @@ def test_a_partition_whose_only_replica_was_put_back_waits_for_an_operator(
     assert "wait for an operator (traffic-0)" in world.output(1), "a restart is no operator's word"
     assert world.elect(1) == "traffic-0 continues with the messages of broker 1\n"
     assert "broker 1 leads it whenever it runs" in world.elect(1)
-    assert (world.state.leader, world.state.leader_epoch) == (1, 1)
+    wait_until("it has a leader", lambda: (world.state.leader, world.state.leader_epoch) == (1, 1))
     with world.brokers.client() as client:
         kept = client.list_offsets("traffic", LATEST)[0]
         assert 0 < kept < end

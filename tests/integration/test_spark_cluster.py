@@ -18,9 +18,10 @@ from millrace_spark.jobs.executors import TIMEOUT
 from tests.brokers import TestCluster, read_topic
 from tests.integration.test_resident_load import loads_in
 from tests.integration.test_resident_spark import are_shown
+from tests.packed_environment import pack
 from tests.peers.spark_application import SparkApplication
 from tests.peers.spark_cluster import CONF, SparkCluster
-from tests.support import REPOSITORY, Process, run_millrace, wait_until
+from tests.support import Process, run_millrace, wait_until
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows
 
 Start = Callable[..., Process]
@@ -70,16 +71,7 @@ def millrace(*arguments: str) -> Any:
 
 @pytest.fixture(scope="module")
 def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with this package and without Spark, packed as docs/clusters.md says."""
-    environment = tmp_path_factory.mktemp("packed") / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    wanted = [f"{REPOSITORY}[warehouse]", "venv-pack"]
-    subprocess.run([*pip, "--constraint", str(REPOSITORY / "constraints.txt"), *wanted], check=True)
-    packed = environment.with_suffix(".tar.gz")
-    pack = [str(environment / "bin" / "venv-pack"), "-q", "-p", str(environment), "-o", str(packed)]
-    subprocess.run(pack, check=True)
-    return packed
+    return pack(tmp_path_factory.mktemp("packed"))
 
 
 def check(site: TestSite, warehouse: Path, topic: str) -> None:
@@ -90,7 +82,7 @@ def check(site: TestSite, warehouse: Path, topic: str) -> None:
         word for hour in sorted({f"{row.time:%Y-%m-%dT%H}" for row in rows}) for word in ("--hour", hour)
     ]
     millrace("publish", topic, *hours, "--warehouse", str(warehouse), "--unasked")
-    report = millrace("verify", str(warehouse), "--bootstrap", site.cluster.bootstrap)
+    report = millrace("verify", "--warehouse", str(warehouse), "--bootstrap", site.cluster.bootstrap)
     assert report["ok"]
     assert [table["published"] for table in report["topics"]] == [EVENTS]
 
@@ -145,7 +137,9 @@ def test_a_load_says_that_the_cluster_gives_it_no_executor_and_ends_after_its_bo
         assert bounded.returncode == 1
         assert bounded.stdout == ""
         *steps, error = bounded.stderr.splitlines()
-        assert [line for line in steps if not line.startswith(f"step: load {topic}: ")] == [
+        assert [
+            line for line in steps if not line.startswith((f"step: load {topic}: ", "step: load: 0 of "))
+        ] == [
             f"step: load: no executor from {cluster.master} for 10 s; waiting for one, at most 15 s"
             f" (--conf {TIMEOUT}=TIME)"
         ]
@@ -182,12 +176,29 @@ def test_a_driver_on_the_cluster_outlives_its_command_and_the_same_run_waits_for
     assert waiting.wait(timeout_s=300) == 0, waiting.output
     assert f"an earlier command has left driver {driver} (" in waiting.output
     assert since() == [f"{driver} FINISHED"]
-    assert not [*(warehouse / ".drivers").glob("*/*")], "its answer was taken"
+    assert {path.suffix for path in (warehouse / ".drivers").iterdir()} == {".answer"}
     check(site, warehouse, topic)
     # Once more: the run has ended, so a new driver finds that there is nothing left to do.
     assert run_millrace(*run, timeout_s=300).returncode == 0
     assert [each.split()[1] for each in since()] == ["FINISHED"] * 2
     assert len(list((warehouse / topic / "loads").glob("[0-9]*.json"))) == 1
+
+
+@pytest.mark.long
+def test_of_a_command_killed_while_it_submits_and_the_same_run_one_driver_works(
+    site: TestSite, cluster: SparkCluster, start: Start, tmp_path: Path
+) -> None:
+    topic, warehouse = site.topic("Submitting"), tmp_path / "w"
+    assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
+    run = ["load", topic, *site.load_options(warehouse), *in_cluster_mode(cluster), "--run-id", "r"]
+    before = set(cluster.drivers())
+    killed = start(*run)
+    wait_until("the run is claimed", lambda: [*warehouse.glob(".drivers/*.claim")], timeout_s=120)
+    killed.kill()
+    assert run_millrace(*run, timeout_s=300).returncode == 0
+    ended = [driver.split()[1] for driver in set(cluster.drivers()) - before]
+    assert ended.count("FINISHED") == 1, ended
+    check(site, warehouse, topic)
 
 
 @pytest.mark.long
@@ -200,7 +211,7 @@ def test_what_fails_in_a_driver_on_the_cluster_is_the_commands_own_line(
     done = run_millrace(*load, "--conf", "spark.driver.memory=100m", timeout_s=300)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].startswith("millrace: Spark does not start (")
-    assert "has ended as FAILED: its output is on that worker's page" in done.stderr
+    assert "has ended as FAILED: its output is on the page of 127.0.0.1:" in done.stderr
     # The same run again does not wait for what has failed.
     assert run_millrace(*load, timeout_s=300).returncode == 0
     assert len(loaded_rows(tmp_path / "w", topic)) == 1
@@ -217,7 +228,7 @@ def test_a_command_that_is_told_to_stop_ends_its_driver(
     stopped.signal(signal.SIGTERM)
     assert stopped.wait(timeout_s=60) != 0
     wait_until("the driver is gone", lambda: "KILLED" in " ".join(cluster.drivers()), timeout_s=60)
-    assert not [*(tmp_path / "w" / ".drivers").glob("*/*")]
+    assert not [*(tmp_path / "w" / ".drivers").iterdir()]
 
 
 @pytest.mark.long

@@ -117,8 +117,8 @@ def test_a_file_of_topics_that_is_not_there_is_named_before_anything_starts(tmp_
     file = tmp_path / "topics.toml"
     words = [*overrides(tmp_path / "data"), "--set", f"topics_file={file}"]
     result = run_millrace("up", str(REPOSITORY / "deploy" / "local.toml"), *words)
-    assert result.returncode == 1
-    assert f"the file of topics {file} cannot be read: No such file" in result.stderr.splitlines()[-1]
+    assert result.returncode == 2
+    assert f"the file of topics {file} cannot be read (No such file" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "data" / "zookeeper").exists()
 
 
@@ -255,5 +255,5 @@ def test_an_origin_that_is_no_cluster_is_named(tmp_path: Path) -> None:
         "--set",
         'clusters.offline.mirror.origins=["dc1", "dc9"]',
     )
-    assert result.returncode == 1
-    assert "origin 'dc9' is no cluster listed before it" in result.stderr.splitlines()[-1]
+    assert result.returncode == 2
+    assert "origin 'dc9' is not a cluster that the file lists before it" in result.stderr.splitlines()[-1]

@@ -78,7 +78,7 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
 
 
 def verified(warehouse: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    done = run_millrace("verify", str(warehouse), *options, "--json")
+    done = run_millrace("verify", "--warehouse", str(warehouse), *options, "--json")
     return done.returncode, json.loads(done.stdout), done.stderr.strip()
 
 

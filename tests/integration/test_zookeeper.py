@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,31 @@ def test_data_that_outgrows_the_heap_ends_it_with_a_sentence_and_a_larger_heap_t
     assert small.wait() == 1
     assert "has outgrown its heap of 32 MB: give --heap-mb more" in small.lines[-1]
     assert fill(start("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "default")).ready(), 64) == 64
+
+
+def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHECK_SECONDS", "SILENT_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(embedded, name, 0.2)
+    with embedded.ZooKeeper.start(tmp_path) as server:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        assert server.wait() is None
+
+
+def test_a_server_is_not_given_up_for_one_missing_answer_after_a_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(embedded, "SILENT_SECONDS", 1.0)
+    heard = iter([False, True])
+
+    def answers_late(host: str, port: int) -> bool:
+        if not (heard_one := next(heard, True)):
+            time.sleep(1.5)  # the machine stands still
+        return heard_one
+
+    monkeypatch.setattr(embedded, "answers", answers_late)
+    with subprocess.Popen(["sleep", "3"]) as process:
+        assert embedded.ZooKeeper(0, process).wait() == 0
 
 
 def test_java_does_not_survive_a_killed_parent(start: Start, tmp_path: Path) -> None:

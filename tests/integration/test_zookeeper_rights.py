@@ -79,7 +79,7 @@ def test_the_files_are_their_owners_and_are_not_written_over(ensemble: Ensemble)
     for path in (ensemble.brokers, ensemble.clients):
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
         assert load_identity(path).password not in repr(load_identity(path))
-    again = millrace("zookeeper", "identities", str(Path(ensemble.brokers).parent), code=1)
+    again = millrace("zookeeper", "identities", str(Path(ensemble.brokers).parent), code=2)
     assert "exists already" in again
     assert load_identity(ensemble.brokers).password not in load_identity(ensemble.clients).brokers
 
@@ -164,7 +164,7 @@ def test_secure_closes_what_an_open_cluster_has_left_and_the_broker_goes_on_with
     assert int(told.split()[0]) >= 5
     assert millrace("zookeeper", "secure", "--identity", ensemble.brokers, *arguments).startswith("0 nodes")
     refused = millrace("zookeeper", "secure", "--identity", ensemble.clients, *arguments, code=1)
-    assert "nodes have not, such as /opened: " in refused
+    assert "nodes did not get their rights, such as /opened: " in refused
     with ensemble.session() as stranger, pytest.raises(NoAuthError):
         stranger.get("/opened/topics/t")
     without = start("broker", str(broker.config))
@@ -182,7 +182,7 @@ def test_an_identity_that_others_can_read_or_that_is_none_is_one_line(
     arguments = ("--cluster", "x", "--zookeeper", ensemble.zookeeper)
     open_file = tmp_path / "open.toml"
     open_file.write_text(Path(ensemble.brokers).read_text())
-    told = millrace("zookeeper", "secure", "--identity", str(open_file), *arguments, code=1)
+    told = millrace("zookeeper", "secure", "--identity", str(open_file), *arguments, code=2)
     assert "can be read by others: chmod 600" in told
     assert load_identity(ensemble.brokers).password not in told
     told = millrace("zookeeper", "secure", "--identity", ensemble.brokers, *arguments, code=1)

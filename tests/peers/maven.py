@@ -46,6 +46,24 @@ def class_path(*poms: Path) -> str:
     return ":".join(str(jars(pom) / "*") for pom in poms)
 
 
+def unpacked(pom: Path, *unwanted: str) -> Path:
+    """The folder inside the pom's only archive, unpacked once, without what matches the unwanted patterns."""
+    archives = jars(pom)
+    target = archives.with_name(f"{archives.name}-unpacked")
+    with open(CACHE / f"{archives.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=f"{archives.name}-", dir=CACHE) as unfinished:
+                (archive,) = archives.glob("*.tar.gz")
+                subprocess.run(["tar", "-xzf", archive, "-C", unfinished], timeout=TIMEOUT_S, check=True)
+                (folder,) = Path(unfinished).iterdir()
+                for path in {path for pattern in unwanted for path in folder.glob(pattern)}:
+                    shutil.rmtree(path)
+                folder.rename(target)
+                archive.unlink()  # its folder stays, with the pom's jars
+    return target
+
+
 def _fetch(pom: Path, folder: Path) -> None:
     if not available():
         raise NoMaven(f"{pom.name} needs Maven: install it (Debian: apt-get install maven)")

@@ -7,7 +7,6 @@ over restarts, and ends by its own id, and with the test run.
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import obstore
 from obstore.store import S3Store
 
 from tests.brokers import free_port
+from tests.peers.one_process import OneProcess
 from tests.support import start_for_the_test_run, wait_until
 
 KEY, SECRET, REGION = "millrace", "millrace-secret", "us-east-1"
@@ -32,7 +32,7 @@ def weed() -> Path | None:
     return program if program.exists() else None
 
 
-class SeaweedFS:
+class SeaweedFS(OneProcess):
     """One server, ready when made; its bucket is `plain`, its table bucket `lake`."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,6 @@ class SeaweedFS:
             f"-bucket={BUCKET}",
             f"-tableBucket={TABLE_BUCKET}",
         ]
-        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
@@ -106,26 +105,8 @@ class SeaweedFS:
             )
         wait_until("SeaweedFS serves", self._serves, timeout_s=START_TIMEOUT_S)
 
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone; nothing when it is not running."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait(30)
-            self._process = None
-
-    close = kill
-
-    def __enter__(self) -> SeaweedFS:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _serves(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            words = (self.folder / "log").read_text(errors="replace")[-3000:]
-            raise AssertionError(f"SeaweedFS ended with exit code {self._process.returncode}:\n{words}")
+        self._check_runs("SeaweedFS")
         try:
             socket.create_connection(("127.0.0.1", self._catalog_port), 1).close()
             list(obstore.list(self._bucket))  # made a moment after the ports are open

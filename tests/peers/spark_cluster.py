@@ -7,7 +7,6 @@ to it is the caller's business; `CONF` keeps small executors small.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from millrace.zookeeper.embedded import find_java
+from millrace_spark.jobs.submit import spark_home
 from tests.brokers import free_port
 from tests.jobs import descendants
 from tests.support import START_S, start_for_the_test_run, wait_until
@@ -53,11 +53,8 @@ class SparkCluster:
         separate_hosts: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        spec = importlib.util.find_spec("pyspark")
-        assert spec is not None
-        assert spec.origin is not None, "Spark is not installed"
         self.folder = folder
-        self._home = Path(spec.origin).parent
+        self._home = spark_home()
         self._size = ["--cores", str(cores), "--memory", memory]
         self._environment = dict(environment or {})
         self._hosts = {

@@ -39,8 +39,8 @@ def test_help_has_an_example_on_one_line_and_words_for_every_option(path: tuple[
 
 def test_the_list_of_commands_cuts_no_sentence_short() -> None:
     for path in ([], ["topics"], ["mirror"], ["schemas"], ["log"]):
-        commands = CliRunner().invoke(cli, [*path, "--help"]).stdout.partition("Commands:\n")[2]
-        assert commands
+        commands = CliRunner().invoke(cli, [*path, "--help"]).stdout.partition("--help ")[2]
+        assert commands.count("\n") > 3
         assert "..." not in commands
 
 

@@ -1,7 +1,9 @@
-"""A path, a disk or a word that cannot be used ends a command with one line and exit code 1."""
+"""A path, a disk or a word that cannot be used ends a command with one line and its exit code."""
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,23 +57,57 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, arguments: li
 
 def test_no_token_is_made_for_a_role_that_no_service_knows(tmp_path: Path) -> None:
     assert run(tmp_path, "access", "add", "access.toml", "web", "read", "raed:web-*") == (
-        1,
+        2,
         "millrace: role 'raed:web-*' is none of read, register, admin, accept, write, metrics: no service"
         " accepts it\n",
     )
     assert not (tmp_path / "access.toml").exists()
 
 
+@pytest.mark.parametrize("option", ["--verbose", "--client"])
+def test_an_option_of_every_command_behind_the_command_is_shown_where_it_stands(
+    tmp_path: Path, option: str
+) -> None:
+    code, shown = run(tmp_path, "load", "PageView", option)
+    assert code == 2
+    assert f"Error: {option} stands before the command: millrace {option} load …\n" in shown
+    code, shown = run(tmp_path, "topics", "create", "PageView", "--quiet")
+    assert (code, shown.splitlines()[-1]) == (2, "Error: No such option '--quiet'.")
+
+
 def test_a_name_that_no_cluster_has_is_refused_before_zookeeper_is_asked(tmp_path: Path) -> None:
     for arguments in (["users", "list", "--cluster", ".."], ["users", "list", "--cluster", "audit"]):
         code, said = run(tmp_path, *arguments, "--zookeeper", "127.0.0.1:1")
-        assert (code, said.count("\n")) == (1, 1)
+        assert (code, said.count("\n")) == (2, 1)
         assert f"cluster {arguments[-1]!r} is no name of a cluster" in said
 
 
 def test_a_folder_without_users_is_refused_before_zookeeper_is_asked(tmp_path: Path) -> None:
     arguments = ["security", "users", "none", "--cluster", "dc1", "--zookeeper", "127.0.0.1:1"]
     assert run(tmp_path, *arguments) == (
-        1,
+        2,
         "millrace: no user has a password in none: run `millrace security init none` first\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("topics list", "interrupted"),
+        (
+            "load T --registry http://127.0.0.1:1 --warehouse warehouse",
+            "interrupted: each topic was loaded whole or not at all; run it again to load the rest",
+        ),
+    ],
+)
+def test_ctrl_c_is_one_line_with_what_was_done(tmp_path: Path, command: str, says: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        words = [*command.split(), "--bootstrap", f"127.0.0.1:{silent.getsockname()[1]}"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "millrace.cli", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
+        connection, _ = silent.accept()  # the command waits for an answer
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        connection.close()
+    assert (process.returncode, said.strip()) == (130, f"millrace: {says}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import REPOSITORY
-from tests.trials.docs.__main__ import KIND, PageFailed, blocks_of, check_output, run_page
+from tests.trials.docs.__main__ import FENCE, FILES, KIND, PageFailed, blocks_of, check_output, run_page
 
 
 def page(folder: Path, text: str) -> Path:
@@ -50,12 +50,31 @@ def test_output_is_compared_line_by_line_and_dots_stand_for_any() -> None:
             check_output("a\nb\n", wanted)
 
 
-def test_every_block_of_the_pages_that_are_run_says_what_it_is() -> None:
+def pages_that_are_run() -> dict[str, str]:
+    """Name -> text of the pages of `make docs-test`."""
     makefile = (REPOSITORY / "Makefile").read_text()
     (names,) = [
         line.partition(":= ")[2].split() for line in makefile.splitlines() if line.startswith("PAGES")
     ]
-    assert names
-    for name in names:
-        untyped = [b for b in blocks_of((REPOSITORY / name).read_text()) if not KIND.fullmatch(b.kind)]
-        assert untyped == [], name
+    return {name: (REPOSITORY / name).read_text() for name in names}
+
+
+def test_every_block_of_the_pages_that_are_run_says_what_it_is() -> None:
+    untyped = {
+        name: [block for block in blocks_of(text) if not KIND.fullmatch(block.kind)]
+        for name, text in pages_that_are_run().items()
+    }
+    assert untyped
+    assert not any(untyped.values()), untyped
+
+
+def test_the_text_before_a_files_block_names_the_file_because_no_reader_sees_the_fence() -> None:
+    unnamed = []
+    for name, text in pages_that_are_run().items():
+        end = 0
+        for match in FENCE.finditer(text):
+            language, _, file = match["kind"].strip().partition(" ")
+            if language in FILES and f"`{file}`" not in text[end : match.start()]:
+                unnamed.append((name, file))
+            end = match.end()
+    assert unnamed == []

@@ -54,7 +54,7 @@ def test_user_and_password_are_parted_from_the_address() -> None:
 )
 def test_what_is_no_url_is_refused_without_its_secret(url: str) -> None:
     for use in (address_and_auth, registry.SchemaRegistryClient, lambda url: accept(url, 1, "why")):
-        with pytest.raises(ConfigError, match="is no URL: write http") as refused:
+        with pytest.raises(ConfigError, match="is not a URL: write http") as refused:
             use(url)
         assert "s3cret" not in str(refused.value)
 

@@ -212,7 +212,7 @@ class ClusterClient:
                 ApiKey.CREATE_TOPICS, 4, request, messages.CreateTopicsResponse, deadline
             )
             for result in response.topics:
-                raise_error(result.error_code, f"topic {name!r}", result.error_message)
+                raise_error(result.error_code, f"topic {name!r} was not created", result.error_message)
 
         def wait_for_leaders(deadline: float) -> None:
             try:

@@ -30,7 +30,8 @@ _SLOWEST_BYTES_PER_SECOND = 64 << 10
 _LOGIN_SHARE = 0.8
 """Share of a login's lifetime after which a new connection replaces the connection."""
 _NO_ANSWER_YET = (
-    "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
+    "; if this is not a broker's port, correct the address;"
+    " if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
     " if it is older than this client, upgrade it first"
 )
 
@@ -167,7 +168,7 @@ class Connection:
             began = time.monotonic()
             size = int.from_bytes(self._receive_exactly(4, began + timeout_s), "big", signed=True)
             if not 4 <= size <= _MAX_RESPONSE_BYTES:
-                raise ConnectionError(f"a response of {size} bytes: is this a Kafka port?")
+                raise ConnectionError("another program answers there: give the port of a broker")
             response = self._receive_exactly(size, began + timeout_s, buffer)
         except OSError as error:
             self._fail(error)

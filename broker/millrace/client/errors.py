@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from millrace.errors import ERRORS, BrokerError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.fetch import error_name
 
@@ -34,11 +37,17 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
     raise ERRORS.get(code, BrokerError)(f"{what}: {message or error_name(code)}")
 
 
-def no_topic(name: str, bootstrap: str) -> UnknownTopicOrPartition:
-    """Return the error of a topic that the cluster does not have, which says what to do."""
+def no_topic(name: str, bootstrap: str, known: Iterable[str] = ()) -> UnknownTopicOrPartition:
+    """Return the error of a topic that the cluster does not have, which says what to do.
+
+    It suggests the most similar of the `known` topics.
+    """
+    similar = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {similar[0]!r}? See" if similar else "see"
+    where = f"--bootstrap {bootstrap}"
     return UnknownTopicOrPartition(
-        f"topic {name!r} does not exist on {bootstrap}: check its name, or create it with"
-        f" `millrace topics create {name} --bootstrap {bootstrap}`"
+        f"topic {name!r} does not exist on {bootstrap}: {hint} `millrace topics list {where}`, or create it"
+        f" with `millrace topics create {name} {where}`"
     )
 
 

@@ -82,12 +82,12 @@ class BatchHeader(NamedTuple):
         """Return the header that starts at `position`, or None when fewer than 61 bytes are there."""
         if len(buffer) - position < HEADER_BYTES:
             return None
-        return cls(*HEADER.unpack_from(buffer, position))
+        return tuple.__new__(cls, HEADER.unpack_from(buffer, position))  # half the time of cls(*...)
 
     @classmethod
     def of(cls, batch: Buffer) -> BatchHeader:
         """Return the header of a batch that is known to be whole."""
-        return cls(*HEADER.unpack_from(batch))
+        return tuple.__new__(cls, HEADER.unpack_from(batch))
 
     @property
     def size(self) -> int:

@@ -31,7 +31,7 @@ def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):  # ValueError: a port that is no number
         raise MillraceError(
-            "--database-url is no URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+            "--database-url is not a URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
         ) from None
     shown = without_secret(url)
     try:

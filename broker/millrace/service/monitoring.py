@@ -7,6 +7,7 @@ Without that token, `/healthz` answers only whether the process is healthy. It d
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import logging
 import os
@@ -18,14 +19,14 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import ProcessCollector, make_wsgi_app
+from prometheus_client import ProcessCollector
 from prometheus_client.registry import Collector
 
 from millrace.config import parse_address
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList, Unauthenticated
-from millrace.service.exposition import EscapingRegistry
+from millrace.service.exposition import EscapingRegistry, text_of
 from millrace.service.options import tls_of
 from millrace.service.unproven import Unproven
 
@@ -37,7 +38,10 @@ MAX_REQUESTS_OF_ADDRESS = 8
 """Most requests at once from one client address."""
 REQUEST_TIMEOUT_S = 10
 """Time limit of a request, from its connection to the end of its answer."""
+_GZIP_LEVEL = 1
+"""The fastest: numbers become hardly smaller with more work."""
 _JSON = ("Content-Type", "application/json")
+_TEXT = ("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -178,7 +182,6 @@ def _routes(
     health: Callable[[], tuple[bool, Mapping[str, Any]]],
     access: AccessList | None,
 ) -> Wsgi:
-    metrics = make_wsgi_app(registry)
     one_at_a_time = threading.Lock()
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -197,8 +200,17 @@ def _routes(
         if refusal:
             start_response("401 Unauthorized", [_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
             return [json.dumps({"error": refusal}).encode() + b"\n"]
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [_JSON, ("Allow", "GET")])
+            return [b'{"error": "only GET is allowed"}\n']
         with one_at_a_time:
-            return metrics(environ, start_response)  # type: ignore[no-any-return]
+            text = text_of(registry)
+        headers = [_TEXT]
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            headers.append(("Content-Encoding", "gzip"))
+            text = gzip.compress(text, _GZIP_LEVEL)
+        start_response("200 OK", headers)
+        return [text]
 
     return answer
 

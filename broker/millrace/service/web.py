@@ -12,7 +12,6 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,8 +27,6 @@ from millrace.signals import end_soon, stop_on_signals
 
 logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
-ICON = Path(__file__).with_name("icon.svg").read_bytes()
-"""Icon beside a page's title: without one browsers ask for /favicon.ico."""
 
 
 class WebServer(uvicorn.Server):

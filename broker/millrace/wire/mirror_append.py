@@ -77,7 +77,7 @@ class MirrorAppended:
     leader: int = -1
     position: MirrorPosition | None = None  # after the request; None: none, or this broker does not lead it
     high_watermark: int = -1  # after the last record that the position accounts for
-    latency_ms: int | None = None  # from the last copied record's timestamp to when consumers saw it
+    latency_ms: int | None = None  # of the last append
 
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:

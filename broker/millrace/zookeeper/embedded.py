@@ -36,6 +36,8 @@ JARS = [
 MIN_JAVA = 17
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+CHECK_SECONDS, SILENT_SECONDS = 5.0, 60.0
+"""Pause between two checks whether the server answers; time without an answer after which it is given up."""
 PORT_SECONDS = 3.0
 """Longest time that the Java process of a killed server may still hold its port."""
 PORT_TRIES = 5
@@ -124,9 +126,16 @@ class ZooKeeper:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def wait(self) -> int:
-        """Wait until the server has ended; return its exit code."""
-        return self._process.wait()
+    def wait(self) -> int | None:
+        """Wait until the server has ended, and return its exit code. Return None once it has not answered for
+        SILENT_SECONDS.
+        """
+        silent = 0  # checks, as time passes also while the whole machine stands still
+        while silent * CHECK_SECONDS < SILENT_SECONDS:
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(CHECK_SECONDS)
+            silent = 0 if answers("127.0.0.1", self.port) else silent + 1
+        return None
 
     def stop(self) -> None:
         """End the server: SIGTERM, then SIGKILL when that does not help. A second call is harmless."""
@@ -237,6 +246,7 @@ def free_port(port: int) -> int:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                     raise MillraceError(
-                        f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): give another port"
+                        f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): end the process"
+                        " that uses this port, or give another port"
                     ) from None
         time.sleep(0.05)

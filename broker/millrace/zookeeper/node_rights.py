@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
 
 from millrace.config import ZooKeeperIdentity, load
 from millrace.security.certificates import check_secret
+from millrace.zookeeper.tree_watch import AddWatch, TreeWatchingConnection
 
 BROKERS, CLIENTS = "brokers", "clients"
 _SECRET_BYTES = 32
@@ -66,6 +67,7 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self._seen, self._session_s, self._lost_at = 0, timeout, 0.0
         credentials = [] if identity is None else [("digest", f"{identity.user}:{identity.password}")]
         super().__init__(hosts, timeout, auth_data=credentials, **options)
+        self._connection = TreeWatchingConnection(self, self._conn_retry.copy(), logger=self.logger)
         self.add_listener(self._note)
 
     def _note(self, state: str) -> None:
@@ -90,6 +92,13 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
     def create_async(self, path: str, value: bytes = b"", acl: Any = None, **options: Any) -> Any:
         return super().create_async(path, value, acl or self.acl(path), **options)
+
+    def watch_tree_async(self, path: str, watcher: Callable[[Any], None]) -> Any:
+        """Call `watcher` with each event of a node below `path`, until the connection is lost."""
+        self._connection.trees[path] = watcher
+        done = self.handler.async_result()
+        self._call(AddWatch(path), done)
+        return done
 
     def transaction(self) -> TransactionRequest:
         return _Transaction(self)

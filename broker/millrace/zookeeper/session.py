@@ -22,6 +22,7 @@ from kazoo.exceptions import (
     NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
+    UnimplementedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
@@ -139,6 +140,16 @@ class Session:
             with contextlib.suppress(NoNodeError):
                 answers[path] = self.call(ask, path)
         return answers
+
+    def watch_tree(self, path: str, watch: Callable[[Any], None]) -> None:
+        """Call `watch` with each event of a node below `path`, until the connection is lost.
+
+        Raise MillraceError when the server is too old for that.
+        """
+        try:
+            self.call(self.client.watch_tree_async, path, watch)
+        except UnimplementedError:
+            raise MillraceError(f"ZooKeeper at {self.zookeeper} is older than 3.6: upgrade it") from None
 
     def get(self, path: str) -> tuple[bytes, Any] | None:
         """Return data and stat of a node; None when it does not exist."""

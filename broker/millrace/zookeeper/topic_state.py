@@ -28,6 +28,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -36,6 +38,8 @@ from millrace.records.mirror_position import Origin
 
 Replicas: TypeAlias = tuple[int, ...]
 """The brokers of a partition's replicas; the first is the preferred leader."""
+_NONE: Mapping[int, Any] = MappingProxyType({})
+"""Shared by all partitions: an empty dictionary of its own would take memory in each."""
 FORMAT_VERSION, REPLICATED_VERSION = 1, 2
 NO_LEADER = -1
 REPLICATING = 2
@@ -89,7 +93,7 @@ class PartitionState:
     A broker that comes back with an empty disk keeps its number, but has another directory."""
     leader_epoch: int
     origin: Origin | None = None
-    eligible: Mapping[int, str] = field(default_factory=dict)
+    eligible: Mapping[int, str] = field(default_factory=lambda: _NONE)
     """Brokers that left the in-sync replicas when these became too few -> id of the log directory. They still
     have all committed messages, as nothing is committed until then."""
 
@@ -97,7 +101,7 @@ class PartitionState:
     """Replicas that a reassignment adds; the leader ends the reassignment when all of them are in sync."""
     removing: Replicas = ()
     """Replicas that are removed when the reassignment ends."""
-    reports: Mapping[int, Report] = field(default_factory=dict)
+    reports: Mapping[int, Report] = field(default_factory=lambda: _NONE)
     """Broker -> report of its log. Empty unless ZooKeeper came back from an older copy. Then `isr` may name
     the wrong replicas, and the partition waits until all replicas have reported."""
 
@@ -232,15 +236,25 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
     if origin is not None:
         topic_id = UUID(origin["topic_id"])
         origin = Origin(origin["cluster"], origin["topic"], topic_id, int(origin["partition"]))
-    replicas, isr = tuple(value["replicas"]), value["isr"]
-    # Version 1 has no directories and no eligible replicas: there is one replica.
-    directories = dict.fromkeys(isr, "") if isinstance(isr, list) else _directories(isr)
+    isr = value["isr"]
+    if not value["replicas"]:
+        raise ValueError("a partition without replicas")
+    if isinstance(isr, list):  # version 1 has one replica, no directories and no eligible replicas
+        replicas, directories = _placed(tuple(value["replicas"]), tuple(isr))
+        return PartitionState(value["leader"], replicas, directories, value["leader_epoch"], origin)
+    replicas, directories = tuple(value["replicas"]), _directories(isr)
     eligible = _directories(value.get("eligible", {}))
     moving = tuple(value.get("adding", ())), tuple(value.get("removing", ()))
     reports = {int(broker): Report(*report) for broker, report in value.get("reports", {}).items()}
     return PartitionState(
         value["leader"], replicas, directories, value["leader_epoch"], origin, eligible, *moving, reports
     )
+
+
+@lru_cache
+def _placed(replicas: Replicas, isr: Replicas) -> tuple[Replicas, Mapping[int, str]]:
+    """Return the replicas and the in-sync replicas of a version 1 partition; partitions share them."""
+    return replicas, dict.fromkeys(isr, "")
 
 
 def _directories(value: Mapping[str, str]) -> dict[int, str]:

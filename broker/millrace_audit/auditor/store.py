@@ -199,20 +199,22 @@ class WindowRow(Row):
     __tablename__ = "windows"
     __table_args__ = (
         Index("open_by_time", "is_final", "topic", "window"),
-        Index("verdicts", "verdict", "topic"),
-        # The console reads nothing else of a window.
-        Index("hours", "topic", "window", "verdict", "is_changed"),
+        # The console's map reads nothing else of a window.
+        Index("verdicts", "verdict", "topic", "window"),
+        Index("hours", "topic", "window", "verdict", "is_changed", "events"),
     )
     topic: Mapped[TopicKey]
     window: Mapped[NumberKey]
     revision: Mapped[int] = mapped_column(default=0)
     verdict: Mapped[str] = mapped_column(String(16), default="pending")
+    events: Mapped[int] = mapped_column(default=0)
+    """Number of events when it was judged: acknowledged ones, and those that no producer reported."""
     is_final: Mapped[bool] = mapped_column(default=False)
     """True if the verdict is final: nothing more is awaited."""
     last_final: Mapped[str | None] = mapped_column(String(16), default=None)
     """The last verdict that was final."""
     is_changed: Mapped[bool] = mapped_column(default=True)
-    """True if the evidence or another fact has changed since the verdict."""
+    """True if the evidence or another fact has changed since the verdict, which is then not final."""
     facts_digest: Mapped[str] = mapped_column(String(32), default="")
     """Digest of the facts, beside the evidence, from which the verdict follows."""
     changed_at: Mapped[int] = mapped_column(default=NOTHING)
@@ -313,6 +315,8 @@ class UncountedRow(Row):
     """Log position of the record that named the gap."""
     until: Mapped[int] = mapped_column(default=FOR_EVER)
     """Time of the first heartbeat after the gap; FOR_EVER until there is one."""
+    noted: Mapped[int] = mapped_column(default=NOTHING)
+    """Time of the count that named the gap. Heartbeats follow it with an earlier time if a reader is slow."""
 
 
 class UnreadableRow(Row):
@@ -489,7 +493,7 @@ class IncidentRow(Row):
 
 
 class IncidentWindowRow(Row):
-    """A window that has the cause of an incident, with the texts of the cause."""
+    """A window that has the cause of an incident, with the cause's texts and number of events."""
 
     __tablename__ = "incident_windows"
     __table_args__ = (Index("windows_of_incident", "incident", "window"),)
@@ -498,6 +502,8 @@ class IncidentWindowRow(Row):
     incident: Mapped[NumberKey]
     title: Mapped[LongText]
     command: Mapped[LongText]
+    events: Mapped[int] = mapped_column(default=0)
+    """Number of events that are wrong by the cause; 0 if the cause names no events."""
 
 
 class VerifiedRow(Row):
@@ -563,6 +569,7 @@ class AuditStore:
         other process may use the database.
         """
         self._lease = lease
+        self._commits = 0
         self._engine = open_database(url, self._prepare)
         self._write_lock = threading.Lock()
 
@@ -571,6 +578,16 @@ class AuditStore:
         """Open a session on one consistent state; its changes are discarded."""
         with Session(self._engine) as session:
             yield session
+
+    def version(self, session: Session) -> tuple[Any, ...]:
+        """Return a value that is another one after each transaction that writes, here or in the process that
+        holds the lease.
+
+        Call it before other reads of the session, whose state is then at least as new as the version.
+        """
+        commits = self._commits
+        lease = session.execute(select(LeaseRow.token, LeaseRow.renewals)).first()
+        return commits, *(lease or ())
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -601,6 +618,7 @@ class AuditStore:
                 limit = f"SET LOCAL idle_in_transaction_session_timeout = '{ABANDONED_S}s'"
                 connection.exec_driver_sql(limit)
             yield session
+        self._commits += 1
 
     def _prepare(self, engine: Engine) -> None:
         """Bring the tables to the newest revision and give the database its name, one process at a time."""

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from millrace.config import parse_time
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.printing import print_json, say
 from millrace_audit import client
-from millrace_audit.answer import Incident, to_json
+from millrace_audit.answer import Completeness, Incident, Verdict, to_json
 from millrace_audit.commands.explanation import explain
 from millrace_audit.show import print_bad, print_completeness, print_incident, print_incidents
 
+ASK_SECONDS = 1.0
+"""Time between two questions of `--wait`."""
+
 
 @click.command(
-    epilog="Exit code: 0 when everything asked for is proven, 1 when it is not, 2 for a wrong option."
-    "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
+    epilog="Example: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
     "\n\nWhy: millrace audit PageView --explain 2015-05-17T10"
 )
 @click.argument("topic", required=False)
-@click.option("--from", "start", metavar="TIME", help="Start in ISO 8601; UTC if it names no zone.")
-@click.option("--to", "end", metavar="TIME", help="End, not included.")
+@click.option(
+    "--from",
+    "start",
+    metavar="TIME",
+    help="Start in ISO 8601, UTC if it names no zone; default: 24 hours ago.",
+)
+@click.option(
+    "--to", "end", metavar="TIME", help="End, not included; default: the beginning of the present hour."
+)
 @click.option(
     "--auditor",
     "url",
@@ -55,11 +64,12 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     help="Explain the verdicts on the windows of an hour, or on one window like 2015-05-17T10:20: print the"
     " rules and their facts.",
 )
+@click.option("--windows", is_flag=True, help="Print a line for each ten-minute window.")
 @click.option(
-    "--windows", is_flag=True, help="Print a line for each ten-minute window, not for each hour or cause."
-)
-@click.option(
-    "--history", "is_history", is_flag=True, help="Print acceptances, and changes of final verdicts."
+    "--history",
+    "is_history",
+    is_flag=True,
+    help="Print who accepted what and when, and the final verdicts that changed later.",
 )
 @click.option(
     "--accept",
@@ -96,6 +106,14 @@ from millrace_audit.show import print_bad, print_completeness, print_incident, p
     "--replace-loads", is_flag=True, help="Count the loads that replaced lost loads of TOPIC; needs --reason."
 )
 @click.option("--reason", metavar="TEXT", help="Reason, which stays visible beside the windows.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.IntRange(0),
+    default=0,
+    metavar="SECONDS",
+    help="Ask again while the answer is not proven, at most this long. An incomplete answer ends the wait.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
 @click.pass_context
 def audit(
@@ -112,9 +130,10 @@ def audit(
     explained: str | None,
     key: str | None,
     is_history: bool,
+    wait_s: int,
     **acceptance: Any,
 ) -> None:
-    """Ask whether every event of TOPIC has arrived everywhere, once: complete or not, and why."""
+    """Ask whether every event of TOPIC has arrived everywhere exactly once, and if not, why."""
     accepted = _accept(url, topic, as_json=as_json, **acceptance)
     if accepted and topic is None:
         return
@@ -129,7 +148,7 @@ def audit(
         incidents = client.incidents(url, key=key, topic=topic, limit=limit)
         context.exit(_print_incidents(incidents, key, limit, as_json=as_json))
     if topic is None:
-        raise MillraceError(
+        raise ConfigError(
             "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
         )
     if explained is not None:
@@ -141,18 +160,35 @@ def audit(
     if is_history:
         for change in client.history(url, topic, first, last):
             window = f" window {change['window']}" if change["window"] else ""
-            say(
-                json.dumps(change)
-                if as_json
-                else f"{change['time']}{window} {change['who']}: {change['what']}"
-            )
+            if as_json:
+                print_json(change)
+            else:
+                say(f"{change['time']}{window} {change['who']}: {change['what']}")
         return
-    answer = client.completeness(url, topic, first, last)
+    answer = _answer(url, topic, first, last, wait_s)
     if as_json:
         print_json(to_json(answer))
     else:
         print_completeness(answer, by_window=windows)
     context.exit(0 if answer.proven else 1)
+
+
+def _answer(url: str, topic: str, first: datetime, last: datetime, wait_s: int) -> Completeness:
+    """Return the first answer that is proven or incomplete, or the answer after `wait_s`.
+
+    Print each new reason to wait.
+    """
+    give_up_at = time.monotonic() + wait_s
+    printed = ""
+    while True:
+        answer = client.completeness(url, topic, first, last)
+        if answer.proven or answer.verdict == Verdict.INCOMPLETE or time.monotonic() >= give_up_at:
+            return answer
+        causes = [cause for window in answer.windows for cause in window.causes]
+        if (reason := causes[0] if causes else answer.verdict) != printed:
+            say(f"step: waiting: {answer.verdict}: {reason}", err=True)
+            printed = reason
+        time.sleep(ASK_SECONDS)
 
 
 def _print_incidents(incidents: list[Incident], key: str | None, limit: int, *, as_json: bool) -> int:
@@ -169,11 +205,15 @@ def _print_incidents(incidents: list[Incident], key: str | None, limit: int, *, 
 
 
 def _span(start: str | None, end: str | None) -> tuple[datetime, datetime]:
-    if start is None or end is None:
-        raise MillraceError("--from and --to are both needed: which time is asked for?")
-    first, last = parse_time(start, "--from"), parse_time(end, "--to")
+    """Return the interval asked for: from the hour 24 hours ago up to the present hour unless given."""
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    first = hour - timedelta(days=1) if start is None else parse_time(start, "--from")
+    last = hour if end is None else parse_time(end, "--to")
     if first >= last:
-        raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
+        raise ConfigError(
+            f"--from {start or first.isoformat()} is not before --to {end or last.isoformat()}: give the"
+            " earlier time first"
+        )
     return first, last
 
 
@@ -222,23 +262,23 @@ def _check_decision(
     """Raise MillraceError unless the options make one decision, with its reason, or no decision."""
     ways = [instance is not None, service is not None, load is not None, replace_loads]
     if sum(ways) > 1:
-        raise MillraceError(
+        raise ConfigError(
             "--accept, --accept-service, --accept-rejected and --replace-loads are four decisions: give one"
         )
     if any(ways) != (reason is not None):
-        raise MillraceError(
+        raise ConfigError(
             "--accept INSTANCE, --accept-service NAME, --accept-rejected LOAD or --replace-loads needs"
             " --reason TEXT: give both"
         )
     if service is None and (server is not None or before is not None):
-        raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
+        raise ConfigError("--server and --before belong to --accept-service NAME: give it, too")
     if disown and instance is None and service is None:
-        raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
+        raise ConfigError("--disown belongs to --accept or --accept-service: give one, too")
 
 
 def _decide_on_loads(url: str, topic: str | None, load: int | None, reason: str, *, as_json: bool) -> None:
     if topic is None:
-        raise MillraceError("--accept-rejected and --replace-loads need a topic: `millrace audit TOPIC ...`")
+        raise ConfigError("--accept-rejected and --replace-loads need a topic: `millrace audit TOPIC ...`")
     if load is not None:
         messages = client.accept_rejected(url, topic, load, reason)
         text = f"accepted: {messages} messages that load {load} of {topic} rejected"

@@ -19,8 +19,7 @@ from millrace_registry.client import SchemaRegistryClient
 
 @click.command(
     "audit-check",
-    epilog="Exit code: 0 when the producer follows the protocol, 1 when it does not, 2 for a wrong option."
-    "\n\nExample: millrace audit-check orders --bootstrap 127.0.0.1:9092 --outcomes outcomes.jsonl",
+    epilog="Example: millrace audit-check orders --bootstrap 127.0.0.1:9092 --outcomes outcomes.jsonl",
 )
 @click.argument("topic")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")

@@ -32,7 +32,10 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     help="Accept this cluster in place of the tier's earlier cluster; without this option it is refused.",
 )
 @click.option(
-    "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
+    "--topics",
+    default="",
+    metavar="NAME,NAME",
+    help="Topics to count, the same for all readers of a cluster; default: all except the audit topics.",
 )
 @click.option(
     "--topics-file",
@@ -46,13 +49,13 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     type=click.IntRange(min=10),
     default=1000,
     show_default=True,
-    help="Interval of looking for new messages and publishing counts.",
+    help="Interval at which new messages are counted and the counts are published.",
 )
 @click.option(
     "--metrics-listen",
     default="",
     metavar="HOST:PORT",
-    help="Serve /metrics for Prometheus there, and /healthz.",
+    help="Address on which to serve /metrics for Prometheus, and /healthz.",
 )
 @door_options
 def audit_reader(
@@ -67,7 +70,8 @@ def audit_reader(
 ) -> None:
     """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
 
-    A second reader of the same tier stands by until the first reader ends.
+    Further readers with the same options share the partitions of the cluster, on any machine. When a reader
+    ends or is killed, the other readers count its share.
     """
     from millrace_audit.reader.numbers import ReaderNumbers, serve
     from millrace_audit.reader.reader import AuditReader, ReaderConfig

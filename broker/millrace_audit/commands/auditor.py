@@ -50,7 +50,8 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     "--carried",
     metavar="REGEX",
     default="",
-    help="Topics, by their whole name, that are proven when they are `carried`; others must be `complete`.",
+    help="Pattern of whole topic names: these topics are proven when they are `carried`; "
+    "others must be `complete`.",
 )
 @click.option(
     "--topics-file",
@@ -78,21 +79,22 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     type=click.IntRange(min=1),
     default=600,
     show_default=True,
-    help="Time for which an instance with only a hello is awaited, and a late one is not yet silent.",
+    help="Time to wait for an instance that has sent only a hello; after this time a late "
+    "instance is silent.",
 )
 @click.option(
     "--fold-after-h",
     type=click.IntRange(min=1),
     default=24,
     show_default=True,
-    help="A complete window that has not changed for this many hours takes less room.",
+    help="Store a complete window in less space when it has not changed for this many hours.",
 )
 @click.option(
     "--keep-days",
     type=click.IntRange(min=1),
     default=90,
     show_default=True,
-    help="A window that has not changed for this many days is deleted.",
+    help="Delete a window when it has not changed for this many days.",
 )
 @door_options
 def auditor(
@@ -111,7 +113,7 @@ def auditor(
     from millrace_audit.auditor.auditor import Auditor
     from millrace_audit.auditor.lease import Lease
     from millrace_audit.auditor.service.app import build_app
-    from millrace_audit.auditor.service.console import ClusterLook
+    from millrace_audit.auditor.service.cluster_look import ClusterLook
     from millrace_audit.auditor.store import AuditStore
 
     options = _options(**words)

@@ -14,7 +14,7 @@ zookeeper_option = click.option(
     envvar="MILLRACE_ZOOKEEPER",
     metavar="HOST:PORT",
     required=True,
-    help="The aggregate cluster's ZooKeeper, which keeps the readers' turns.",
+    help="The aggregate cluster's ZooKeeper, in which the readers of a tier agree which of them counts.",
 )
 
 

@@ -17,7 +17,7 @@ from millrace.records import Cursor
 from millrace.wire.fetch import error_name
 from millrace_audit.reader.partition import PartitionKey
 from millrace_audit.reports.batches import messages_of
-from millrace_audit.reports.messages import AuditCodec, Count, Heartbeat
+from millrace_audit.reports.messages import NOTHING, AuditCodec, Count, Heartbeat
 from millrace_audit.reports.turns import TurnBook
 
 ALL_POSITIONS_S = 600.0
@@ -86,19 +86,21 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
             key = PartitionKey(record.topic_id, record.partition)
             if ends.setdefault(key, Cursor(record.start)).next_offset == record.start:
                 ends[key] = Cursor(record.end, epoch=record.leader_epoch)
-        elif (turn, record.number) > beaten:  # else the heartbeat is sent again
+            continue
+        if record.time != NOTHING:  # otherwise any reader of the turn may have sent it
+            if (turn, record.number) <= beaten:
+                continue  # the heartbeat is sent again
             beaten = (turn, record.number)
-            for position in record.positions:
-                if position.offset is not None:
-                    key = PartitionKey(position.topic_id, position.partition)
-                    # Everything before the position is counted, in counts that may have expired from the
-                    # topic.
-                    if key not in ends or ends[key].next_offset < position.offset:
-                        ends[key] = Cursor(position.offset, epoch=position.leader_epoch)
-            for log in record.truncated:
-                key = PartitionKey(log.topic_id, log.partition)
-                if key in ends and ends[key].next_offset == log.counted:
-                    ends[key] = Cursor(log.end)
+        for position in record.positions:
+            if position.offset is not None:
+                key = PartitionKey(position.topic_id, position.partition)
+                # Everything before the position is counted, in counts that may have expired from the topic.
+                if key not in ends or ends[key].next_offset < position.offset:
+                    ends[key] = Cursor(position.offset, epoch=position.leader_epoch)
+        for log in record.truncated:
+            key = PartitionKey(log.topic_id, log.partition)
+            if key in ends and ends[key].next_offset == log.counted:
+                ends[key] = Cursor(log.end)
     return ends
 
 

@@ -1,11 +1,11 @@
 """The auditing reader: counts every message of one cluster and publishes the counts.
 
-One process counts a cluster; further readers stand by. It reads raw batches up to the high watermark, and
-only the audit header of each message. For each partition it publishes the range of offsets that it read, with
-the sequences found there. A heartbeat states that every message visible in the cluster at its time is
-counted, except in the partitions that it names. The reader keeps no state of its own: the counts topic holds
-the offsets at which to continue, so the reader may be killed at any moment. Memory is bounded by the size of
-one fetch and by a size after which a count is published early.
+The readers of one cluster share its partitions. A reader reads raw batches up to the high watermark, and only
+the audit header of each message. For each partition it publishes the range of offsets that it read, with the
+sequences found there. A heartbeat states that every message visible in the cluster at its time is counted,
+except in the partitions that it names. One reader publishes the heartbeats, for all. A reader keeps no state
+of its own: the counts topic holds the offsets at which to continue, so the reader may be killed at any
+moment. Memory is bounded by the size of one fetch and by a size after which a count is published early.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.client.fetcher import log_was_cut
@@ -33,7 +34,8 @@ from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import LEFT_OUT, CannotRead, Partition, PartitionKey
-from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
+from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, RETRY_S, TierReader
+from millrace_audit.reader.sharing import Membership, joined
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.fingerprints import Fingerprint, fingerprint, fingerprint_of, strong_fingerprint
 from millrace_audit.reports.messages import (
@@ -51,7 +53,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.mirrors import Mirrors, NotInZooKeeper, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
-from millrace_audit.reports.turn_taker import TurnTaker
+from millrace_audit.reports.turn_taker import Holder, TurnTaker
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
@@ -62,11 +64,16 @@ COUNT_BYTES = 1 << 20
 _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
 """Time after which a counted partition that no listing has named counts as deleted."""
+GIVE_UP_S = 30.0
+"""Time for which a reader's rounds may fail before it leaves its share to the other readers of the tier."""
+_FIRST_AWAY_S, _LONGEST_AWAY_S = 10.0, 60.0
 _ASK_AGAIN_S = 20.0
 """Interval of requests for a mirror's position, which may move even without a message."""
 _CLUSTER_S = 10.0
 _AUDIT_TOPICS = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
 _CLIENT_ID = "millrace-audit-reader"
+_SHARING = 1
+"""Version of the rules by which readers share a tier: readers with different rules do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +139,8 @@ class AuditReader(TierReader):
                 taker, numbers, stop, interval_ms=config.interval_ms, may_replace=config.new_cluster
             )
             self.check_place()
+            settings = [_SHARING, cluster_id, sorted(config.topics)]
+            self._membership = Membership(self._session, self._seat, settings)
             opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._mirrors = Mirrors(self._session, self._client)
@@ -147,9 +156,14 @@ class AuditReader(TierReader):
         self._partitions: dict[PartitionKey, Partition] = {}
         numbers.partitions = self._partitions.values()
         self._covered: coverage.Ends = {}
+        self._is_new_tier = True  # no reader has ever counted it
+        self._counted_at = 0.0  # end of the last round that did not fail, or beginning of the turn
+        self._away_s = 0.0  # pause before this reader, which failed, joins the others again
         self._unsent: deque[list[bytes]] = deque()
         self._changed: dict[PartitionKey, str] = {}  # partitions that appeared or vanished -> topic
         self._beats = 0
+        self._joined: Mapping[str, Heartbeat] = {}  # other readers' heartbeats in the newest one published
+        self._unhanded: Heartbeat | None = None  # heartbeat that could not be handed over yet
         self._reported_through = self._reported_at = 0  # the end of the reports, and when it was read
         self._claim: _Claim | None = None
         self._beat_due = self._all_positions_due = 0.0
@@ -178,24 +192,94 @@ class AuditReader(TierReader):
             " --new-cluster if the tier's cluster was replaced"
         )
 
+    def take_turn(self) -> Turn | Holder:
+        """Return the turn of the reader that shares the tier with this one; else take an own turn."""
+        self._taker.lost.clear()
+        self._membership.enter()
+        if (shares := self._membership.assigned()) is not None:
+            if (turn := read_turns(self._session, self._seat).get(shares.turn)) is None:
+                raise MillraceError(f"turn {shares.turn} of tier {self._config.tier} is gone from ZooKeeper")
+            return turn
+        taken = self._taker.take()
+        if isinstance(taken, Turn) and taken.number <= self._membership.ended:
+            self._taker.release()  # it was left, and could not be released
+            taken = self._taker.take()
+        self._membership.holds = isinstance(taken, Turn)
+        return taken
+
+    def stand_by(self, timeout_s: float) -> None:
+        self._membership.wait(self._stop, timeout_s)
+
+    def is_turn_over(self) -> bool:
+        return self._membership.is_over()
+
+    def release_turn(self) -> None:
+        """Leave the turn, and end it if this reader holds the tier."""
+        holds = self._membership.holds
+        self._membership.leave()
+        if holds:
+            self._taker.release()
+
     def prepare(self, turn: Turn) -> None:
-        """Publish that the turn has begun, and read the ends of the counts before it."""
-        tier, topic = self._config.tier, self._config.counts_topic
-        self._ensure_topics()
+        """Find the ends of the counts before the turn. The reader that holds the tier first publishes that
+        the turn has begun, and then lets the others count.
+        """
+        self._forget_turn()
+        members = self._membership
+        try:
+            if members.holds:
+                members.share(turn.number, self._stop)
+                self._ensure_topics()
+                self._send([self._codec.encode(Heartbeat(time=NOTHING, tier=self._config.tier))])
+                self._find_covered(turn)
+                members.publish()
+            else:
+                members.join(turn.number)
+                self._find_covered(turn)
+        except MillraceError:
+            has_failed = not members.hands_over or not members.is_over()
+            if members.is_shared or members.is_over():  # other readers wait for this one
+                self.release_turn()
+                if has_failed:
+                    self._step_back()
+            raise
+        self._counted_at = time.monotonic()
+        if members.shares is not None and members.is_shared:
+            line = "tier %s is shared by %d readers in turn %d"
+            logger.info(line, self._config.tier, len(members.shares.members), turn.number)
+
+    def _forget_turn(self) -> None:
         self._partitions.clear()
         self._unsent.clear()
         self._changed.clear()
         self._unlisted.clear()
         self._given_up.clear()
         self._beats, self._claim, self._reported_at = 0, None, 0
-        self._send([self._codec.encode(Heartbeat(time=NOTHING, tier=tier))])
-        there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
+        self._joined, self._unhanded = {}, None
+        self._beat_due = self._all_positions_due = 0.0
+
+    def _find_covered(self, turn: Turn) -> None:
+        """Find the ends of this reader's partitions, and publish them for the readers of the next turn.
+
+        This turn may end before its first heartbeat with a time, which names them.
+        """
+        is_mine = self._membership.is_mine
+        topics = {PartitionKey(t.topic_id.hex, p): t.name for t in self._topics() for p in t.partitions}
+        mine = {key: topic for key, topic in topics.items() if is_mine(key)}
+        covered = self._covered_before(turn, mine)
+        self._is_new_tier = not covered
+        self._covered = {key: at for key, at in covered.items() if is_mine(key)}
+        self._membership.check()
+        known = [(mine[key], key, at) for key, at in self._covered.items() if key in mine]
+        if known:
+            positions = [ReaderPosition(topic, *key, at.next_offset, at.epoch) for topic, key, at in known]
+            self._send_without_time(positions=positions)
+
+    def _covered_before(self, turn: Turn, there: Collection[PartitionKey]) -> coverage.Ends:
+        tier, topic = self._config.tier, self._config.counts_topic
         book = TurnBook(self._session, self._seat.cluster)
         before = max((n for n in read_turns(self._session, self._seat) if n < turn.number), default=None)
-        self._covered = coverage.covered(
-            self._client, topic, tier, self._codec, book, turn.number, before, there
-        )
-        self._beat_due = self._all_positions_due = 0.0
+        return coverage.covered(self._client, topic, tier, self._codec, book, turn.number, before, there)
 
     def _ensure_topics(self) -> None:
         topics = self._client.topics()
@@ -204,13 +288,36 @@ class AuditReader(TierReader):
                 with suppress(TopicAlreadyExists):
                     self._client.create_topic(name, 1, AUDIT_TOPIC_SETTINGS)
 
+    def pause_s(self) -> float:
+        """Return the pause after a failure; other readers wait for a reader that has a name."""
+        return RETRY_S if self._membership.name else max(RETRY_S, self._away_s)
+
+    def _step_back(self) -> None:
+        """Leave the tier to its other readers for a while: a reader that fails would delay them all."""
+        self._away_s = min(max(2 * self._away_s, _FIRST_AWAY_S), _LONGEST_AWAY_S)
+        self._membership.disappear()
+
     # One round.
 
     def count_once(self) -> None:
         """Count all visible messages, publish the counts, and send a heartbeat if one is due or there was
         news.
         """
+        try:
+            self._count_visible()
+        except MillraceError:
+            if self._membership.is_shared and time.monotonic() >= self._counted_at + GIVE_UP_S:
+                self._turn = self._numbers.turn = None
+                self.release_turn()
+                self._step_back()
+            raise
+        self._counted_at, self._away_s = time.monotonic(), 0.0
+
+    def _count_visible(self) -> None:
         self._send([])  # messages that the last round could not publish
+        self._hand_over()
+        if self._membership.must_wait:
+            return
         # The end of the reports is read before the topics: events reported before that end are acknowledged
         # by now, so they are counted below, even in a topic that began a moment ago.
         claim, self._claim = self._claim, None
@@ -235,19 +342,33 @@ class AuditReader(TierReader):
         self._read(leaders)
         if self._stop.is_set():
             return
+        if self._membership.is_over(look=False):
+            self._publish(self._partitions.values())
+            return
         self._note_origins()
         news = self._publish(self._partitions.values())
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
-        is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
+        self._beat_if_due(claim, has_news=news or changed or bool(self._changed))
+        if away is not None:
+            self._counted_at = time.monotonic()
+            raise away
+
+    def _beat_if_due(self, claim: _Claim, *, has_news: bool) -> None:
+        others = {} if self._membership.hands_over else self._membership.heartbeats()
+        is_due = has_news or self._membership.hands_over or time.monotonic() >= self._beat_due
+        is_due |= others is not None and any(
+            name not in self._joined or beat.number > self._joined[name].number
+            for name, beat in others.items()
+        )
         # A partition that the listing lacks was deleted, or a broker that has just started does not know it
         # yet. Until this is certain, no heartbeat is sent.
         if is_due and not self._unlisted and claim.time:
-            if claim.holds_for(self._partitions):
-                self._beat(claim)
-            else:
+            if not claim.holds_for(self._partitions):
                 self._claim, self._beat_due = claim, 0.0
-        if away is not None:
-            raise away
+            elif others is None:  # a reader has just begun to count its share
+                self._beat_due = 0.0
+            else:
+                self._beat(claim, others, has_news=has_news)
 
     def _topics(self) -> list[TopicMetadata]:
         """Return the topics to count, and those that an earlier turn has counted."""
@@ -273,6 +394,8 @@ class AuditReader(TierReader):
         for topic in topics:
             for number, leader in topic.partitions.items():
                 key = PartitionKey(topic.topic_id.hex, number)
+                if not self._membership.is_mine(key):
+                    continue
                 there.add(key)
                 partition = self._partitions.get(key)
                 if partition is None:
@@ -320,7 +443,7 @@ class AuditReader(TierReader):
             try:
                 if partition.published_end is None:
                     # A partition that is new to a counted tier begins at 0: records deleted by now are lost.
-                    is_new_tier = not self._covered and self._all_positions_due == 0
+                    is_new_tier = self._is_new_tier and self._all_positions_due == 0
                     log_start = _known(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
@@ -391,7 +514,7 @@ class AuditReader(TierReader):
         left = {
             leader: [p for p in partitions if self._may_read(p)] for leader, partitions in leaders.items()
         }
-        while any(left.values()) and not self._stop.is_set():
+        while any(left.values()) and not self._stop.is_set() and not self._membership.is_over(look=False):
             for leader, partitions in left.items():
                 asked = {p.name: p for p in partitions[:_PARTITIONS_PER_FETCH]}
                 before = {name: p.cursor for name, p in asked.items()}
@@ -516,8 +639,39 @@ class AuditReader(TierReader):
             aborted=partition.aborted.counts.without_fingerprints(),
         )
 
-    def _beat(self, claim: _Claim) -> None:
+    def _beat(self, claim: _Claim, others: Mapping[str, Heartbeat], *, has_news: bool) -> None:
+        """Publish a heartbeat, with those of the other readers of the tier, or hand it over."""
         is_full = time.monotonic() >= self._all_positions_due
+        hands_over = self._membership.hands_over
+        self._beats += not hands_over or has_news or is_full
+        beat = Heartbeat(
+            time=claim.time,
+            tier=self._config.tier,
+            number=self._beats,
+            reported_through=None if self._config.tier == OFFLINE else claim.reported_through,
+            positions=self._positions(is_full=is_full),
+            unreadable=[
+                Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
+                for partition in self._partitions.values()
+                if partition.stuck is not None
+            ],
+        )
+        self._changed.clear()
+        if hands_over:
+            self._unhanded = beat
+            self._hand_over()
+        else:
+            published = {name: known.number for name, known in self._joined.items()}
+            self._send([self._codec.encode(joined(beat, others, published))])
+            if any(known.positions for known in others.values()):
+                self._membership.publish(others)
+            self._joined = others
+        self._numbers.heartbeat_at = time.time()
+        self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
+        if is_full:
+            self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
+
+    def _positions(self, *, is_full: bool) -> list[ReaderPosition]:
         named = dict(self._changed)
         if is_full:
             named |= {key: p.topic for key, p in self._partitions.items() if p.published_end is not None}
@@ -526,33 +680,26 @@ class AuditReader(TierReader):
             at = self._partitions[key].start if key in self._partitions else None
             offset, epoch = (None, -1) if at is None else (at.next_offset, at.epoch)
             positions.append(ReaderPosition(topic, *key, offset, epoch))
-        self._beats += 1
-        beat = Heartbeat(
-            time=claim.time,
-            tier=self._config.tier,
-            number=self._beats,
-            reported_through=None if self._config.tier == OFFLINE else claim.reported_through,
-            positions=positions,
-            unreadable=[
-                Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
-                for partition in self._partitions.values()
-                if partition.stuck is not None
-            ],
-        )
-        self._changed.clear()
-        self._send([self._codec.encode(beat)])
-        self._numbers.heartbeat_at = time.time()
-        self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
-        if is_full:
-            self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
+        return positions
+
+    def _hand_over(self) -> None:
+        if self._unhanded is not None:
+            self._membership.hand_over(self._unhanded)
+            self._unhanded = None
 
     def _report_truncated(self, partition: Partition) -> None:
         """Report that a partition was truncated, before its next count: that would look like a repeat."""
         assert partition.truncated is not None
         log = Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
         partition.truncated = None
-        self._beats += 1
-        beat = Heartbeat(time=NOTHING, tier=self._config.tier, number=self._beats, truncated=[log])
+        self._send_without_time(truncated=[log])
+
+    def _send_without_time(self, **contents: Any) -> None:
+        """Publish a heartbeat that claims nothing; of the tier's readers, only the holder numbers its own."""
+        if not self._membership.hands_over:
+            self._beats += 1
+        number = 0 if self._membership.hands_over else self._beats
+        beat = Heartbeat(time=NOTHING, tier=self._config.tier, number=number, **contents)
         self._send([self._codec.encode(beat)])
 
     def _send(self, messages: list[bytes]) -> None:

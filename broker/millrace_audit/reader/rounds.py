@@ -1,6 +1,6 @@
-"""The rounds of a reader, which counts a tier for as long as it holds the tier's turn.
+"""The rounds of a reader, which counts a tier for as long as its turn lasts.
 
-The reader takes the turn, or stands by until the turn is free. It counts repeatedly while the session with
+The reader takes a turn, or stands by until there is one for it. It counts repeatedly while the session with
 ZooKeeper lasts, then takes another turn. Errors are logged and the round is retried. Subclasses do the
 counting.
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger("millrace.audit.reader")
 
 IDLE_HEARTBEAT_S = 5.0
 """Interval of the heartbeats of a reader that has no news."""
-_RETRY_S = 1.0
+RETRY_S = 1.0
 _STAND_BY_S = 30.0
 
 
@@ -56,7 +56,7 @@ class TierReader(ABC):
             while not self._stop.is_set():
                 began, pause = time.monotonic(), self._interval_s
                 try:
-                    self._leave_lost_turn()
+                    self._leave_ended_turn()
                     if self._turn is not None or self._begin_turn():
                         ready()
                         ready = _nothing
@@ -65,14 +65,14 @@ class TierReader(ABC):
                 except MillraceError as error:
                     logger.warning("%s; trying again", error)
                     self._numbers.trouble = str(error)
-                    pause = _RETRY_S
+                    pause = self.pause_s()
                 self._stop.wait(max(0.0, began + pause - time.monotonic()))
 
     def close(self) -> None:
         """Release the turn and close every connection."""
         if self._turn is not None and not self._taker.lost.is_set():
             with suppress(MillraceError):
-                self._taker.release()
+                self.release_turn()
         self.disconnect()
 
     def check_place(self) -> None:
@@ -83,17 +83,25 @@ class TierReader(ABC):
         if other is not None:
             raise MillraceError(self.refusal(other))
 
-    def _leave_lost_turn(self) -> None:
-        if self._turn is not None and self._taker.lost.is_set():
+    def _leave_ended_turn(self) -> None:
+        if self._turn is None:
+            return
+        if self._taker.lost.is_set():
             logger.warning("the session with ZooKeeper has ended, and turn %d with it", self._turn.number)
             self._turn = self._numbers.turn = None
+        elif self.is_turn_over():
+            logger.info("turn %d of tier %s ends", self._turn.number, self._numbers.tier)
+            try:
+                self.release_turn()
+            finally:  # a turn that was left must not be continued
+                self._turn = self._numbers.turn = None
 
     def _begin_turn(self) -> bool:
         """Stand by until the turn is free, and begin it. Return False when `stop` was set first."""
         stands_by = False
         while True:
             self.check_place()
-            taken = self._taker.take()
+            taken = self.take_turn()
             if not isinstance(taken, Holder):
                 break
             self._numbers.trouble = None  # earlier failures no longer matter: this reader need not count now
@@ -101,7 +109,7 @@ class TierReader(ABC):
                 line = "tier %s is counted by the reader on %s, process %d: this one stands by"
                 logger.info(line, self._numbers.tier, taken.host, taken.pid)
                 stands_by = True
-            self._taker.wait_until_free(self._stop, _STAND_BY_S)
+            self.stand_by(_STAND_BY_S)
             if self._stop.is_set():
                 return False
         self._turn = taken
@@ -114,6 +122,28 @@ class TierReader(ABC):
         self._numbers.turn = taken.number
         logger.info("turn %d of tier %s begins", taken.number, self._numbers.tier)
         return True
+
+    # Different for readers that share a tier.
+
+    def take_turn(self) -> Turn | Holder:
+        """Return the turn in which to count, or the reader that holds the tier."""
+        return self._taker.take()
+
+    def stand_by(self, timeout_s: float) -> None:
+        """Return when there may be a turn to count in, when `stop` is set, or after `timeout_s`."""
+        self._taker.wait_until_free(self._stop, timeout_s)
+
+    def is_turn_over(self) -> bool:
+        """Return True if the turn must end although its session lasts."""
+        return False
+
+    def release_turn(self) -> None:
+        """End the turn at once, so that the next turn may begin."""
+        self._taker.release()
+
+    def pause_s(self) -> float:
+        """Return the pause after a failure."""
+        return RETRY_S
 
     # Defined by each kind of reader.
 

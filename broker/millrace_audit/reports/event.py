@@ -10,6 +10,8 @@ one message at a time, and uses neither topics nor brokers.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
 """Longest name of a server or service. A message with a longer name is not audited, so counts stay small."""
 HEADER_FIELD = "header"
+_LONGEST = 100  # characters of a value or type in an error
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
@@ -229,7 +232,19 @@ def _is_plain(kind: Any) -> bool:
     return all(isinstance(branch, str) and branch in _PLAIN for branch in branches)
 
 
+def _misfit(entry: Any) -> str:
+    """Say which field has a value of another type than the schema's, in the words of JSON and Avro."""
+    kind = entry.schema if isinstance(entry.schema, str) else json.dumps(entry.schema)
+    field = (entry.field or "the event").partition(".")[2] or "the event"
+    return f"{field} is {_short(json.dumps(entry.datum, default=repr))}, and its type is {_short(kind)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, ValidationError):  # one entry for each branch of a union that refuses the value
-        return "; ".join(str(entry) for entry in error.errors)
-    return " ".join(str(error).split())
+        return "; ".join(map(_misfit, error.errors))
+    text = re.sub(r" \(type <class '[\w.]+'>\)", "", str(error))  # Python's name of the type
+    return " ".join(text.split())

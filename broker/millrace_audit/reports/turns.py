@@ -31,7 +31,7 @@ TURN_PREFIX = "turn-"
 
 
 class Seat(NamedTuple):
-    """A tier and the cluster that receives its counts; one reader at a time counts it."""
+    """A tier and the cluster that receives its counts; one reader at a time holds it."""
 
     cluster: str
     tier: str
@@ -47,16 +47,29 @@ class Seat(NamedTuple):
     @property
     def turns(self) -> str:
         """The parent node of the turns."""
-        return f"/audit/turns/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
+        return self._node("turns")
 
     @property
     def holder(self) -> str:
-        return f"/audit/holders/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
+        return self._node("holders")
+
+    @property
+    def readers(self) -> str:
+        """The parent node of the readers that run."""
+        return self._node("readers")
+
+    @property
+    def shares(self) -> str:
+        """The node in which the holder shares the tier's partitions among the readers."""
+        return self._node("shares")
+
+    def _node(self, kind: str) -> str:
+        return f"/audit/{kind}/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The period in which one reader counts a tier."""
+    """The period in which one reader holds a tier, and the same readers share it."""
 
     number: int
     """Number of the turn, counted by ZooKeeper: larger than the number of every earlier turn."""

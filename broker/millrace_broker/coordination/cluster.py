@@ -4,6 +4,9 @@ These registries are in ZooKeeper, all below `/<cluster>`, with snapshots of the
 compare-and-set, and every snapshot is replaced whole. Logs, sockets and consumer groups are handled
 elsewhere. A method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for any thread.
 
+A change costs by what changed: ZooKeeper names each topic that was created, changed or deleted, and only that
+topic is read. All are read at the start and after each lost connection.
+
 Brokers delete the logs of topics that a snapshot has lost, so a snapshot may lack only a topic whose entry is
 really deleted: a ZooKeeper that was wiped or holds another cluster is refused, and an unreadable entry
 changes nothing.
@@ -33,7 +36,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from kazoo.client import KazooState
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
@@ -55,19 +58,28 @@ from millrace_broker.coordination.brokers import (
     stored_partitions,
 )
 from millrace_broker.coordination.new_partitions import new_topic, with_mirrors
+from millrace_broker.coordination.placement import Load
 
 logger = logging.getLogger("millrace.cluster")
+Changes: TypeAlias = Mapping[str, TopicState | None]
+"""Topics by name; None for a topic that was deleted."""
+REGISTER_AGAIN_S = 1.0
+"""Pause before a broker whose id another broker holds tries to register again."""
+GATHER_S = 0.005
+"""Time for which the watcher gathers changes, so that those which come together are read together."""
 
 
 class Cluster:
-    """One cluster's registries. `brokers` and `topics` are snapshots, readable from any thread."""
+    """One cluster's registries. `brokers`, `topics` and `load` are snapshots, readable from any thread."""
 
     brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicState]
+    load: Load
+    """Replicas and leaders of `topics` on each broker."""
 
     def __init__(self, session: Session, cluster: str, default_replicas: int = 1) -> None:
         self.session, self.name, self._default_replicas = session, cluster, default_replicas
-        self.brokers, self.topics, self.cluster_id = {}, {}, ""
+        self.brokers, self.topics, self.load, self.cluster_id = {}, {}, Load(), ""
         self._client, self._call = session.client, session.call
         self._id, self._ids, self._topics, self._clock = (
             f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics", "clock")
@@ -75,6 +87,9 @@ class Cluster:
         self._own: tuple[int, Record] | None = None  # our broker's id, and the constant part of its record
         self._stored = stored_partitions(())
         self._registered: Mapping[int, Registration] = {}
+        self._register_from = 0.0
+        self._compared: tuple[object, object] = (None, None)
+        """The registrations and the partitions for which our registration was last found to be right."""
         self._presence = Presence(session.timeout_ms / 1000)
         self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
         self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
@@ -219,17 +234,23 @@ class Cluster:
         return register(self.session, f"{self._ids}/{broker_id}", {**own, **self._stored})
 
     def _stay_registered(self) -> None:
-        if self._own is None:
+        known, stored = self._registered, self._stored
+        if self._own is None or (known is self._compared[0] and stored is self._compared[1]):
             return
         broker_id, own = self._own
-        registered = self._registered.get(broker_id)
-        if registered is not None and registered.record == {**own, **self._stored}:
+        registered = known.get(broker_id)
+        if registered is not None and registered.record == {**own, **stored}:
+            self._compared = known, stored
+            return
+        if time.monotonic() < self._register_from:
+            self._dirty.put(self._ids)
             return
         holder = self._register(broker_id, own)
         self._dirty.put(self._ids)
         if holder is None:
             self._wake.set()
         else:
+            self._register_from = time.monotonic() + REGISTER_AGAIN_S
             logger.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
 
     def zookeeper_time(self) -> float:
@@ -258,7 +279,7 @@ class Cluster:
         check_topic_name(name)
         self._check_identity()
         topic = new_topic(
-            name, partitions, settings, self.brokers, self.topics, replicas=replicas, assigned=assigned
+            name, partitions, settings, self.brokers, self.load, replicas=replicas, assigned=assigned
         )
         try:
             self._call(self._client.create_async, self._topic(name), encode_topic(topic))
@@ -266,7 +287,7 @@ class Cluster:
             # A create that is repeated after a lost connection may meet its own first try.
             if self._read_topic(name).topic_id != topic.topic_id:
                 raise TopicAlreadyExists(f"topic {name} exists already") from None
-        self._reread(self._topics, self._topic(name))
+        self._reread(self._topic(name))
         return topic
 
     def delete_topic(self, name: str) -> None:
@@ -281,7 +302,7 @@ class Cluster:
         # After a lost connection a repeated delete may find that its first try has succeeded.
         with suppress(NoNodeError):
             self._call(self._client.delete_async, path)
-        self._reread(self._topics, self._topic(name))
+        self._reread(self._topic(name))
 
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
         """Replace a topic by the result of `change`, called once or several times: compare-and-set.
@@ -301,7 +322,7 @@ class Cluster:
                     changed = replace(changed, version=written.version)
             except (BadVersionError, NoNodeError):
                 continue  # another writer was faster
-            self._reread(self._topics, self._topic(name))
+            self._reread(self._topic(name))
             return changed
 
     def allocate_mirrors(
@@ -316,12 +337,7 @@ class Cluster:
 
         def add(state: TopicState) -> TopicState:
             return with_mirrors(
-                state,
-                origins,
-                self.brokers,
-                self.topics,
-                replicas=self._default_replicas,
-                recreated=recreated,
+                state, origins, self.brokers, self.load, replicas=self._default_replicas, recreated=recreated
             )
 
         while True:
@@ -396,13 +412,14 @@ class Cluster:
         found = decode_topic(topic, node[0], node[1].version, node[1].czxid)
         return found.topic_id == topic_id and partition in found.partitions
 
-    def confirm(self) -> None:
+    def confirm(self, topic: str | None = None) -> None:
         """Read into the snapshots every write made by any broker before this call; for a thread.
 
-        Raise MillraceError when ZooKeeper does not answer, or was wiped.
+        With `topic` only that topic is read. Raise MillraceError when ZooKeeper does not answer, or was
+        wiped.
         """
         self._call(self._client.sync_async, self._topics)  # a server that lags behind would miss new ones
-        self._reread(None)
+        self._reread(None if topic is None else self._topic(topic))
 
     def _mark(self, *paths: str | None) -> None:
         """Make the watcher read these nodes again; None: everything."""
@@ -431,7 +448,8 @@ class Cluster:
         notified = (self.brokers, self.topics)
         while not self._closed.is_set():
             awaited_s = self._presence.wait_s()
-            self._wake.wait(awaited_s if self._dirty.empty() else 1.0)
+            if self._wake.wait(awaited_s if self._dirty.empty() else 1.0):
+                self._closed.wait(GATHER_S)
             self._wake.clear()
             if awaited_s is not None:
                 self._dirty.put(self._ids)
@@ -444,7 +462,7 @@ class Cluster:
                 logger.warning("cluster %s: cannot read its registries: %s", self.name, error)
                 self._dirty.put(None)
                 continue
-            if (self.brokers, self.topics) != notified:
+            if self.brokers is not notified[0] or self.topics is not notified[1]:
                 notified = (self.brokers, self.topics)
                 for callback in self._callbacks:
                     try:
@@ -460,64 +478,101 @@ class Cluster:
             if not dirty:
                 return
             try:
-                session, registered, topics = self._read(dirty)
+                session, registered, changes = self._read(dirty)
             except BaseException:
                 self._dirty.put(None)
                 raise
-            self._registered, self.topics = registered, topics
-            self.brokers = self._presence.alive(session, registered)
+            self._registered = registered
+            if changes:
+                self.load = self.load.changed([self.topics.get(name) for name in changes], changes.values())
+                self.topics = _with(self.topics, changes)
+            alive = self._presence.alive(session, registered)
+            self.brokers = self.brokers if alive == self.brokers else alive
 
-    def _read(
-        self, dirty: set[str | None]
-    ) -> tuple[int, Mapping[int, Registration], Mapping[str, TopicState]]:
-        """Return the session's id, the brokers and the topics, all read within this session."""
+    def _read(self, dirty: set[str | None]) -> tuple[int, Mapping[int, Registration], Changes]:
+        """Return the session's id, the brokers and the changed topics, all read within this session."""
         while True:
             session = self.session.id
             registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
-            topics = self._read_topics(dirty)
-            self._check_identity()  # last: it proves that everything above was read from this cluster
+            changes = self._read_topics(dirty)
             if session and session == self.session.id:
-                return session, registered, topics
+                return session, registered, changes
 
     def _check_identity(self) -> None:
         """Raise MillraceError when ZooKeeper no longer holds this cluster."""
-        node = self.session.get(self._id)
+        self._check_id(self.session.get(self._id))
+
+    def _check_id(self, node: tuple[bytes, Any] | None) -> None:
         if node is None or node[0].decode() != self.cluster_id:
             raise MillraceError(
                 f"ZooKeeper at {self.session.zookeeper} was wiped or holds another cluster {self.name}, not "
                 f"{self.cluster_id}: restore its data; no log is deleted until then"
             )
 
-    def _children(self, path: str) -> list[str]:
+    def _children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
         try:
-            return list(self._call(self._client.get_children_async, path, self._on_event))
+            return list(self._call(self._client.get_children_async, path, watch))
         except NoNodeError:
-            self._check_identity()
-            raise MillraceError(
-                f"ZooKeeper at {self.session.zookeeper} has lost {path}: restore it"
-            ) from None
+            raise self._lost(path) from None
+
+    def _check_topics(self) -> None:
+        if self.session.get(self._topics) is None:
+            raise self._lost(self._topics)
+
+    def _lost(self, path: str) -> MillraceError:
+        self._check_identity()
+        return MillraceError(f"ZooKeeper at {self.session.zookeeper} has lost {path}: restore it")
 
     def _read_brokers(self) -> Mapping[int, Registration]:
-        nodes = self.session.read_all(f"{self._ids}/{name}" for name in self._children(self._ids))
+        names = self._children(self._ids, self._on_event)
+        nodes = self.session.read_all(f"{self._ids}/{name}" for name in names)
         return {
             int(path.rpartition("/")[2]): Registration(json.loads(data), stat.ephemeralOwner)
             for path, (data, stat) in nodes.items()
         }
 
-    def _read_topics(self, dirty: set[str | None]) -> Mapping[str, TopicState]:
-        names = set(self._children(self._topics) if dirty & {None, self._topics} else self.topics)
-        changed = {name for name in names if dirty & {None, f"{self._topics}/{name}"}}
-        stale = changed | (names - self.topics.keys())
-        kept = names - stale
-        topics = {name: topic for name, topic in self.topics.items() if name in kept}
-        nodes = self.session.read_all((f"{self._topics}/{name}" for name in stale), self._on_event)
-        for path, (data, stat) in nodes.items():
-            name = path.rpartition("/")[2]
+    def _read_topics(self, dirty: set[str | None]) -> Changes:
+        """Return the topics whose nodes differ from the snapshot, of the nodes in `dirty`, or of all.
+
+        If all are read, ZooKeeper may have been restored from an older copy: then a node may differ though it
+        has the known version.
+        """
+        start = f"{self._topics}/"
+        names = {path.removeprefix(start) for path in dirty if path is not None and path.startswith(start)}
+        if None in dirty:
+            # First: a change after the listing is then an event.
+            self.session.watch_tree(self._topics, self._on_event)
+            names |= {*self._children(self._topics), *self.topics}
+        # The id is read last: it proves that everything before it was read from this cluster.
+        nodes = self.session.read_all([*(start + name for name in names), self._id])
+        self._check_id(nodes.get(self._id))
+        changes: dict[str, TopicState | None] = {}
+        for name in names:
+            known, node = self.topics.get(name), nodes.get(start + name)
+            if node is None:
+                changes |= {} if known is None else {name: None}
+                continue
+            same = known is not None and (known.version, known.czxid) == (node[1].version, node[1].czxid)
+            if same and None not in dirty:
+                continue
             try:
-                topics[name] = decode_topic(name, data, stat.version, stat.czxid)
+                found = decode_topic(name, node[0], node[1].version, node[1].czxid)
             except MillraceError as error:
                 logger.error("cluster %s: %s", self.name, error)
-                topics |= {name: self.topics[name]} if name in self.topics else {}
-        if stale - topics.keys():
-            self._children(self._topics)  # a topic without an entry was deleted, unless all entries are lost
-        return dict(sorted(topics.items()))
+                continue
+            if not same or found != known:
+                changes[name] = found
+        if None in changes.values():
+            self._check_topics()  # a topic without an entry was deleted, unless all entries are lost
+        return changes
+
+
+def _with(topics: Mapping[str, TopicState], changes: Changes) -> Mapping[str, TopicState]:
+    """Return the topics after these changes."""
+    after = dict(topics)
+    for name, topic in changes.items():
+        if topic is None:
+            after.pop(name, None)
+        else:
+            after[name] = topic
+    return after

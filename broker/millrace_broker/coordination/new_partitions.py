@@ -26,7 +26,7 @@ from millrace.zookeeper.topic_state import (
     Replicas,
     TopicState,
 )
-from millrace_broker.coordination.placement import place
+from millrace_broker.coordination.placement import Load, place
 
 
 class OriginRecreated(PolicyViolation):
@@ -38,7 +38,7 @@ def new_topic(
     partitions: int,
     settings: Mapping[str, str],
     brokers: Mapping[int, BrokerAddress],
-    topics: Mapping[str, TopicState],
+    load: Load,
     *,
     replicas: int = 1,
     assigned: Sequence[Replicas] = (),
@@ -54,14 +54,14 @@ def new_topic(
     empty = TopicState(name, uuid.uuid4(), dict(settings), {})
     if assigned:
         return _assigned(empty, assigned, len(assigned[0]), brokers)
-    return _placed(empty, [None] * partitions, replicas, brokers, topics)
+    return _placed(empty, [None] * partitions, replicas, brokers, load)
 
 
 def with_mirrors(
     topic: TopicState,
     origins: Iterable[Origin],
     brokers: Mapping[int, BrokerAddress],
-    topics: Mapping[str, TopicState],
+    load: Load,
     *,
     replicas: int = 1,
     recreated: bool = False,
@@ -88,7 +88,7 @@ def with_mirrors(
                 " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
                 " reset"
             )
-    return _placed(topic, missing, _factor(topic) or replicas, brokers, topics)
+    return _placed(topic, missing, _factor(topic) or replicas, brokers, load)
 
 
 def _check_only_name(origin: Origin, mirrored: Iterable[Origin]) -> None:
@@ -104,7 +104,7 @@ def with_partitions(
     topic: TopicState,
     count: int,
     brokers: Mapping[int, BrokerAddress],
-    topics: Mapping[str, TopicState],
+    load: Load,
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
     """Return the topic with `count` partitions in all. New partitions get as many replicas as existing
@@ -120,7 +120,7 @@ def with_partitions(
     if missing <= 0:
         raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")
     if not assigned:
-        return _placed(topic, [None] * missing, _factor(topic), brokers, topics)
+        return _placed(topic, [None] * missing, _factor(topic), brokers, load)
     if len(assigned) != missing:
         raise InvalidReplicaAssignment(
             f"topic {topic.name} gets {missing} more partitions, and brokers are named for {len(assigned)}"
@@ -141,7 +141,7 @@ def _placed(
     origins: Sequence[Origin | None],
     replicas: int,
     brokers: Mapping[int, BrokerAddress],
-    topics: Mapping[str, TopicState],
+    load: Load,
 ) -> TopicState:
     """Return the topic with one more partition for each of `origins`, on brokers that `place` picks."""
     if not origins:
@@ -153,13 +153,9 @@ def _placed(
             f"topic {topic.name} cannot have {replicas} replicas: it has one on each broker at most, and"
             f" {len(brokers)} are alive"
         )
-    here, everywhere = _replicas([topic]), _replicas(topics.values())
+    here = [state.replicas for state in topic.partitions.values()]
     racks = {broker: address.rack or address.host for broker, address in brokers.items()}
-    return _grown(topic, origins, place(len(origins), replicas, racks, here, everywhere), brokers)
-
-
-def _replicas(topics: Iterable[TopicState]) -> list[Replicas]:
-    return [state.replicas for topic in topics for state in topic.partitions.values()]
+    return _grown(topic, origins, place(len(origins), replicas, racks, here, load), brokers)
 
 
 def _assigned(

@@ -1,22 +1,41 @@
-"""Placement of the replicas of new partitions on brokers. Pure: values in, values out."""
+"""Placement of the replicas of new partitions on brokers, and the load of each broker.
+
+Pure: values in, values out.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
-from millrace.zookeeper.topic_state import Replicas
+from millrace.zookeeper.topic_state import Replicas, TopicState
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Number of partitions of all topics that each broker leads first, and of replicas that it stores."""
+
+    leads: Counter[int] = field(default_factory=Counter)
+    stores: Counter[int] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, placed: Iterable[Replicas]) -> Load:
+        """Return the load by the replicas of all partitions."""
+        placed = list(placed)
+        return cls(_firsts(placed), Counter(chain.from_iterable(placed)))
+
+    def changed(self, before: Iterable[TopicState | None], after: Iterable[TopicState | None]) -> Load:
+        """Return the load once the topics `before` have become `after`. None: a topic that does not exist."""
+        gone, come = Load.of(_replicas(before)), Load.of(_replicas(after))
+        return Load(self.leads + come.leads - gone.leads, self.stores + come.stores - gone.stores)
 
 
 def place(
-    count: int,
-    replicas: int,
-    racks: Mapping[int, str],
-    here: Collection[Replicas],
-    everywhere: Iterable[Replicas],
+    count: int, replicas: int, racks: Mapping[int, str], here: Collection[Replicas], load: Load
 ) -> list[Replicas]:
     """Return the replicas of `count` new partitions of a topic, on brokers of `racks`, which has at least
     `replicas`.
@@ -25,12 +44,11 @@ def place(
     all, so that a new broker comes first. Each further replica goes to another broker, in the rack with the
     fewest replicas of the partition. Of several brokers, it is the broker that follows this leader least
     often, so that all brokers share the work of a dead broker; then the broker that stores the fewest
-    replicas; then the next in order. `here` are the replicas of the topic's partitions, and `everywhere` the
-    replicas of all topics.
+    replicas; then the next in order. `here` are the replicas of the topic's partitions; `load` is that of all
+    topics.
     """
-    everywhere = list(everywhere)
-    leads_here, leads = _firsts(here), _firsts(everywhere)
-    stores_here, stores = Counter(chain.from_iterable(here)), Counter(chain.from_iterable(everywhere))
+    leads_here, leads = _firsts(here), load.leads.copy()
+    stores_here, stores = Counter(chain.from_iterable(here)), load.stores.copy()
     follows = Counter((first, other) for first, *others in here for other in others)
     racks = dict(sorted(racks.items()))
 
@@ -91,3 +109,7 @@ def drained(
 
 def _firsts(placed: Iterable[Replicas]) -> Counter[int]:
     return Counter(replicas[0] for replicas in placed)
+
+
+def _replicas(topics: Iterable[TopicState | None]) -> list[Replicas]:
+    return [state.replicas for topic in topics if topic is not None for state in topic.partitions.values()]

@@ -98,7 +98,7 @@ class Users:
             except (ValueError, KeyError, TypeError) as error:
                 if strict:
                     raise MillraceError(
-                        f"cannot read user {name} in ZooKeeper: {error}; delete {path} or write it again"
+                        f"cannot read user {name} in ZooKeeper: {error}; delete or rewrite the node {path}"
                     ) from None
                 logger.error("cannot read user %s in ZooKeeper, which stays as before: %s", name, error)
                 users |= {name: self._users[name]} if name in self._users else {}

@@ -49,7 +49,7 @@ class Commits:
         fenced: Callable[[], None],
     ) -> None:
         self.fence = fence
-        self.busy = False
+        self.busy = self.has_written = False
         self._group, self._cluster, self._registry = group, cluster, registry
         self._work, self._mailbox, self._memory = work, mailbox, memory
         self._fenced = fenced
@@ -92,6 +92,7 @@ class Commits:
                 code = ErrorCode.NOT_COORDINATOR
             for one in waiting:
                 one.settle(code)
+            self.has_written |= code is ErrorCode.NONE
             if code is ErrorCode.NOT_COORDINATOR:
                 self._fenced()
         self.busy = False

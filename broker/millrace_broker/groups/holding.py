@@ -34,8 +34,12 @@ THREADS = 4
 """Number of threads for commits and for taking over and giving up groups."""
 SWEEP_S = 2.0
 IDLE_S = 10.0
-"""Time for which a group without members stays coordinated. Otherwise a group that only commits offsets would
-be taken over and given up with every commit."""
+"""Time for which a group stays coordinated after its last member or request."""
+LONG_IDLE_S = 600.0
+"""The same for a group that commits without members, which each commit would otherwise take over again; and
+for a take-over that took longer than its client waited: the client asks again, perhaps slowly."""
+MANY = 1_000
+"""Number of groups above which none stays for LONG_IDLE_S: clients choose how many groups there are."""
 FIRST_TIDY_S = 60.0
 TIDY_S = 3600.0
 """Pause between two searches for expired offsets and nodes of killed coordinators; shorter if offsets are
@@ -84,6 +88,11 @@ class CoordinatedGroup:
     @property
     def idle(self) -> bool:
         return self.group.idle and not self.commits.busy
+
+    @property
+    def only_commits(self) -> bool:
+        """True if the group has committed offsets, and has had no members here."""
+        return self.group.generation == 0 and self.commits.has_written
 
     def doubt(self) -> None:
         """Answer no client for now. Heartbeats are not answered meanwhile, so no session ends."""
@@ -196,8 +205,15 @@ class GroupOwnership:
 
     async def _take_over(self, name: str) -> None:
         taken = await result_of(self._taken(name))
-        for waiting in self._taking.pop(name):
+        line = self._taking.pop(name)
+        if isinstance(taken, CoordinatedGroup) and all(waiting.done() for waiting in line):
+            taken.used_at += self._long_idle_s - IDLE_S
+        for waiting in line:
             waiting.settle(taken)
+
+    @property
+    def _long_idle_s(self) -> float:
+        return LONG_IDLE_S if len(self._held) <= MANY else IDLE_S
 
     async def _taken(self, name: str) -> CoordinatedGroup | ErrorCode:
         fence = await self.work.run(partial(self._take_ours, name))
@@ -279,8 +295,12 @@ class GroupOwnership:
     def _sweep(self) -> None:
         self._notice_standstill()  # before sessions end that began before it
         self._make_sure()
-        long_ago = self._mailbox.now() - IDLE_S
-        idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]
+        now, long_idle_s = self._mailbox.now(), self._long_idle_s
+        idle = [
+            name
+            for name, held in self._held.items()
+            if held.idle and now - held.used_at > (long_idle_s if held.only_commits else IDLE_S)
+        ]
         for name in idle[: self.work.room]:
             self._mailbox.begin(self._resign(name))
 
@@ -302,8 +322,13 @@ class GroupOwnership:
         """Delete offsets that were unused for the retention time, and groups without offsets.
 
         Considers this broker's share of the groups. The retention time must have passed by ZooKeeper's clock
-        and by this broker's. Offsets of groups with members count as used.
+        and by this broker's. Offsets of groups with members count as used. A group that only commits is given
+        up first, and taken over with its next commit.
         """
+        for name, idle in list(self._held.items()):
+            may_expire = retention_ms < math.inf and idle.only_commits and idle.idle
+            if may_expire and self._held.get(name) is idle:
+                await self._resign(name)
         held = frozenset(self._held)
         with_members = {name for name, group in self._held.items() if not group.idle}
         found = await self._administration.run(partial(self._to_tidy, held))

@@ -188,6 +188,7 @@ class Metadata:
         try:
             with suppress(TopicAlreadyExists):
                 await outcome(broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {})))
+                broker.apply(name)
         except Exception as error:
             logger.warning("cannot create a topic that a client asked for: %s", error)
         self._creating.discard(name)

@@ -137,6 +137,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     client.lane = shared.kind if shared is not None and client.last_target is shared else None
     client.last_target = shared
     request = Request(client, _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
+    request.is_only = shared is not None and target.acks == 1 and position == 0 and client.is_free
     answer = Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))
     if access.meter is not None:
         answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))

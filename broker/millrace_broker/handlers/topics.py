@@ -29,7 +29,12 @@ from millrace.wire import messages
 from millrace.wire.fields import group_by_topic
 from millrace_broker.handlers.table import Call, in_thread, outcome_of, serves, write_down
 from millrace_broker.partitions.broker import Broker
-from millrace_broker.partitions.topic_changes import add_partitions, create_topic, delete_topic
+from millrace_broker.partitions.topic_changes import (
+    add_partitions,
+    create_topic,
+    delete_topic,
+    wait_until_open,
+)
 from millrace_broker.partitions.topic_settings import describe_topic
 from millrace_broker.security import rights
 from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
@@ -65,7 +70,6 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
             replicas=topic.replication_factor,
             assigned=[replicas for _, replicas in sorted(assigned.items())],
             validate_only=request.validate_only,
-            timeout_s=request.timeout / 1000,
         )
 
     result = partial(_created, call, validate_only=request.validate_only)
@@ -121,7 +125,6 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
             topic.count,
             assigned=[one.broker_ids for one in topic.assignments or ()],
             validate_only=request.validate_only,
-            timeout_s=request.timeout / 1000,
         )
 
     result = admin.CreatePartitionsResponse.Topic
@@ -132,7 +135,10 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
 def _change_each(
     call: Call[Any], topics: Sequence[T], change: Callable[[T], None], what: str, result: Callable[..., R]
 ) -> tuple[R, ...]:
-    """Do `change` for each topic that is named once and not refused. `result` makes the topic's answer."""
+    """Do `change` for each topic that is named once and not refused. `result` makes the topic's answer.
+
+    Logs are opened while the next topics are changed, and waited for at the end.
+    """
     times = Counter(topic.name for topic in topics)
 
     def attempt(topic: T) -> None:
@@ -141,11 +147,15 @@ def _change_each(
             raise errors.InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
         change(topic)
 
-    def outcome(topic: T) -> R:
-        code, reason, _ = outcome_of(partial(attempt, topic), f"{what} {topic.name}")
-        return result(name=topic.name, error_code=code, error_message=reason)
-
-    return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
+    outcomes = {topic.name: outcome_of(partial(attempt, topic), f"{what} {topic.name}") for topic in topics}
+    if not call.request.validate_only:
+        changed = [name for name, (code, _, _) in outcomes.items() if code is errors.ErrorCode.NONE]
+        late = wait_until_open(call.broker, changed, call.request.timeout / 1000)
+        outcomes |= {name: (error.code, str(error), None) for name, error in late.items()}
+    return tuple(
+        result(name=name, error_code=code, error_message=reason)
+        for name, (code, reason, _) in outcomes.items()
+    )
 
 
 def _named(asked: messages.DeleteTopicsRequest) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 
 from millrace import __version__
 from millrace.errors import ErrorCode
+from millrace.records.topic_partition import TopicPartition
+from millrace.service.exposition import LargeMetric
 from millrace.wire.messages import ApiKey
 from millrace_broker.groups.coordinator import Groups
 from millrace_broker.histogram import Histogram
@@ -127,10 +129,11 @@ class Numbers(Collector):
         yield from self._connections()
         yield from self._security()
         yield from self._requests()
-        yield from self._topics()
-        yield from self._logs()
+        partitions = self.broker.partitions
+        yield from _topics(partitions.values())
+        yield from self._logs(partitions.values())
         yield from self._replicas()
-        yield from self._groups()
+        yield from self._groups(partitions)
         for guest in self.guests:
             yield from guest.collect()
 
@@ -189,26 +192,12 @@ class Numbers(Collector):
         yield metrics_of("request_seconds", [(name, api.latency) for name, api in apis])
         yield _metric("flush_seconds", self.broker.flushes.seconds)
 
-    def _topics(self) -> Iterator[Metric]:
-        topics: dict[str, list[Partition]] = defaultdict(list)
-        for partition in self._partitions():
-            topics[partition.topic].append(partition)
-
-        def sums(name: str, count: Callable[[Partition], int]) -> Metric:
-            return metrics_of(name, [((topic,), sum(map(count, led))) for topic, led in topics.items()])
-
-        yield sums("topic_bytes_in", lambda partition: partition.log.end - partition.opened_end)
-        yield sums("topic_batches_in", lambda partition: partition.batches_in)
-        yield sums("topic_messages_in", lambda partition: partition.log.counts[1])
-        yield sums("topic_bytes_out", lambda partition: partition.bytes_out)
-        yield sums("topic_reads_out", lambda partition: partition.reads_out)
-
-    def _logs(self) -> Iterator[Metric]:
-        logs = [((led.topic, str(led.number)), led.log) for led in self._partitions()]
-        yield metrics_of("log_size_bytes", [(labels, log.size) for labels, log in logs])
-        yield metrics_of("log_segments", [(labels, log.counts[0]) for labels, log in logs])
-        yield metrics_of("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
-        failed = {labels: 1 for labels, log in logs if log.refusal is not None}
+    def _logs(self, partitions: Collection[Partition]) -> Iterator[Metric]:
+        logs = [(f'partition="{led.number}",topic="{led.topic}"', led.log) for led in partitions]
+        yield _large("log_size_bytes", [(labels, log.size) for labels, log in logs])
+        yield _large("log_segments", [(labels, log.counts[0]) for labels, log in logs])
+        yield _large("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
+        failed = {(led.topic, str(led.number)): 1 for led in partitions if led.log.refusal is not None}
         failed |= {(topic, str(number)): 1 for topic, number in self.broker.failed}
         yield metrics_of("log_failed", failed.items())
 
@@ -225,11 +214,10 @@ class Numbers(Collector):
         yield _metric("moving_bytes", numbers.moving_bytes)
         yield metrics_of("replica_events", [((event,), count) for event, count in numbers.events.items()])
 
-    def _groups(self) -> Iterator[Metric]:
+    def _groups(self, partitions: Mapping[TopicPartition, Partition]) -> Iterator[Metric]:
         groups = self.groups.coordinated()
         yield metrics_of("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
         yield metrics_of("group_generation", [((group.name,), group.generation) for group in groups])
-        partitions = self.broker.partitions
         lags = [
             ((group, topic, str(number)), max(0, partitions[topic, number].log.high_watermark - offset))
             for (group, (topic, number)), offset in self.offsets.committed().items()
@@ -237,8 +225,28 @@ class Numbers(Collector):
         ]
         yield metrics_of("group_lag_bytes", lags)
 
-    def _partitions(self) -> list[Partition]:
-        return list(self.broker.partitions.values())
+
+def _topics(partitions: Iterable[Partition]) -> Iterator[Metric]:
+    sums: dict[str, list[int]] = {}
+    for partition in partitions:
+        if (of_topic := sums.get(partition.topic)) is None:
+            of_topic = sums[partition.topic] = [0] * 5
+        log = partition.log
+        of_topic[0] += log.end - partition.opened_end
+        of_topic[1] += partition.batches_in
+        of_topic[2] += log.counts[1]
+        of_topic[3] += partition.bytes_out
+        of_topic[4] += partition.reads_out
+    labelled = [(f'topic="{topic}"', of_topic) for topic, of_topic in sums.items()]
+    names = ("bytes_in", "batches_in", "messages_in", "bytes_out", "reads_out")
+    for index, name in enumerate(names):
+        yield _large(f"topic_{name}", [(labels, of_topic[index]) for labels, of_topic in labelled])
+
+
+def _large(name: str, values: Iterable[tuple[str, int]]) -> Metric:
+    """Return one metric of `METRICS` with values of many topics, whose names need no escaping."""
+    kind, text, _ = METRICS[name]
+    return LargeMetric(PREFIX + name, text, "counter" if kind is _COUNTER else "gauge", values)
 
 
 def _metric(name: str, value: float | Histogram) -> Metric:

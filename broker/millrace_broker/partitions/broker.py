@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
+from operator import is_not
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
@@ -51,8 +53,11 @@ for two syncs: eight openings at once take hardly longer than one."""
 MAY_PASS = (errors.StorageError, InvalidTopicConfig)
 """Errors that may pass when a log cannot be opened, and that leave it whole: lack of room, descriptors or
 permissions, or a setting of its topic that this release does not know."""
-RECORD_DELAY_S = 1.0
-"""Delay before the broker writes its partitions into ZooKeeper: one write for all changes in this time."""
+RECORD_DELAY_S, RECORD_DELAY_OF_ONE_S = 1.0, 0.001
+"""Delay before the broker writes its partitions into ZooKeeper, and what each partition adds: one write lists
+all partitions, for all changes in this time."""
+TOPICS_OF_A_TURN = 50
+"""Changed topics applied in one turn of the loop, which serves clients in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,11 @@ class Broker:
         self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted = HostedPartitions()
         self._staged: dict[Partition, None] = {}
-        self._recording = self._is_retaining = False
+        self._applied: dict[str, TopicState] = {}
+        """The topics with which the hosted partitions are in step."""
+        self._stored = Notifier(mailbox)
+        """Wakes the coroutine that writes the list of partitions into ZooKeeper."""
+        self._is_retaining = False
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
         self.flushes = FlushThreads(mailbox, logs.file_system)
@@ -116,9 +125,17 @@ class Broker:
         If a log cannot be opened, the error is logged, and requests to its partition are refused. Other
         partitions are served.
         """
-        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
+        # First: topics come while logs open.
+        self.cluster.on_change(lambda: self.mailbox.post(lambda: self.mailbox.begin(self._follow())))
         self._set_aside_deleted()
-        kept = self._kept()
+        self._applied = dict(self.cluster.topics)
+        self._hosted.names = {topic.topic_id: name for name, topic in self._applied.items()}
+        kept = {
+            (name, number): topic
+            for name, topic in self._applied.items()
+            for number, state in topic.partitions.items()
+            if self._keeps(state)
+        }
         logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in kept.items()]
         for (key, topic), opened in zip(kept.items(), logs, strict=True):
             one = self._host(key, topic)
@@ -127,6 +144,7 @@ class Broker:
             except (errors.MillraceError, OSError) as error:
                 self._fail(one, error)
         self.cluster.store(self.logs)
+        self.mailbox.begin(self._keep_record())
         self.mailbox.every(RETENTION_INTERVAL_S, lambda: self.mailbox.begin(self._apply_retention()))
         self._standstill.watch()
 
@@ -185,35 +203,96 @@ class Broker:
         return {**unopened, **self.replicas.stopped}
 
     def opening(self, topic: str) -> list[Future[PartitionLog]]:
+        state = self._applied.get(topic)
+        hosted = [self._hosted.get((topic, number)) for number in (state.partitions if state else ())]
         return [
-            hosted.opening
-            for key, hosted in self._hosted.items()
-            if key[0] == topic and hosted.state is HostedState.OPENING and hosted.opening is not None
+            one.opening
+            for one in hosted
+            if one is not None and one.state is HostedState.OPENING and one.opening is not None
         ]
 
     def refresh(self) -> None:
         """Bring the hosted partitions in step with the cluster: open new and delete removed partitions."""
-        self._hosted.names = {topic.topic_id: name for name, topic in self.cluster.topics.items()}
-        kept = self._kept()
-        for key, one in list(self._hosted.items()):
-            if key not in kept or not _is_as_in(kept[key], one):
-                if one.state is HostedState.OPEN:
-                    self.mailbox.begin(self._remove(one))
-                elif one.state is HostedState.FAILED:
-                    del self._hosted[key]
-        for key, topic in kept.items():
-            hosted = self._hosted.get(key)
-            if hosted is None:
-                self.mailbox.begin(self._open(self._host(key, topic)))
-            elif hosted.state is HostedState.OPEN and hosted.topic is not topic:
-                hosted.topic = topic
-                hosted.configure(self.config)
+        for name in self._changed():
+            self.apply(name)
         self.replicas.refresh()
+
+    def _changed(self) -> list[str]:
+        """Return the names of the topics with which the hosted partitions are not in step."""
+        applied, topics = self._applied, self.cluster.topics
+        differ = map(is_not, topics.values(), map(applied.get, topics))  # without a loop in Python
+        changed = list(compress(topics, differ))
+        is_whole = len(topics) == len(applied) + sum(name not in applied for name in changed)
+        return changed if is_whole else [*changed, *applied.keys() - topics.keys()]
+
+    async def _follow(self) -> None:
+        """Do what `refresh` does, with a few topics in each turn of the loop.
+
+        All deleted and recreated topics come in the first turn: what is written into their former logs is
+        lost, so that no such write may be acknowledged meanwhile.
+        """
+        self.replicas.refresh()
+        changed = self._changed()
+        gone = set(filter(self._is_gone, changed))
+        for name in gone:
+            self._follow_topic(name)
+        for number, name in enumerate([name for name in changed if name not in gone], 1):
+            self._follow_topic(name)
+            if number % TOPICS_OF_A_TURN == 0:
+                await self.mailbox.sleep(0)
+
+    def _is_gone(self, name: str) -> bool:
+        """Return True if the topic that was applied last was deleted, or recreated under another id."""
+        before, after = self._applied.get(name), self.cluster.topics.get(name)
+        return before is not None and (after is None or after.topic_id != before.topic_id)
+
+    def _follow_topic(self, name: str) -> None:
+        try:
+            self.apply(name)
+        except Exception:
+            logger.exception("a bug while the partitions of topic %s are brought in step", name)
+            self._applied.pop(name, None)  # the next change tries it again
+
+    def apply(self, name: str) -> None:
+        """Bring the partitions of one topic in step with the cluster."""
+        before, after = self._applied.pop(name, None), self.cluster.topics.get(name)
+        if before is not None:
+            self._hosted.names.pop(before.topic_id, None)
+        if after is not None:
+            self._applied[name] = after
+            self._hosted.names[after.topic_id] = name
+        numbers = [number for topic in (before, after) if topic is not None for number in topic.partitions]
+        for number in dict.fromkeys(numbers):
+            self._apply_to((name, number))
+
+    def _apply_to(self, key: TopicPartition) -> None:
+        """Open, configure or remove a partition as its topic demands.
+
+        A partition that opens or closes is left alone; it comes here again.
+        """
+        topic, one = self._kept(key), self._hosted.get(key)
+        if one is not None and (topic is None or not _is_as_in(topic, one)):
+            if one.state is HostedState.OPEN:
+                self.mailbox.begin(self._remove(one))
+            elif one.state is HostedState.FAILED:
+                del self._hosted[key]
+            one = self._hosted.get(key)
+        if topic is None:
+            return
+        if one is None:
+            self.mailbox.begin(self._open(self._host(key, topic)))
+        elif one.state is HostedState.OPEN and one.topic is not topic:
+            before, one.topic = one.topic, topic
+            if not _has_same_settings(before, topic, key[1]):  # most changes are about leaders
+                one.configure(self.config)
+            self.replicas.topic_changed(one)
 
     def zookeeper_restored(self) -> None:
         """Hold no election on the state of a ZooKeeper that was restored from an older copy."""
         self.replicas.forget_zookeeper()
         self.refresh()
+        for one in self._hosted.replicating():
+            self.replicas.topic_changed(one)
 
     def standstills(self) -> int:
         """Return the count of standstills so far. If it changed, other brokers may have replaced this one."""
@@ -233,14 +312,11 @@ class Broker:
         for partition in self.partitions.values():
             partition.refuse_waiting(why)
 
-    def _kept(self) -> dict[TopicPartition, TopicState]:
-        """Return the partitions that this broker leads alone or has a replica of."""
-        return {
-            (topic.name, number): topic
-            for topic in self.cluster.topics.values()
-            for number, state in topic.partitions.items()
-            if self._keeps(state)
-        }
+    def _kept(self, key: TopicPartition) -> TopicState | None:
+        """Return the topic of a partition that this broker leads alone or has a replica of."""
+        topic = self._applied.get(key[0])
+        state = None if topic is None else topic.partitions.get(key[1])
+        return topic if state is not None and self._keeps(state) else None
 
     def _keeps(self, state: PartitionState) -> bool:
         broker = self.config.broker_id
@@ -280,13 +356,15 @@ class Broker:
 
     async def _open(self, one: HostedPartition) -> None:
         one.state = HostedState.OPENING
-        one.opening = self._pools["open"].submit(self._open_log, one.key, one.topic)
+        one.opening = opening = self._pools["open"].submit(self._open_log, one.key, one.topic)
         try:
-            opened = await outcome(one.opening)
+            opened = await outcome(opening)
         except Exception as error:
+            one.opening = None
             self._fail(one, error)
-            self.refresh()  # it may be another topic's partition by now
+            self._apply_to(one.key)  # it may be another topic's partition by now
             return
+        one.opening = None  # it takes more memory than the partition
         current = self._current(one.key, one.topic_id)
         if current is None:
             await self._dispose(one, self._delete_log)
@@ -304,7 +382,7 @@ class Broker:
         opened.is_replica = state.is_replicated
         one.opened = one.log = opened
         one.state, one.error = HostedState.OPEN, None  # last: other threads then take its log
-        self._record_soon()
+        self._stored.notify()
         if state.is_replicated:
             self.replicas.begin(one)
             return
@@ -341,8 +419,9 @@ class Broker:
     def _retry_failed(self) -> None:
         """Open the failed partitions again whose error may have passed."""
         for key, one in list(self._hosted.items()):
-            topic = self._current(key, one.topic_id)
-            if one.state is HostedState.FAILED and topic is not None:
+            if one.state is not HostedState.FAILED:
+                continue
+            if (topic := self._current(key, one.topic_id)) is not None:
                 one.topic = topic
                 if isinstance(one.error, MAY_PASS):
                     self.mailbox.begin(self._open(one))
@@ -351,7 +430,7 @@ class Broker:
 
     async def _remove(self, one: HostedPartition) -> None:
         """Stop serving or replicating a partition. Delete its log only if the partition was deleted."""
-        self._record_soon()
+        self._stored.notify()
         topic, why = self._current(one.key, one.topic_id), f"other brokers have {one.name} now"
         if one.partition is not None:
             self._staged.pop(one.partition, None)
@@ -379,14 +458,14 @@ class Broker:
         except Exception as error:
             logger.error("the log of %s stays here: %s", one.name, error, exc_info=errors.is_bug(error))
         del self._hosted[one.key]
-        self.refresh()
+        self._apply_to(one.key)
 
     def _set_log_aside(self, one: HostedPartition) -> None:
         """Set a replica's log aside if ZooKeeper itself, not only the snapshot, has the replica elsewhere.
 
         The log stays until ZooKeeper confirms this. It also stays if this broker has the only replica now.
         """
-        self.cluster.confirm()
+        self.cluster.confirm(one.key[0])
         topic = self._current(one.key, one.topic_id)
         if topic is not None and self.config.broker_id not in topic.partitions[one.key[1]].replicas:
             self._logs.set_open_aside(*one.key, "belongs to a partition that other brokers have")
@@ -407,16 +486,16 @@ class Broker:
         else:
             self._logs.delete(*one.key)
 
-    def _record_soon(self) -> None:
-        """Write the partitions that are stored here into ZooKeeper, after RECORD_DELAY_S."""
-
-        def record() -> None:
-            self._recording = False
-            self.cluster.store(self.logs)
-
-        if not self._recording:
-            self._recording = True
-            self.mailbox.after(RECORD_DELAY_S, record)
+    async def _keep_record(self) -> None:
+        """Write the partitions that are stored here into ZooKeeper, some time after each change."""
+        while True:
+            await self._stored.wait()
+            await self.mailbox.sleep(RECORD_DELAY_S + len(self._hosted) * RECORD_DELAY_OF_ONE_S)
+            try:
+                await outcome(self._pools["look-up"].submit(lambda: self.cluster.store(self.logs)))
+            except Exception:
+                logger.exception("cannot write the broker's record; trying again")
+                self._stored.notify()
 
     async def _apply_retention(self) -> None:
         if self._is_retaining:
@@ -602,6 +681,12 @@ class Broker:
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
         self._logs.close()
+
+
+def _has_same_settings(one: TopicState, other: TopicState, number: int) -> bool:
+    """Return True if a partition has the same settings and the same origin in two states of its topic."""
+    origins = [topic.partitions[number].origin for topic in (one, other)]
+    return one.settings == other.settings and origins[0] == origins[1]
 
 
 def _is_as_in(topic: TopicState, one: HostedPartition) -> bool:

@@ -145,6 +145,8 @@ class HostedPartition:
         partition, self.partition, self.ended = self.partition, None, Future()
         self.state, self.gone = HostedState.CLOSING, why
         self.changes.notify()
+        if partition is not None:
+            partition.refuse_staged(why)  # the life of a replica closes it in a later turn
         return self.ended if self.is_replicated or partition is None else partition.close(why)
 
 

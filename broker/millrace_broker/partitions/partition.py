@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from millrace.errors import BrokerError, FencedLeaderEpoch, MillraceError, StorageError, UnknownLeaderEpoch
@@ -27,6 +27,8 @@ logger = logging.getLogger("millrace.broker.partition")
 
 Outcomes: TypeAlias = Sequence[int | BrokerError]
 """For each batch, its base offset or the error for which it was refused."""
+NONE_WAITS: deque[Any] = deque(maxlen=0)
+"""The empty queue of every partition that has not needed one yet: a queue takes 760 bytes."""
 FLUSH_AGAIN_S = 0.5
 """Seconds after which a failed flush is tried again, if the log allows it."""
 
@@ -93,7 +95,7 @@ class Partition:
         log.lead(leader_epoch)
         self.mirrored = False
         """True if the partition is the mirror of another partition: ordinary producers are refused."""
-        self.parked: set[Parked] = set()
+        self.parked: dict[Parked, None] = {}
         self._hurrying = 0
         """Number of parked fetches for which any byte is enough."""
         self.opened_end = log.end
@@ -104,8 +106,8 @@ class Partition:
         """Reason why the partition is no longer served; None while it is served."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[StagedRequest] = []
-        self._unsynced: deque[Unsynced] = deque()
-        self._watched: deque[tuple[int, Callable[[], None]]] = deque()
+        self._unsynced: deque[Unsynced] = NONE_WAITS
+        self._watched: deque[tuple[int, Callable[[], None]]] = NONE_WAITS
         """(log position, function to call once it is flushed). No client waits, so no flush is hurried."""
         self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
@@ -142,23 +144,31 @@ class Partition:
                 self._abort(producing)
 
     def _append(self, staged: Sequence[StagedRequest]) -> None:
-        batches = staged[0][0] if len(staged) == 1 else [batch for entry in staged for batch in entry[0]]
+        batches: list[memoryview] = []
         principals: list[str] = []
         for own, producing, _ in staged:
+            batches += own
             principals += [producing.principal] * len(own)
         outcomes = self.log.append(batches, principals)
         self.batches_in += len(batches)
-        end, start = self.log.end, self.log.log_start_offset
-        must_wait = end > self.log.visible_end or self._doubtful()
-        first = 0
+        start, first = self.log.log_start_offset, 0
         for own, producing, index in staged:
             mine = outcomes[first : first + len(own)]
             first += len(own)
-            if must_wait and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
-                # A duplicate waits, too: the first one may still be on its way to the disk.
-                self._unsynced.append((end, producing, index, mine))
+            if producing.acks_all and self._must_wait(mine):
+                self._await_flush((self.log.end, producing, index, mine))
             else:
                 self._notify(producing, index, mine, start)
+
+    def _must_wait(self, outcomes: Outcomes) -> bool:
+        """Return True if acks=all waits. A duplicate does, too: the first one may not be on the disk yet."""
+        has_unseen = self.log.end > self.log.visible_end or self._doubtful()
+        return has_unseen and any(isinstance(outcome, int) for outcome in outcomes)
+
+    def _await_flush(self, entry: Unsynced) -> None:
+        if self._unsynced is NONE_WAITS:
+            self._unsynced = deque()
+        self._unsynced.append(entry)
 
     def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
         """Answer one client. A bug while answering closes only this client's connection."""
@@ -191,13 +201,13 @@ class Partition:
     def park(self, fetch: Parked) -> None:
         """Let a fetch wait for more records. The records may already be appended, but not flushed."""
         if fetch not in self.parked:
-            self.parked.add(fetch)
+            self.parked[fetch] = None
             self._hurrying += fetch.any_is_enough
             self.maybe_flush()
 
     def leave(self, fetch: Parked) -> None:
         if fetch in self.parked:
-            self.parked.discard(fetch)
+            del self.parked[fetch]
             self._hurrying -= fetch.any_is_enough
 
     @property
@@ -218,7 +228,7 @@ class Partition:
     def answer_when_flushed(self, end: int, producing: Producing) -> None:
         """Notify `producing`, as for acks=all, when the log is on the disk up to `end`; flush it at once."""
         if end > self.log.visible_end or (end and self._doubtful()):
-            self._unsynced.append((end, producing, 0, ()))
+            self._await_flush((end, producing, 0, ()))
             self.maybe_flush()
         else:
             self._notify(producing, 0, (), self.log.log_start_offset)
@@ -235,15 +245,15 @@ class Partition:
 
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
         """Call `then` when consumers see the log up to `end`. Starts no flush."""
+        if self._watched is NONE_WAITS:
+            self._watched = deque()
         self._watched.append((end, then))
 
     def close(self, why: BrokerError) -> Future[None]:
         """Stop serving the partition and refuse every waiting request. The result is done once no flush
         runs."""
         self.gone = why
-        staged, self._staged = self._staged, []
-        for batches, producing, index in staged:
-            self._notify(producing, index, [why] * len(batches))
+        self.refuse_staged(why)
         self.refuse_waiting(why)
         self.wake_parked()
         self._idle = idle = Future[None]()
@@ -321,8 +331,14 @@ class Partition:
         except Exception:
             logger.exception("a bug after a flush of %s", self.name)
 
+    def refuse_staged(self, why: BrokerError) -> None:
+        """Answer this turn's requests with an error, before a later one can be answered."""
+        staged, self._staged = self._staged, []
+        for batches, producing, index in staged:
+            self._notify(producing, index, [why] * len(batches))
+
     def refuse_waiting(self, why: BrokerError) -> None:
         """Answer every waiting acks=all with an error."""
-        waiting, self._unsynced = self._unsynced, deque()
+        waiting, self._unsynced = self._unsynced, NONE_WAITS
         for _, producing, index, outcomes in waiting:
             self._notify(producing, index, [why] * max(1, len(outcomes)))

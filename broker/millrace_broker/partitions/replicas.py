@@ -144,16 +144,20 @@ class Replicas:
         self._mailbox.begin(self._life(one))
 
     def refresh(self) -> None:
-        """Apply changes of the cluster's snapshot. Few of 1,000 partitions usually change."""
+        """Apply a change of the live brokers, and let replicas that went away owe no report."""
         before, self._live = self._live, self._registered()
         if self._unreported:
             self._unreported &= self._named()
-        for one in self._hosted.replicating():
+        if self._live != before:
+            for one in self._hosted.replicating():
+                one.replica.see_brokers(self._live, self._mailbox.now())
+
+    def topic_changed(self, one: HostedPartition) -> None:
+        """Apply a change of the topic of a partition, if it is a replica."""
+        if one.is_replicating:
             known = one.replica.snapshot
             if known is None or known.version < one.topic.version:
                 self._observe(one)
-            if self._live != before:
-                one.replica.see_brokers(self._live, self._mailbox.now())
 
     def _registered(self) -> Directories:
         return {broker: at.directory for broker, at in self._cluster.brokers.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from millrace.errors import (
     InvalidPartitions,
@@ -21,7 +22,7 @@ from millrace.errors import (
 from millrace.topic_names import check_topic_name
 from millrace.zookeeper.topic_state import Replicas, TopicState
 from millrace_broker.coordination.new_partitions import new_topic, with_partitions
-from millrace_broker.partitions.broker import Broker
+from millrace_broker.partitions.broker import TOPICS_OF_A_TURN, Broker
 from millrace_broker.partitions.topic_settings import check_topic_settings
 from millrace_broker.replication.state import with_minimum
 from millrace_broker.storage.partition_log import PartitionLog
@@ -39,9 +40,9 @@ def create_topic(
     replicas: int = -1,
     assigned: Sequence[Replicas] = (),
     validate_only: bool = False,
-    timeout_s: float = OPENING_SECONDS,
 ) -> None:
-    """Create a topic (-1: default number of partitions or replicas). Partitions led here are open on return.
+    """Create a topic (-1: default number of partitions or replicas). Its partitions are opened meanwhile:
+    `wait_until_open` waits for those led here.
 
     `assigned` names the brokers of each partition's replicas; both numbers then come from it.
     """
@@ -57,7 +58,7 @@ def create_topic(
     _check_limit(broker, name, count)
     cluster, factor = broker.cluster, broker.config.default_replicas if replicas == -1 else replicas
     planned = new_topic(
-        name, count, settings, cluster.brokers, cluster.topics, replicas=factor, assigned=assigned
+        name, count, settings, cluster.brokers, cluster.load, replicas=factor, assigned=assigned
     )
     check_topic_settings(broker.config, settings, planned.fewest_replicas)
     if validate_only:
@@ -65,7 +66,6 @@ def create_topic(
             raise TopicAlreadyExists(f"topic {name} exists already")
         return
     cluster.create_topic(name, count, settings, replicas=factor, assigned=assigned)
-    _wait_until_open(broker, name, timeout_s)
 
 
 def _check_collision(broker: Broker, name: str) -> None:
@@ -79,28 +79,21 @@ def _check_collision(broker: Broker, name: str) -> None:
 
 
 def add_partitions(
-    broker: Broker,
-    name: str,
-    count: int,
-    *,
-    assigned: Sequence[Replicas] = (),
-    validate_only: bool = False,
-    timeout_s: float = OPENING_SECONDS,
+    broker: Broker, name: str, count: int, *, assigned: Sequence[Replicas] = (), validate_only: bool = False
 ) -> None:
-    """Give a topic `count` partitions in all; the new ones led here are open on return.
+    """Give a topic `count` partitions in all. The new ones are opened meanwhile, as in `create_topic`.
 
     `assigned` names the brokers of the replicas of each new one.
     """
     _check_limit(broker, name, count)
 
     def change(topic: TopicState) -> TopicState:
-        return with_partitions(topic, count, broker.cluster.brokers, broker.cluster.topics, assigned)
+        return with_partitions(topic, count, broker.cluster.brokers, broker.cluster.load, assigned)
 
     if validate_only:
         change(_topic(broker, name))
     else:
         broker.cluster.change_topic(name, change)
-        _wait_until_open(broker, name, timeout_s)
 
 
 def alter_topic(
@@ -125,13 +118,13 @@ def alter_topic(
         change(_topic(broker, name))
     else:
         broker.cluster.change_topic(name, change)
-        broker.mailbox.call(broker.refresh).result()
+        broker.mailbox.call(lambda: broker.apply(name)).result()
 
 
 def delete_topic(broker: Broker, name: str) -> None:
     """Delete a topic; its logs here are gone soon after."""
     broker.cluster.delete_topic(name)
-    broker.mailbox.call(broker.refresh).result()
+    broker.mailbox.call(lambda: broker.apply(name)).result()
 
 
 def _check_limit(broker: Broker, name: str, count: int) -> None:
@@ -147,13 +140,28 @@ def _topic(broker: Broker, name: str) -> TopicState:
     return topic
 
 
-def _wait_until_open(broker: Broker, name: str, timeout_s: float) -> None:
-    """Wait for the partitions led here; the topic exists even if one of them cannot be opened."""
+def wait_until_open(
+    broker: Broker, names: Sequence[str], timeout_s: float = OPENING_SECONDS
+) -> Mapping[str, RequestTimedOut]:
+    """Wait for the partitions of these topics that are led here. Return the error of each topic that took
+    longer.
 
-    def opening() -> list[concurrent.futures.Future[PartitionLog]]:
-        broker.refresh()
-        return broker.opening(name)
+    A topic exists even if one of its partitions cannot be opened.
+    """
+    opening: dict[str, list[concurrent.futures.Future[PartitionLog]]] = {}
 
-    _, late = concurrent.futures.wait(broker.mailbox.call(opening).result(), min(timeout_s, OPENING_SECONDS))
-    if late:
-        raise RequestTimedOut(f"topic {name} is there; {len(late)} of its partitions are being opened yet")
+    def begin(topics: Sequence[str]) -> None:
+        for name in topics:
+            broker.apply(name)
+            opening[name] = broker.opening(name)
+
+    for first in range(0, len(names), TOPICS_OF_A_TURN):
+        broker.mailbox.call(partial(begin, names[first : first + TOPICS_OF_A_TURN])).result()
+    every = [one for of_topic in opening.values() for one in of_topic]
+    _, late = concurrent.futures.wait(every, min(timeout_s, OPENING_SECONDS))
+    counts = {name: sum(one in late for one in of_topic) for name, of_topic in opening.items()}
+    return {
+        name: RequestTimedOut(f"topic {name} is there; {count} of its partitions are being opened yet")
+        for name, count in counts.items()
+        if count
+    }

@@ -22,8 +22,9 @@ from millrace_broker.replication.leadership import Snapshot
 
 logger = logging.getLogger("millrace.replication")
 
-GATHER_S = 0.02
-"""Time for which changes of one topic are gathered into one write."""
+GATHER_S = 0.003
+"""Time for which changes of one topic are gathered into one write. Those which come while it is written are
+the next one's."""
 
 Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
 """Function from the newest state to the state to write; None if nothing must be written (any more)."""

@@ -170,6 +170,8 @@ class ClientConnection:
         self.note_served()
 
     def reply(self, answers: bytes) -> None:
+        if self.closed:
+            return
         try:
             sent = self.transport.send(answers, more=False)
         except BlockingIOError:  # the socket accepts no more now

@@ -569,7 +569,7 @@ class Server:
 
     def _serve(self, connection: ClientConnection) -> None:
         """Serve the received frames, until answers pile up or the connection's time is over."""
-        served, framer = False, connection.framer
+        served, framer, request = False, connection.framer, None
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
             # The user's debt may come from other connections, too: otherwise the user could continue over new
             # connections.
@@ -582,7 +582,10 @@ class Server:
                 self.statistics.served(request, self.now)
                 if request.client.closed:
                     break  # keep neither: a reference cycle would wait for the garbage collector
-                connection.keep_place(request)
+                if request.is_only:
+                    connection.note_served()
+                else:
+                    connection.keep_place(request)
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
                 if late or not framer.waiting:
@@ -598,7 +601,8 @@ class Server:
             # A few small requests hold so little that noting it at the end of the turn is enough.
             if framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
                 self._measure(connection)
-            self._touched[connection] = None
+            if request is None or not request.is_only:
+                self._touched[connection] = None
 
     def _may_serve(self, connection: ClientConnection) -> bool:
         if connection.closed or connection.ending or connection.muted:

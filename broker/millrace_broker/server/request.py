@@ -74,8 +74,12 @@ class Client(Protocol):
     def keep_place(self, request: Request) -> None:
         """Keep the place of a request's answer, behind those of earlier ones."""
 
+    @property
+    def is_free(self) -> bool:
+        """True if nothing is before the next request, neither a part of it nor an answer that is due."""
+
     def reply(self, answers: bytes) -> None:
-        """Send answers to requests that were not taken, while no other answer is due."""
+        """Send answers to requests without a place, while no other answer is due, unless it is closed."""
 
     def answered(self, size: int) -> None:
         """Note that a request has its answer, which uses `size` bytes of memory."""
@@ -124,6 +128,9 @@ class Request:
     kept: int = 0
     """Bytes that the request keeps beyond REQUEST_BYTES until its answer."""
     parts: Sequence[Part] | None = None
+    is_only: bool = False
+    """True if the client has no other request, and this one is answered in the turn that has read it. Such a
+    request needs no place: its answer is sent at once."""
     abandon: Callable[[], None] | None = None
     """Callback to run when the client disconnects before the answer. With None, the request keeps waiting."""
 
@@ -145,8 +152,12 @@ class Request:
 
     def answer_frames(self, frames: bytes) -> None:
         """Answer all `count` requests with whole responses, as made by `response_frame`."""
-        self.parts = (frames,)
-        self.client.answered(len(frames))
+        if self.is_only:
+            self.parts = ()
+            self.client.reply(frames)
+        else:
+            self.parts = (frames,)
+            self.client.answered(len(frames))
 
     def answer_nothing(self) -> None:
         """Complete the request without an answer, as the client expects none (acks=0)."""

@@ -64,17 +64,18 @@ class Chain:
 
     def accepts(self, header: BatchHeader, limit: int) -> bool:
         """Return True if the batch may come here and ends at or before `limit`. Its CRC is not checked."""
-        end = self.position + header.size
-        if header.magic != MAGIC or header.size < HEADER_BYTES or end > limit:
+        size = header.batch_length + LENGTH_OVERHEAD
+        end = self.position + size
+        if header.magic != MAGIC or size < HEADER_BYTES or end > limit:
             return False
         if self.filler_base is None:
             return header.base_offset == self.position
         return header.is_control and header.base_offset == self.filler_base and header.last_offset == end - 1
 
     def advance(self, header: BatchHeader) -> None:
-        self.position += header.size
-        needs_filler = self.filler_base is None and header.next_offset > self.position
-        self.filler_base = header.next_offset if needs_filler else None
+        self.position += header.batch_length + LENGTH_OVERHEAD
+        next_offset = header.base_offset + header.last_offset_delta + 1
+        self.filler_base = next_offset if self.filler_base is None and next_offset > self.position else None
 
 
 class HeaderReader:

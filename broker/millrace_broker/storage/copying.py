@@ -7,7 +7,7 @@ that this leader's log can hold. The functions are called by the receiving threa
 from __future__ import annotations
 
 from millrace.errors import CorruptMessage
-from millrace.records import BatchHeader, batch_crc
+from millrace.records import LENGTH_OVERHEAD, BatchHeader, batch_crc
 from millrace_broker.storage.chain import Chain
 
 
@@ -23,15 +23,15 @@ def whole_entries(
     entries = size = 0
     chain, limit, epoch = Chain(position), position + len(data), last_epoch
     while (header := BatchHeader.parse(data, start := chain.position - position)) is not None:
-        end = start + header.size
-        if start < end and chain.position + header.size > limit:
+        end = start + header.batch_length + LENGTH_OVERHEAD
+        if start < end and position + end > limit:
             break  # cut off; if its length is damaged, the next try shows it
         if not chain.accepts(header, limit) or batch_crc(data[start:end]) != header.crc:
             raise CorruptMessage(f"the leader sent a damaged batch at position {chain.position}")
-        before, stated = epoch, header.partition_leader_epoch
-        epoch = max(0, stated)
-        if stated < -1 or not before <= epoch <= leader_epoch:
-            raise CorruptMessage(f"epoch {stated} at position {chain.position} follows {before}")
+        if (stated := header.partition_leader_epoch) != epoch or epoch > leader_epoch:
+            before, epoch = epoch, max(0, stated)
+            if stated < -1 or not before <= epoch <= leader_epoch:
+                raise CorruptMessage(f"epoch {stated} at position {chain.position} follows {before}")
         headers.append(header)
         chain.advance(header)
         if chain.filler_base is None:

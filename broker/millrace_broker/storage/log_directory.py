@@ -165,7 +165,7 @@ class LogDirectory:
         self._lock_fd = lock_fd
         self.file_system = FileSystem(path, lock_fd)
         self._logs: dict[TopicPartition, PartitionLog] = {}
-        self._ids: dict[TopicPartition, set[UUID]] = {}
+        self._ids: dict[TopicPartition, tuple[UUID, ...]] = {}
         """Topic ids of each partition's directories: usually one."""
         self._aside: dict[Path, int] = {}
         """Time at which each log was set aside, in ms."""
@@ -198,7 +198,7 @@ class LogDirectory:
         """List the directories once. A listing for each of thousands of partitions would take too long."""
         for path in self.path.iterdir():
             if (parsed := parse_partition_name(path.name)) is not None:
-                self._ids.setdefault(parsed[:2], set()).add(parsed[2])
+                self._ids[parsed[:2]] = (*self._ids.get(parsed[:2], ()), parsed[2])
             elif (foreign := _FOREIGN_NAME.fullmatch(path.name)) is not None:
                 self._aside[path] = int(foreign["time"])
 
@@ -233,14 +233,14 @@ class LogDirectory:
             if opened is not None:
                 opened.close()
                 del self._logs[key]
-            for foreign in self._ids.get(key, set()) - {topic_id}:
+            for foreign in [other for other in self._ids.get(key, ()) if other != topic_id]:
                 try:
                     self.set_aside(topic, partition, foreign)
                 except OSError as error:
                     raise StorageError(
                         f"{directory}: cannot set aside the log of the deleted topic of this name: {error}"
                     ) from error
-            self._ids[key] = {topic_id}
+            self._ids[key] = (topic_id,)
         opened = PartitionLog(
             directory,
             config or self.config,
@@ -271,7 +271,7 @@ class LogDirectory:
         """Close an open log and set it aside. `why` follows its name in the broker's log. For a thread."""
         self.shut(topic, partition)
         with self._lock:
-            topic_ids = list(self._ids.get((topic, partition), ()))
+            topic_ids = self._ids.get((topic, partition), ())
         for topic_id in topic_ids:
             self._set_aside(topic, partition, topic_id, why)
 
@@ -283,7 +283,9 @@ class LogDirectory:
                 path.rename(aside)
                 self._aside[aside] = now
                 logger.warning("%s %s; set aside as %s", path, why, aside.name)
-            self._ids[topic, partition].discard(topic_id)
+            self._ids[topic, partition] = tuple(
+                other for other in self._ids[topic, partition] if other != topic_id
+            )
 
     def delete_expired(self) -> None:
         """Delete the logs that were set aside longer ago than the broker's retention; for a thread."""

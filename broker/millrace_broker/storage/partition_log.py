@@ -42,10 +42,11 @@ from millrace.records import BatchHeader, Cursor, filler_size
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.records.runs import stamp
 from millrace_broker.storage.chain import header_at
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.epochs import EpochMap
-from millrace_broker.storage.landmarks import Landmarks, landmarks_path
+from millrace_broker.storage.landmarks import LEAST_BATCH_BYTES, Landmarks, landmarks_path
 from millrace_broker.storage.log_start import remove_start, write_start
 from millrace_broker.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
 from millrace_broker.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
@@ -159,8 +160,11 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> int:
-        files = self._files
-        return min(max(files.segments[0].base, files.start_offset), self._visible.high_watermark)
+        files, end = self._files, self._visible.high_watermark
+        start = files.segments[0].base
+        if files.start_offset > start:
+            start = files.start_offset
+        return start if start < end else end  # min and max take three times as long, for each append
 
     @property
     def high_watermark(self) -> int:
@@ -264,8 +268,11 @@ class PartitionLog:
                 refused = PolicyViolation("a mirrored partition takes messages from its origin only")
                 return [refused] * len(batches)
             results: list[int | BrokerError] = []
-            staging, written = self._stage(), 0
+            staging, written = None, 0
             try:
+                if plain := self._append_plain(batches):
+                    return [*plain]
+                staging = self._stage()
                 while True:
                     results += staging.add(batches, principals, len(results))
                     if len(results) == len(batches):
@@ -279,10 +286,37 @@ class PartitionLog:
                 if not isinstance(error, StorageError):
                     logger.exception("a bug while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
-                self._producers.abandon(staging.producers)
+                if staging is not None:
+                    self._producers.abandon(staging.producers)
                 self._producers.note_refused(batches[written:], principals[written:], error)
                 results[written:] = [error] * (len(batches) - written)
             return results
+
+    def _append_plain(self, batches: Sequence[Buffer]) -> Sequence[int]:
+        """Append batches that need only their stamp, as nearly all appends do: without a `Staging`, which
+        takes half as long again as all of this.
+
+        Return their base offsets. Do nothing and return none if a batch needs more.
+        """
+        state, active, landmarks = self._appended, self._active, self._active.landmarks
+        if landmarks is None or self._epoch != self.epochs.last or not batches:
+            return ()
+        bases, end, landmarks_room, messages, next_offset, max_timestamp = stamp(
+            batches, 0, state.end, self._epoch, self._room, landmarks.room, LEAST_BATCH_BYTES
+        )
+        if len(bases) < len(batches):
+            return ()  # what is stamped already will be stamped again
+        try:
+            self._write_to(active, batches, end - state.end)
+            active.facts.note(max_timestamp, next_offset)
+            landmarks.passed(landmarks_room, next_offset)
+            self._appended = LogState(end, next_offset, end, state.messages + messages, None)
+        except StorageError:
+            raise
+        except Exception as error:
+            self._refuse_after_bug(error)
+            raise
+        return bases
 
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
         """Note produced batches that the partition refused before an append, for a temporary reason."""
@@ -332,14 +366,13 @@ class PartitionLog:
     def _active(self) -> Segment:
         return self._files.segments[-1]
 
+    @property
+    def _room(self) -> int:
+        """Bytes that still fit into the last file; an empty file takes one batch of any size."""
+        return self.config.segment_bytes - self._active.size
+
     def _stage(self) -> Staging:
-        return Staging(
-            self._appended,
-            self._producers,
-            self._active,
-            segment_bytes=self.config.segment_bytes,
-            epoch=self._epoch,
-        )
+        return Staging(self._appended, self._producers, self._active, room=self._room, epoch=self._epoch)
 
     def _write(self, staging: Staging) -> None:
         """Write the staged batches and count them. Raise StorageError when none of their bytes were kept."""
@@ -356,9 +389,13 @@ class PartitionLog:
             self._appended = state
         except StorageError:
             raise
-        except Exception as error:  # a bug: the file may hold more than is known here; a restart reads it
-            self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+        except Exception as error:
+            self._refuse_after_bug(error)
             raise
+
+    def _refuse_after_bug(self, error: Exception) -> None:
+        """Take no more writes: the file may hold more than is known here; a restart reads it."""
+        self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
 
     def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
         """Write to the last file. Raise StorageError when none of the bytes were kept."""
@@ -432,19 +469,15 @@ class PartitionLog:
             if segment > self._active.base and segment == self._appended.end:
                 self._roll()
             copying = self._copying or Scan(self._appended, self._producers, self.epochs, skip_damage=False)
-            active, before = self._active, self._appended.end
+            active = self._active
             self._write_to(active, [batches], len(batches))
             self._copying = copying
-            start = 0
             try:
-                for header in headers:
-                    end = start + header.size
-                    copying.note(active, header, batches[start:end], before + start)
-                    start = end
-            except Exception as error:  # a bug: the file holds more than is known here; a restart reads it
+                copying.note_all(active, headers, batches)
+            except Exception as error:
                 logger.exception("a bug while copying to %s", self.directory)
-                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
-                raise StorageError(self.refusal) from error
+                self._refuse_after_bug(error)
+                raise StorageError(str(self.refusal)) from error
             self._appended = copying.state
 
     def cut(self, position: int) -> None:

@@ -20,6 +20,8 @@ Principal: TypeAlias = str | None
 class Places(Generic[Key]):
     """A fixed number of places for producer ids. The ids of one principal take at most half of the places."""
 
+    __slots__ = ("_all", "_count", "_of")
+
     def __init__(self, count: int) -> None:
         self._count = count
         self._all: OrderedDict[Key, float] = OrderedDict()

@@ -131,13 +131,26 @@ class ProducerLimit:
 class ProducerStates:
     """Every idempotent producer of one partition."""
 
+    __slots__ = (
+        "_clock",
+        "_directory",
+        "_file_end",
+        "_limit",
+        "_newest_end",
+        "_places",
+        "_read_from",
+        "_refusal_logged_at",
+        "_refused",
+        "_states",
+    )
+
     def __init__(self, directory: Path, clock: Callable[[], float], limit: ProducerLimit) -> None:
         self._directory = directory
         self._clock = clock
         self._limit = limit
         self._states: StagedProducers = {}
         """All producers that are remembered, the longest silent first."""
-        self._places = Places[int](limit.of_partition)
+        self._places: Places[int] = Places(limit.of_partition)
         self._refused: dict[int, RefusedBatch] = {}
         """Producer id -> its first refused batch; in memory only."""
         self._refusal_logged_at = -math.inf

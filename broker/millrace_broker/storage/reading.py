@@ -43,6 +43,8 @@ class RecentPositions:
     No batch before such a position holds that offset or a later one.
     """
 
+    __slots__ = ("_positions",)
+
     def __init__(self) -> None:
         self._positions: dict[int, int] = {}
 
@@ -72,6 +74,8 @@ class _Opened(NamedTuple):
 class Reader:
     """Reads slices of a log's files, from offsets that readers ask for."""
 
+    __slots__ = ("_directory", "_opened", "_recovered_end", "_reported", "_without_landmarks", "recent")
+
     def __init__(self, directory: Path, recovered_end: int) -> None:
         """Prepare reading; bytes below `recovered_end` were on the disk before this process
         opened the log.
@@ -79,10 +83,10 @@ class Reader:
         self.recent = RecentPositions()
         self._directory = directory
         self._recovered_end = recovered_end
-        self._reported: set[str] = set()
+        self._reported: tuple[str, ...] = ()
         self._opened: dict[Segment, _Opened] = {}
         """The files read last. Other files close with the last slice that uses them."""
-        self._without_landmarks: set[Segment] = set()
+        self._without_landmarks: dict[Segment, None] = {}
         """Segments in which a look-up has failed because landmarks were missing."""
 
     def read(
@@ -113,7 +117,7 @@ class Reader:
 
     def _log_once(self, what: str) -> None:
         if what not in self._reported and len(self._reported) < MAX_REPORTED:
-            self._reported.add(what)
+            self._reported += (what,)
             logger.error("%s", what)
 
     def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
@@ -154,7 +158,7 @@ class Reader:
         try:
             return locate(landmarks, file, offset, limit, recent)
         except LandmarksMissing:
-            self._without_landmarks.add(segment)
+            self._without_landmarks[segment] = None
             raise
         except CorruptMessage as error:
             raise CorruptMessage(f"{error} in {segment.path}") from None
@@ -165,7 +169,7 @@ class Reader:
             with contextlib.suppress(FileNotFoundError):  # retention deleted it
                 segment.build_landmarks()
             self.forget()
-            self._without_landmarks.discard(segment)
+            self._without_landmarks.pop(segment, None)
 
     def _open(self, segment: Segment) -> _Opened:
         """Return the segment's read side: a recently used one, or a new one that replaces the oldest."""

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from millrace.errors import MillraceError
-from millrace.records import BatchHeader, filler_after, filler_size
+from millrace.records import CONTROL_BIT, LENGTH_OVERHEAD, BatchHeader, filler_after, filler_size
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition
+from millrace.records.runs import stamp
 from millrace_broker.storage import sealed
 from millrace_broker.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
 from millrace_broker.storage.checkpoint import Checkpoint
 from millrace_broker.storage.epochs import EpochMap
-from millrace_broker.storage.landmarks import Landmarks, landmarks_path
+from millrace_broker.storage.landmarks import LEAST_BATCH_BYTES, Landmarks, landmarks_path
 from millrace_broker.storage.log_start import read_start
 from millrace_broker.storage.producer_state import FILE_NAME, ProducerStates
 from millrace_broker.storage.segment import (
@@ -41,6 +43,7 @@ from millrace_broker.storage.state import LogState, holds_offsets
 logger = logging.getLogger("millrace.storage.recovery")
 
 COPY_BYTES = 1 << 20
+ANY_ROOM = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     """
     checkpoint = _read_checkpoint(directory)
     segments = open_segments(directory, checkpoint)
-    if not segments:
+    is_new = not segments
+    if is_new:
         segments = [Segment.create(directory, 0, now)]
         segments[0].close()
         sync_directory(directory)
@@ -95,7 +99,8 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         scan.complete_filler(kept[-1], unfilled, now)
     else:
         kept = _cut(segments, scan.kept)
-    _make_durable(directory, kept, flushed, sync)
+    if not is_new:  # an empty file whose name is on the disk needs no flush
+        _make_durable(directory, kept, flushed, sync)
     if scan.state.end > scan.kept.end:
         epochs.cut(scan.kept.end)
     checkpointed = -1 if flushed is None else flushed
@@ -235,6 +240,46 @@ class Scan:
             self._epochs.note(epoch, position)
         elif not self._skip_damage:
             raise ChainBroken("a leader epoch falls", position, header, None)
+
+    def note_all(self, segment: Segment, headers: Sequence[BatchHeader], data: memoryview) -> None:
+        """Add the batches of `data` as `note` does, those of the same epoch together.
+
+        Into data batches their own position and epoch are written again.
+        """
+        start, first = 0, 0
+        plain: list[memoryview] = []
+        for index, header in enumerate(headers):
+            end = start + header.batch_length + LENGTH_OVERHEAD
+            if header.partition_leader_epoch == self._epochs.last and not header.attributes & CONTROL_BIT:
+                plain.append(data[start:end])
+            else:
+                self._note_plain(segment, headers[first:index], plain)
+                self.note(segment, header, data[start:end], self.state.end)
+                plain, first = [], index + 1
+            start = end
+        self._note_plain(segment, headers[first:], plain)
+
+    def _note_plain(
+        self, segment: Segment, headers: Sequence[BatchHeader], batches: Sequence[memoryview]
+    ) -> None:
+        """Add data batches of the last epoch. Most of them need only to be counted."""
+        done, landmarks = 0, segment.landmarks
+        assert landmarks is not None, "the last segment has its landmarks in memory"
+        while done < len(batches):
+            state = self.state
+            room = landmarks.room if state.mirror is None else 0
+            bases, end, room, messages, next_offset, max_timestamp = stamp(
+                batches, done, state.end, self._epochs.last, ANY_ROOM, room, LEAST_BATCH_BYTES
+            )
+            if bases:
+                segment.facts.note(max_timestamp, next_offset)
+                landmarks.passed(room, next_offset)
+                self.state = self.kept = LogState(end, next_offset, end, state.messages + messages, None)
+                self.unfilled = None
+                done += len(bases)
+            else:
+                self.note(segment, headers[done], batches[done], state.end)
+                done += 1
 
     def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
         """Add a batch that follows all other batches. Raise ChainBroken if its epoch is lower."""

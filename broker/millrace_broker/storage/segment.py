@@ -16,7 +16,7 @@ import shutil
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -92,9 +92,28 @@ class SegmentFacts:
     next_offset: int = -1
     """Offset after the last record; -1 when the segment holds no data."""
 
+    def note(self, max_timestamp: int, next_offset: int) -> None:
+        """Note appended records, by their largest timestamp and the offset after them."""
+        self.next_offset = next_offset
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+
 
 class Segment:
     """A file named after the log position of its first byte."""
+
+    __slots__ = (
+        "_append_fd",
+        "_builds",
+        "_directory",
+        "_reader",
+        "base",
+        "begun",
+        "facts",
+        "landmarks",
+        "last_append",
+        "size",
+    )
 
     def __init__(
         self,
@@ -105,7 +124,7 @@ class Segment:
         last_append: float,
         landmarks: Landmarks | None,
     ) -> None:
-        self.path = segment_path(directory, base)
+        self._directory = directory
         self.base = base
         self.size = size
         self.facts = facts
@@ -136,6 +155,11 @@ class Segment:
         status, base = path.stat(), int(path.stem)
         facts = facts or SegmentFacts(base, (1 << 63) - 1, -1)
         return cls(path.parent, base, status.st_size, facts, status.st_mtime, landmarks)
+
+    @property
+    def path(self) -> Path:
+        """The segment's file: made when it is needed, as thousands of paths take much memory."""
+        return segment_path(self._directory, self.base)
 
     @property
     def end(self) -> int:
@@ -245,11 +269,13 @@ class Segment:
             self._append_fd = None
 
 
-def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterator[list[Buffer]]:
-    """Yield each system call's buffers: large appends are cut where the file's WRITE_BYTES blocks end."""
-    if total <= WRITE_BYTES and len(buffers) <= IOV_MAX:
-        yield list(buffers)
-        return
+def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterable[list[Buffer]]:
+    """Return each system call's buffers: large appends are cut where the file's WRITE_BYTES blocks end."""
+    is_small = total <= WRITE_BYTES and len(buffers) <= IOV_MAX
+    return ([*buffers],) if is_small else _cut(buffers, position)
+
+
+def _cut(buffers: Sequence[Buffer], position: int) -> Iterator[list[Buffer]]:
     piece, room = list[Buffer](), WRITE_BYTES - position % WRITE_BYTES
     for buffer in buffers:
         rest = memoryview(buffer)

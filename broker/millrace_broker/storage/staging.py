@@ -34,9 +34,9 @@ class Staging:
     """Places batches after `state`, as many as fit."""
 
     def __init__(
-        self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int, epoch: int
+        self, state: LogState, producers: ProducerStates, segment: Segment, *, room: int, epoch: int
     ) -> None:
-        """Place batches at the end of `segment`, which takes `segment_bytes`, or one batch of any size.
+        """Place batches at the end of `segment`, which takes `room` bytes more; if empty, any one batch.
 
         `epoch` is the leader's; it is stamped over the epoch that a producer sent.
         """
@@ -48,7 +48,7 @@ class Staging:
         self._earlier_producers = producers
         self._epoch = epoch
         self._segment = segment
-        self._room = segment_bytes - segment.size
+        self._room = room
         self._state = state
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
@@ -162,8 +162,7 @@ class Staging:
     def written(self) -> LogState:
         """Update the segment after its write, and return the log's state after the append."""
         if self._messages > self._state.messages:
-            self._segment.facts.max_timestamp = self._max_timestamp
-            self._segment.facts.next_offset = self._high_watermark
+            self._segment.facts.note(self._max_timestamp, self._high_watermark)
         self._noted.extend(self._landmarks)
         return LogState(self.end, self._high_watermark, self._data_end, self._messages, self._mirror)
 

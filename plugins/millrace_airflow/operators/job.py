@@ -151,6 +151,7 @@ class MillraceJobOperator(BaseOperator):
                 raise AirflowFailException(str(error)) from None
             raise
         finally:
+            self._job = None  # nothing is left that `on_kill` could stop
             job.remove()
         return self.finish(result, context)
 

@@ -100,7 +100,7 @@ def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
     if matched or existing & set(named):
         return matched
     if named:
-        raise no_topic(named[0], bootstrap)
+        raise no_topic(named[0], bootstrap, existing)
     raise MillraceError(
         f"no topic on {bootstrap} matches {matching!r}: see `millrace topics list --bootstrap {bootstrap}`"
     )

@@ -1,4 +1,4 @@
-"""Submits a command's Spark job and shows its steps."""
+"""Runs a command's job, on Spark or without it, and shows its steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from typing import Any, ClassVar
 from millrace.errors import ConfigError
 from millrace.printing import say
 from millrace.signals import interruptible
+from millrace.steps import steps
 from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
-from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.option_values import SPARK
-from millrace_warehouse.requests import Load, command_options, option
+from millrace_warehouse.option_values import LOCAL, SPARK
+from millrace_warehouse.requests import Load, Mirror, command_options, option
 
 CONF = "MILLRACE_SPARK_CONF"
 """Environment variable with more Spark settings, as JSON."""
 # local-cluster[workers,cores,MB] is Spark's own, for tests.
 _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
 
 
 def _checked_master(text: str, name: str) -> str:
@@ -64,25 +65,36 @@ class Invocation(Output):
 
     takes_values: ClassVar[bool] = False
     master: str = option(
-        "--master", "Spark master the job is submitted to.", _checked_master, default="local[2]"
+        "--master URL", "Spark master the job is submitted to.", _checked_master, default="local[2]"
     )
     conf: Mapping[str, str] = option(
         "--conf KEY=VALUE...",
-        "A Spark setting; may be repeated, overrides our own.",
+        "A Spark setting, which overrides Millrace's own; may be repeated.",
         _parse_conf,
         default_factory=_conf_of_environment,
     )
     archives: Sequence[str] = option(
         "--archives FILE#NAME...",
-        "A packed environment; may be repeated. The executors run the Python of the first.",
+        "A packed Python environment; may be repeated. The executors run the Python of the first one.",
         default=(),
     )
 
     def packages_for(self, request: Any) -> Sequence[str]:
-        """Return the packages that a job needs; a local resident loader does without Spark."""
+        """Return the packages that a job needs; `--engine local` does without Spark."""
         packages = Output.packages_for(self, request)  # slots: no super()
-        is_local = isinstance(request, Load) and request.follow and request.engine != SPARK
-        return packages if is_local else (*packages, "pyspark")
+        return packages if self.processes_for(request) else (*packages, "pyspark")
+
+    def processes_for(self, request: Any) -> int:
+        """Return the number of processes of this machine that run a request's tasks, or 0 for Spark."""
+        if isinstance(request, Load) and request.follow:
+            return 0 if request.engine == SPARK else 1
+        if isinstance(request, Mirror) or request.engine != LOCAL:
+            return 0
+        if (local := _LOCAL.fullmatch(self.master)) is None:
+            raise ConfigError(
+                "--engine local runs on this machine: give --master local[N], or leave one of them out"
+            )
+        return (os.cpu_count() or 1) if local[1] == "*" else max(int(local[1] or 1), 1)
 
 
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:
@@ -91,17 +103,22 @@ def run_job(name: str, request: Any, invocation: Invocation) -> Any:
     Raise MillraceError with the job's own line.
     """
     check_master(invocation.master)
-    conf, settings = dict(invocation.conf), dataclasses.asdict(request)
+    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
+    conf, settings = {"spark.scheduler.mode": "FAIR", **invocation.conf}, dataclasses.asdict(request)
     elsewhere = conf.get(submit.DEPLOY_MODE) == "cluster"
+    where: Any = {"master": invocation.master, "archives": invocation.archives}
     with steps(name) as on_line, _from_the_first_step(on_line) as on_line:
         if elsewhere and "warehouse" not in settings:
             on_line(f"step: {name}: the driver runs here: there is no warehouse to leave an answer in")
             del conf[submit.DEPLOY_MODE]
         elif elsewhere:
-            return _submit_elsewhere(name, settings, invocation, on_line)
-        return submit.submit(
-            name, settings, master=invocation.master, on_line=on_line, conf=conf, archives=invocation.archives
-        )
+            from millrace_spark.jobs.elsewhere import submit as run  # imports the storage: not for --help
+
+            with interruptible():
+                return run(name, settings, conf=conf, on_line=on_line, **where)
+        if processes := invocation.processes_for(request):
+            return submit.run_here(name, settings, processes=processes, on_line=on_line)
+        return submit.submit(name, settings, conf=conf, on_line=on_line, **where)
 
 
 def run_resident_job(
@@ -154,22 +171,6 @@ def _stop_pipe(stop: threading.Event) -> Iterator[str]:
 
         threading.Thread(target=write, name="stop", daemon=True).start()
         yield path
-
-
-def _submit_elsewhere(
-    name: str, settings: Mapping[str, Any], invocation: Invocation, on_line: submit.OnLine
-) -> Any:
-    from millrace_spark.jobs import elsewhere  # imports an HTTP client and the storage: not for --help
-
-    if invocation.archives:
-        raise ConfigError(
-            f"--archives does not go with {submit.DEPLOY_MODE}=cluster, whose driver would not have it:"
-            " install Millrace on every machine of the cluster, under the same path"
-        )
-    with interruptible():
-        return elsewhere.submit(
-            name, settings, master=invocation.master, on_line=on_line, conf=invocation.conf
-        )
 
 
 @contextmanager

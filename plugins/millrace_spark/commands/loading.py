@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.printing import say
+from millrace.printing import print_table, say
 from millrace.signals import stop_on_signals
 from millrace.topics_file import TopicPolicy, policies_of_topics
 from millrace.urls import without_secret
@@ -18,7 +18,7 @@ from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job, run_resident_job
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import command_of, show_rows
+from millrace_warehouse.commands.options import command_of
 from millrace_warehouse.option_values import SPARK
 from millrace_warehouse.requests import Load, Mirror, Reload
 from millrace_warehouse.table_layout import TableLayout
@@ -27,12 +27,12 @@ from millrace_warehouse.without_pandas import keep_pandas_out
 
 @command_of(Load, Invocation)
 def load(request: Load, invocation: Invocation) -> None:
-    """Load new messages of each TOPIC into the warehouse, exactly once, by one manifest per topic.
+    """Load the new messages of each TOPIC into the warehouse exactly once, with one manifest per topic.
 
     Several topics are loaded at a time. A topic that fails does not stop the remaining topics. Records that
     cannot be decoded are set aside in the load, with reason, key and raw bytes; exit code 1 reports them.
-    Tombstones are set aside with their keys, and are no failure. A run that is repeated under its --run-id
-    keeps the end of its first plan.
+    Tombstones are set aside with their keys, and are no failure. A run that is repeated with its --run-id
+    ends at the offsets of its first plan.
 
     With --follow one process without Spark loads the topics until SIGTERM. It prints each load. Set-aside
     records are noted and do not change its exit code, which is 1 if a topic could not be loaded. With
@@ -67,10 +67,8 @@ def load(request: Load, invocation: Invocation) -> None:
 
 
 def _load_once(request: Load, invocation: Invocation, without_schema: Sequence[str]) -> None:
-    """Load the topics by a Spark job. Print the loads, and the topics that were left out."""
-    # Topics share the cores, so that a small topic need not wait for the tasks of a big one.
-    fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
-    answer = run_job("load", request, fair)
+    """Load the topics by a job. Print the loads, and the topics that were left out."""
+    answer = run_job("load", request, invocation)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
@@ -138,7 +136,7 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
     loads = [result for result in answer if "load" in result]
     shown = ({**load, "hours": len(load["hours"]), "rejected": _by_kind(load) or 0} for load in loads)
     numbers = ("rows", "tombstones", "rejected", "hours", ("bytes left", "left_bytes"))
-    show_rows(shown, "topic", "load", *numbers, ("", "message"))
+    print_table(shown, "topic", "load", *numbers, ("", "message"))
     for load in loads:
         _show_remarks(load)
 
@@ -174,8 +172,7 @@ def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
 
 @command_of(Reload, Invocation)
 def reload(request: Reload, invocation: Invocation) -> None:
-    """Read the loads of past hours of TOPIC again, from the offsets in their manifests, as their next
-    edition.
+    """Load past hours of TOPIC again, from the offsets in their manifests; the new rows replace the old rows.
 
     Use it after a decoder or a registry was corrected. It reads every load with rows of the hours, or with
     rejected records that may belong to them. Offsets that have expired are refused. `millrace publish` then
@@ -206,7 +203,7 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
     )
     kinds = ("rows", "tombstones", "rejected")
     numbers = (column for kind in kinds for column in (kind, ("before", f"{kind}_before")))
-    show_rows(loads, "load", "edition", *numbers, ("", "message"))
+    print_table(loads, "load", "edition", *numbers, ("", "message"))
     for note in answer["notes"]:
         say(f"note: {note}", err=True)
     command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
@@ -215,7 +212,8 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
 
 @command_of(Mirror, Invocation)
 def mirror_batch(request: Mirror, invocation: Invocation) -> None:
-    """Copy new messages of TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
+    """Copy the new messages of each TOPIC from an origin cluster into the aggregate cluster, each batch
+    exactly once.
 
     Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
     --bootstrap 127.0.0.1:9392
@@ -234,4 +232,4 @@ def _show_copied(answer: Mapping[str, Any]) -> None:
     )
     offsets = (("target", "target_partition"), ("from", "start"), ("to", "end"))
     counts = ("batches", "records", "dropped", "bytes", ("left", "lag"))
-    show_rows(parts, ("origin partition", "from"), *offsets, *counts)
+    print_table(parts, ("origin partition", "from"), *offsets, *counts)

@@ -1,223 +1,193 @@
-"""A job whose driver runs on a standalone cluster. It is submitted once, and any command of the run can wait
-for it.
+"""A job whose driver runs on a cluster. It is submitted once, and any command of the run can wait for it.
 
-The warehouse holds the run's driver, under the run's name, and the driver's answer:
-
-    .drivers/<run id>/driver.json       the driver; created exclusively
-                      <attempt>.json    its answer
-
-A command that is killed leaves its driver running. The same command with the same run id waits for that
-driver, on any machine. A command that is asked to stop (SIGTERM, Ctrl-C) ends its driver. Both files are
-deleted once the answer was read. Depends on no particular job.
+A command claims the run, submits a driver and waits. The driver works only while the run is its own. A
+command that is killed leaves its driver running: the same command with the same run id waits for that
+driver, on any machine. A command that is asked to stop (SIGTERM, Ctrl-C) ends its driver. The claim is
+released once the answer was read. Depends on no particular job.
 """
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import hashlib
 import json
 import os
-import sys
 import time
 import uuid
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import millrace_spark
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.client import VARIABLE
-from millrace_spark.jobs.standalone import DriverState, Master
-from millrace_spark.jobs.submit import DEPLOY_MODE, FAST_START, ExplainedFailure, OnLine
-from millrace_warehouse.history.manifest import decode, encode
-from millrace_warehouse.history.plan import name_of_run
-from millrace_warehouse.storage import Storage, open_storage
+from millrace_spark.jobs.drivers import UNKNOWN, Driver, DriverFiles, DriverState, SentJob
+from millrace_spark.jobs.standalone import Master
+from millrace_spark.jobs.submit import DEPLOY_MODE, OnLine, result_in
+from millrace_spark.jobs.yarn import Yarn
+from millrace_warehouse.storage.hadoop_settings import CA_VARIABLE
 
-SENT = "MILLRACE_SENT_JOB"
-"""Environment variable with a driver's job, which may contain passwords."""
-DRIVERS = ".drivers"
-"""The folder of drivers in the warehouse. No topic's name begins with a dot."""
-KEEP_S = 7 * 24 * 3600.0
-"""Seconds for which a driver's files stay if no command asks for them."""
-POLL_S = 1.0
+POLL_S, LATER_POLL_S, LATER_S = 1.0, 5.0, 60.0
+"""Seconds between two questions for a driver at first, and once the wait has taken LATER_S."""
 PATIENCE_S = 300.0
-"""Longest time without an answer from the master while a driver is waited for."""
-_INHERITED = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
+"""Longest time without an answer from the cluster while a driver is waited for."""
+UNKNOWN_S = 30.0
+"""Seconds for which a driver must be unknown to its cluster before that is believed."""
+_INHERITED = (VARIABLE, CA_VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
 """Prefixes of the variables that a driver inherits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    """The driver of a run."""
-
-    driver: str
-    """The master's id of the driver."""
-    attempt: str
-    asked: str
-    """Hash of the job and its settings, without URLs that may hold passwords."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentJob:
-    """A driver's job, as its environment holds it."""
-
-    settings: Mapping[str, Any]
-    conf: Mapping[str, str]
-    answer: str
-    """Path of the driver's answer in the warehouse of `settings`."""
-
-    @classmethod
-    def take(cls) -> SentJob:
-        """Remove this process's job from the environment, which child processes inherit. Return it."""
-        return cls(**json.loads(zlib.decompress(base64.b64decode(os.environ.pop(SENT)))))
-
-    def packed(self) -> str:
-        """Pack the job for the environment variable. Unpacked, a year of hours would be too long."""
-        return base64.b64encode(zlib.compress(json.dumps(dataclasses.asdict(self)).encode())).decode()
-
-    def reply(self, line: str) -> None:
-        """Write the answer for the waiting command."""
-        open_storage(self.settings["warehouse"]).create(self.answer, line.encode())
-
-
 def submit(
-    job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, conf: Mapping[str, str]
+    job: str,
+    settings: Mapping[str, Any],
+    *,
+    master: str,
+    on_line: OnLine,
+    conf: Mapping[str, str],
+    archives: Sequence[str] = (),
 ) -> Any:
     """Run a job like `submit.submit`, but with the driver on the cluster. If the run already has a driver,
     wait for it.
     """
+    run = _DriverRun(job, settings, _cluster(master, conf, archives), on_line)
+    return run.result({key: conf[key] for key in conf if key != DEPLOY_MODE})
+
+
+def _cluster(master: str, conf: Mapping[str, str], archives: Sequence[str]) -> Master | Yarn:
+    if master == "yarn":
+        return Yarn(archives)
     if not master.startswith("spark://"):
         raise ConfigError(
-            f"{DEPLOY_MODE}=cluster is for --master spark://HOST:PORT, not for {master}: leave it out,"
-            " then the driver runs where the command runs"
+            f"{DEPLOY_MODE}=cluster is for --master yarn or spark://HOST:PORT, not for {master}: leave it"
+            " out, then the driver runs where the command runs"
         )
-    run = _DriverRun(job, settings, Master(master, conf), on_line)
-    driver = run.resume() or run.begin({key: conf[key] for key in conf if key != DEPLOY_MODE})
-    return run.wait(driver)
+    if archives:
+        raise ConfigError(
+            f"--archives does not go with {DEPLOY_MODE}=cluster on {master}, whose driver would not have it:"
+            " install Millrace on every machine of the cluster, under the same path"
+        )
+    return Master(master, conf)
 
 
 class _DriverRun:
-    def __init__(self, job: str, settings: Mapping[str, Any], master: Master, on_line: OnLine) -> None:
-        self._job, self._settings, self._master = job, settings, master
+    def __init__(
+        self, job: str, settings: Mapping[str, Any], cluster: Master | Yarn, on_line: OnLine
+    ) -> None:
+        self._job, self._settings, self._cluster = job, settings, cluster
         self._on_line = on_line
-        self._storage: Storage = open_storage(settings["warehouse"])
-        self._folder = f"{DRIVERS}/{name_of_run(settings['run_id'])}"
+        self._files = DriverFiles(settings)
         asked = [job, {key: settings[key] for key in sorted(settings) if key != "registry"}]
         self._asked = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        self._run_id = f"--run-id {settings['run_id']}"
 
-    def resume(self) -> Driver | None:
-        """Return the driver of an earlier command of this run, if it still runs or has succeeded."""
-        path = f"{self._folder}/driver.json"
-        try:
-            left = decode(Driver, self._storage.read(path), path)
-        except FileNotFoundError:
-            return None
-        state = self._master.state(left.driver)
-        runs = not (state.ended or state.unknown)
-        if left.asked == self._asked and (runs or "result" in (self._answer(left) or ())):
-            self._say(f"an earlier command has left driver {left.driver} ({state.word}); waiting for it")
-            return left
-        if runs:  # it has other work, for which no command waits any more
-            self._master.kill(left.driver)
-        self._storage.delete(self._folder)
-        return None
+    def result(self, conf: Mapping[str, str]) -> Any:
+        """Wait for the run's driver, or for a new one, and return its result.
 
-    def begin(self, conf: Mapping[str, str]) -> Driver:
-        """Submit a driver and store its id. Raise MillraceError if another command of this run was first."""
-        _sweep(self._storage)
-        attempt = uuid.uuid4().hex[:12]
-        sent = SentJob(settings=self._settings, conf=conf, answer=f"{self._folder}/{attempt}.json")
-        name = self._master.submit(
-            f"millrace {self._job}",
-            [str(Path(millrace_spark.__path__[0], "jobs", "script.py")), self._job],
-            {"spark.driver.extraJavaOptions": FAST_START} | _driver_settings(conf),
-            _environment(conf) | {SENT: sent.packed()},
-        )
-        driver = Driver(driver=name, attempt=attempt, asked=self._asked)
+        Raise ExplainedFailure with the driver's own line, or MillraceError without an answer.
+        """
+        driver = self._files.claimed()
         try:
-            is_first = self._storage.create(f"{self._folder}/driver.json", encode(driver))
-        except BaseException:  # also a request to stop: no command would find the driver again
-            self._master.kill(name)
+            if driver is None or not self._is_left(driver):
+                driver = Driver(attempt=uuid.uuid4().hex[:12], asked=self._asked)
+                self._begin(driver, conf)
+            state = self._ended(driver)
+        except MillraceError:
             raise
-        if not is_first:
-            self._master.kill(name)
+        except BaseException:  # asked to stop
+            if driver is not None:
+                self._end(driver)
+            raise
+        answer, name = self._files.answer(driver), self._files.id_of(driver)
+        self._say(f"driver {name} has ended as {state.word}: its output is {state.output}")
+        if answer is not None or state.word != UNKNOWN:
+            self._files.release(driver)
+        if answer is None:
+            raise MillraceError(
+                f"driver {name} ended as {state.word} without an answer{state.reason}: see its output"
+                f" {state.output}, and run again with {self._run_id} to go on"
+            )
+        return result_in(answer)
+
+    def _is_left(self, driver: Driver) -> bool:
+        """Return True for a driver that an earlier command has left and that this command may wait for.
+
+        Otherwise end the driver.
+        """
+        if driver.asked == self._asked:
+            state = self._state(driver)
+            if not state.ended or "result" in (self._files.answer(driver) or ()):
+                name = self._files.id_of(driver)
+                self._say(f"an earlier command has left driver {name} ({state.word}); waiting for it")
+                return True
+        self._cluster.kill(self._files.id_of(driver))
+        self._files.release(driver)
+        return False
+
+    def _begin(self, driver: Driver, conf: Mapping[str, str]) -> None:
+        """Claim the run and submit its driver.
+
+        Raise MillraceError if another command of this run was first, or if the cluster takes no driver.
+        """
+        self._files.sweep()
+        if not self._files.claim(driver):
             raise MillraceError(
                 f"run {self._settings['run_id']} was begun by another command at this moment: run again to"
                 " wait for it"
             )
-        self._say(f"driver {name} is submitted; --run-id {self._settings['run_id']} waits for it again")
-        return driver
-
-    def wait(self, driver: Driver) -> Any:
-        """Return the driver's result.
-
-        Raise ExplainedFailure with the driver's own line, or MillraceError when it left no answer.
-        """
+        sent = SentJob(
+            job=self._job,
+            settings=self._settings,
+            conf=conf,
+            environment={key: os.environ[key] for key in os.environ if key.startswith(_INHERITED)},
+            driver=driver,
+        )
         try:
-            state = self._ended(driver)
-        except MillraceError as error:
-            raise MillraceError(
-                f"{error}; driver {driver.driver} may still run: run again with --run-id"
-                f" {self._settings['run_id']} to wait for it"
-            ) from None
-        except BaseException:  # asked to stop
+            name = self._cluster.submit(sent)
+        except MillraceError:
             with suppress(MillraceError):
-                self._master.kill(driver.driver)
-                self._storage.delete(self._folder)
+                self._cluster.kill(driver.tag)  # YARN may have accepted it all the same
+            self._files.release(driver)
             raise
-        place = f"driver {driver.driver} on {state.worker or 'a worker'}"
-        self._say(f"{place} has ended as {state.word}: its output is on that worker's page")
-        answer = self._answer(driver)
-        self._storage.delete(self._folder)
-        if answer is None:
-            raise MillraceError(
-                f"{place} ended as {state.word} without an answer: see its output on that worker's page"
-            )
-        if "error" in answer:
-            raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
-        return answer["result"]
+        if name is not None:
+            with suppress(MillraceError):  # the driver notes it, too
+                self._files.give_id(driver, name)
+        self._say(f"driver {name or driver.tag} is submitted; {self._run_id} waits for it again")
+
+    def _end(self, driver: Driver) -> None:
+        with suppress(PermissionError):
+            os.setsid()  # Airflow kills a job's process group soon after SIGTERM
+        try:
+            self._cluster.kill(self._files.id_of(driver))
+            self._files.release(driver)
+        except MillraceError as error:
+            self._say(f"the driver may still run: {error}")
 
     def _ended(self, driver: Driver) -> DriverState:
-        heard = time.monotonic()
+        began = heard = time.monotonic()
         while True:
             try:
-                state = self._master.state(driver.driver)
-            except MillraceError:
+                state = self._state(driver)
+            except MillraceError as error:
                 if time.monotonic() - heard > PATIENCE_S:
-                    raise
+                    raise MillraceError(
+                        f"{error}; the driver may still run: run again with {self._run_id} to wait for it"
+                    ) from None
             else:
                 heard = time.monotonic()
-                if state.ended or state.unknown:
+                if state.ended:
                     return state
+            time.sleep(POLL_S if time.monotonic() - began < LATER_S else LATER_POLL_S)
+
+    def _state(self, driver: Driver) -> DriverState:
+        """Return a driver's state. UNKNOWN means that the cluster does not know it for UNKNOWN_S.
+
+        The driver may not be submitted yet, or its id not noted. Its answer needs no state.
+        """
+        began = time.monotonic()
+        while True:
+            state = self._cluster.state(self._files.id_of(driver))
+            waited = time.monotonic() - began > UNKNOWN_S
+            if state.word != UNKNOWN or waited or self._files.answer(driver) is not None:
+                return state
             time.sleep(POLL_S)
 
     def _say(self, text: str) -> None:
         self._on_line(f"step: {self._job}: {text}")
-
-    def _answer(self, driver: Driver) -> Any:
-        try:
-            return json.loads(self._storage.read(f"{self._folder}/{driver.attempt}.json"))
-        except FileNotFoundError:
-            return None
-
-
-def _driver_settings(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that a JVM needs at its start. The worker puts them on its command line."""
-    return {key: value for key, value in conf.items() if key.startswith("spark.driver.")}
-
-
-def _environment(conf: Mapping[str, str]) -> dict[str, str]:
-    travel = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
-    python = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
-    return {**travel, **python, "PYSPARK_DRIVER_PYTHON": sys.executable}
-
-
-def _sweep(storage: Storage) -> None:
-    """Delete files of drivers that no command has asked for since."""
-    for file in storage.files(DRIVERS):
-        if time.time() - file.modified > KEEP_S:
-            storage.delete(f"{DRIVERS}/{file.path}")

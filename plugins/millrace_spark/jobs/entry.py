@@ -1,27 +1,22 @@
-"""Entry point of `script.py`: runs a request's job with a Spark context and prints one line of JSON at the
-end.
+"""Entry point of `script.py`: runs a request's job with a Spark context and prints its answer at the end.
 
-The line is `{"result": …}` with exit code 0, or `{"error": "one line with advice"}` with 1, and
-`"unforeseen": true` if the stack trace above it is needed. Each step is written to standard error when it is
-done.
+Each step is written to standard error when it is done.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from py4j.protocol import INPUT_CONVERTER
 from pyspark import SparkContext
@@ -29,9 +24,13 @@ from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
+from millrace.steps import to_stderr
 from millrace_spark.jobs.executors import ExecutorWatch
-from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.answer import answer_of, end_with, unexpected
 from millrace_warehouse.requests import Load, Mirror, Reload
+
+if TYPE_CHECKING:
+    from millrace_spark.jobs.drivers import SentJob
 
 JOBS: Mapping[str, tuple[type, str]] = {
     "load": (Load, "millrace_spark.jobs.load:load_topics"),
@@ -42,6 +41,7 @@ JOBS: Mapping[str, tuple[type, str]] = {
 """Name -> the class of the request that is read from JSON, and the function that takes a Spark context and
 the request.
 """
+JVM_HAS_ENDED = "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
 GATEWAY_S = 5.0
 """Seconds to connect to the JVM on the same machine."""
 
@@ -50,6 +50,23 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Run the job that the arguments name, and end the process with its exit code."""
+    begin()
+    name, *files = sys.argv[1:]
+    if not files:
+        from millrace_spark.jobs.drivers import SentJob  # not needed by a driver beside its command
+        from millrace_spark.jobs.standalone import SENT
+
+        sent = SentJob.unpacked(os.environ.pop(SENT))  # child processes would inherit it
+        run_sent(sent, Path.cwd().name)  # a worker's folder for a driver has the driver's id as its name
+    settings = json.loads(Path(files[0]).read_text())
+    # The files may hold passwords, and a command that is killed deletes nothing. They are not read again.
+    for file in files:
+        Path(file).unlink()
+    _run(name, settings, partial(print, flush=True))
+
+
+def begin() -> None:
+    """Prepare the process, before anything else."""
     # Spark's JVM started this process, in its main thread, which waits for it. Without this call a driver
     # could go on alone, though no command waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -57,38 +74,25 @@ def main() -> None:
     # second of CPU, and no job has such arguments.
     numpys = (NumpyArrayConverter, NumpyScalarConverter)
     INPUT_CONVERTER[:] = [converter for converter in INPUT_CONVERTER if not isinstance(converter, numpys)]
-    name, *files = sys.argv[1:]
-    reply: Callable[[str], None] = partial(print, flush=True)
-    if files:
-        settings = json.loads(Path(files[0]).read_text())
-        # The files may hold passwords, and a command that is killed deletes nothing. They are not read
-        # again.
-        for file in files:
-            Path(file).unlink()
-    else:
-        from millrace_spark.jobs.elsewhere import SentJob  # not needed by a driver beside its command
 
-        sent = SentJob.take()
-        settings, reply = sent.settings, sent.reply
-        _take_settings(sent.conf)
-    request: Any = from_mapping(JOBS[name][0], settings, "the job's settings")
+
+def run_sent(sent: SentJob, driver: str) -> NoReturn:
+    """Run a job that was sent to a cluster, in the driver of this id, and end with its exit code."""
+    os.environ |= sent.environment
     try:
-        answer: dict[str, Any] = {"result": _result(name, request, partial(_give_up, reply))}
+        sent.begin(driver)
     except MillraceError as error:
-        answer = {"error": str(error)}
-    except Exception as error:
-        traceback.print_exc()
-        answer = {"error": describe(error), "unforeseen": True}
-    reply(json.dumps(answer, default=dataclasses.asdict))
-    sys.exit(1 if "error" in answer else 0)
-
-
-def _take_settings(conf: Mapping[str, str]) -> None:
-    """Apply these settings in the JVM: on a command line every user could read them."""
+        sys.exit(f"millrace: {error}")
     SparkContext._ensure_initialized()
     system: Any = SparkContext._jvm.java.lang.System  # type: ignore[union-attr]
-    for key, value in conf.items():
+    for key, value in sent.conf.items():  # on a command line every user could read them
         system.setProperty(key, value)
+    _run(sent.job, sent.settings, sent.reply)
+
+
+def _run(name: str, settings: Mapping[str, Any], reply: Callable[[str], None]) -> NoReturn:
+    request: Any = from_mapping(JOBS[name][0], settings, "the job's settings")
+    end_with(answer_of(lambda: _result(name, request, partial(_give_up, reply)), describe), reply)
 
 
 def _result(name: str, request: Any, give_up: Callable[[str], None]) -> Any:
@@ -126,10 +130,7 @@ def _context() -> SparkContext:
 
 def describe(error: Exception) -> str:
     """Return one line for an unforeseen exception."""
-    if jvm_has_ended():
-        return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
-    text = next(iter(str(error).splitlines()), "")
-    return f"unexpected {type(error).__name__}: {text}; see the job's output"
+    return JVM_HAS_ENDED if jvm_has_ended() else unexpected(error)
 
 
 def jvm_has_ended() -> bool:

@@ -19,9 +19,10 @@ from py4j.protocol import Py4JError
 
 from millrace.errors import MillraceError
 from millrace.printing import say
+from millrace.steps import to_stderr
 from millrace_spark.jobs.load import on_executors
 from millrace_warehouse.commands.following import Engine, follow_topics, ready_line, serve_numbers
-from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.loads import NoMoreTasks
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.requests import Load
 
@@ -56,15 +57,13 @@ def engine_on(spark: SparkContext, stop: threading.Event) -> Engine:
     def explained() -> Iterator[None]:
         try:
             yield
-        except Py4JError as error:
+        except (Py4JError, NoMoreTasks) as error:
             if _is_stopped(spark):
                 stop.set()
             raise MillraceError(f"Spark could not run the tasks: {cause_of(str(error))}") from error
 
     def run(function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
         with explained():
-            # Each topic has a thread and a share of the cores, and does not wait for the tasks of the others.
-            spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             return run_tasks(function, tasks)
 
     def cores() -> int:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records.mirror_position import Origin
 from millrace.security.client import load_client, of_process
+from millrace.steps import Count, to_stderr
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
-from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.requests import Mirror
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def mirror_topics(spark: SparkContext, request: Mirror) -> list[MirroredPartitio
     tasks = tasks_of(request)
     progress = to_stderr(f"mirror {', '.join(request.topics)} from {request.origin}")
     progress(f"{len(tasks)} partitions")
-    return in_tasks(spark, mirror_partition, tasks)
+    return in_tasks(spark, mirror_partition, tasks, Count(progress, "partitions"))
 
 
 def tasks_of(request: Mirror) -> list[MirrorTask]:

@@ -1,4 +1,4 @@
-"""Runs a job under spark-submit of the installed PySpark, and returns the answer that it prints.
+"""Runs a job under spark-submit of the installed PySpark, or without Spark, and returns its printed answer.
 
 Handles processes, and depends on no particular job. The driver runs here, whatever the master (client mode).
 It prints the answer, and it dies with the process that started it. A driver left alone would do no harm,
@@ -14,14 +14,17 @@ import json
 import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import millrace_spark
 from millrace.errors import ConfigError, MillraceError
@@ -34,6 +37,13 @@ FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 (measured).
 """
 DEPLOY_MODE = "spark.submit.deployMode"
+PROPERTIES = "spark.properties"
+DRIVER = "driver.py"
+"""Name of the script that `send` sends."""
+_SETTINGS = "settings.json"
+_FOLDER = "millrace-job-"
+LEFT_S = 3600.0
+"""Age of a job's file that only a killed command can have left."""
 LAST_LINES = 40
 JOIN_S = 10
 """Seconds to wait for the last lines of an ended job: a child process may keep the pipe open."""
@@ -67,21 +77,72 @@ def submit(
     environment with Python and this package, and runs the tasks. With `on_part` the job is a resident one. It
     runs in a separate session: a terminal's Ctrl-C reaches this process alone, which must stop the job.
     """
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-    with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
-        folder = Path(name)
-        path = folder / "settings.json"  # a year of hours to read again is too long for an argument
-        _write_secret(path, json.dumps(dict(settings)))
-        confs = _confs(job, master, archives) | dict(conf or {})
-        # Not as --conf: every user of this machine reads command lines, and a setting may be a secret.
-        properties = folder / "spark.properties"
-        _write_secret(properties, "".join(map(_property, confs, confs.values())))
-        options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
+    with _folder_with(_SETTINGS, json.dumps(dict(settings))) as path:
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
-        command = [str(spark_home() / "bin" / "spark-submit"), *options, str(script)]
-        where = _python_folder(folder, archives[0]) if archives else None
-        answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line, on_part)
-    return _answer(job, code, answers, last)
+        command = _spark_submit(path.parent, master, _confs(job, master, archives) | dict(conf or {}))
+        where = _python_folder(path.parent, archives[0]) if archives else None
+        command += [str(script), job, str(path), str(path.parent / PROPERTIES)]
+        return _answer(job, _run(command, _environment(), on_line, on_part, where))
+
+
+def send(job: str, script: str, master: str, conf: Mapping[str, str], archives: Sequence[str]) -> None:
+    """Send a driver, the text of a Python script, to a cluster. Raise MillraceError if it is not accepted."""
+    with _folder_with(DRIVER, script) as path:
+        confs = _confs(job, master, archives)
+        # The driver's Python is that of the tasks.
+        confs = {"spark.pyspark.python": confs.pop("spark.pyspark.driver.python"), **confs, **conf}
+        command = [*_spark_submit(path.parent, master, confs), str(path)]
+        ended = _run(command, _environment(), lambda line: None)
+    if ended.code != 0:
+        raise MillraceError(f"{master} does not accept the driver of `{job}`: {_last_cause(ended.last)}")
+
+
+def _spark_submit(folder: Path, master: str, confs: Mapping[str, str]) -> list[str]:
+    """Return the command, without the script and its arguments."""
+    if master == "yarn" and "spark.kerberos.keytab" not in confs:
+        from millrace_warehouse.storage.gss import log_in  # other masters need neither of them
+        from millrace_warehouse.storage.hadoop_settings import read_settings
+
+        if read_settings().get("hadoop.security.authentication") == "kerberos":
+            log_in()  # without a ticket Spark's JVM would silently ask YARN again and again, for minutes
+    # Not as --conf: every user of this machine reads command lines, and a setting may be a secret.
+    _write_secret(folder / PROPERTIES, "".join(map(_property, confs, confs.values())))
+    options = ["--master", master, "--properties-file", str(folder / PROPERTIES), "--load-spark-defaults"]
+    return [str(spark_home() / "bin" / "spark-submit"), *options]
+
+
+def run_here(job: str, settings: Mapping[str, Any], *, processes: int, on_line: OnLine) -> Any:
+    """Run a job of `here` to its end, its tasks in that many processes. Return its result.
+
+    Raise the errors of `submit`.
+    """
+    with _folder_with(_SETTINGS, json.dumps(dict(settings))) as path:
+        command = [sys.executable, "-P", "-m", "millrace_spark.jobs.here", job, str(processes), str(path)]
+        # Files of tasks that are killed are deleted with the folder.
+        return _answer(job, _run(command, os.environ | {"TMPDIR": str(path.parent)}, on_line))
+
+
+@contextmanager
+def _folder_with(name: str, text: str) -> Iterator[Path]:
+    """Yield the path of a file in a folder of its own. A year of hours is too long for an argument."""
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
+        path = Path(folder, name)
+        _write_secret(path, text)
+        yield path
+
+
+def _sweep() -> None:
+    """Delete files that killed commands have left. A job reads its files at its start."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/*"):
+        with suppress(OSError):  # deleted by now, or the folder is not empty yet
+            folder = path.parent.lstat()
+            # Through a link another user could name a folder of this user's.
+            is_own = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.getuid()
+            is_file = path.name in (_SETTINGS, PROPERTIES, DRIVER)
+            if is_own and is_file and time.time() - path.lstat().st_mtime > LEFT_S:
+                path.unlink()
+                path.parent.rmdir()
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -90,19 +151,25 @@ def _write_secret(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+class _Ended(NamedTuple):
+    code: int
+    answers: Sequence[str]
+    last: Sequence[str]
+    """Last lines of its output that are no answer."""
+
+
 def _run(
     command: Sequence[str],
-    where: Path | None,
-    last: collections.deque[str],
+    environment: Mapping[str, str],
     on_line: OnLine,
-    on_part: OnPart | None,
-) -> tuple[list[str], int]:
-    """Run the command. Return the answers and the exit code. Pass parts of an answer to `on_part`, and all
-    other lines to `on_line` and `last`.
-    """
+    on_part: OnPart | None = None,
+    where: Path | None = None,
+) -> _Ended:
+    """Run the command to its end. Pass parts of an answer to `on_part`, and all other lines to `on_line`."""
+    last = collections.deque[str](maxlen=LAST_LINES)
     with start_child(
         command,
-        env=_environment(),
+        env=environment,
         cwd=where,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -115,7 +182,8 @@ def _run(
         def follow(stream: Iterable[str]) -> None:
             for line in stream:
                 last.append(line.rstrip("\n"))
-                on_line(last[-1])
+                with suppress(OSError):  # standard error may be closed, but a full pipe would stop the job
+                    on_line(last[-1])
 
         reader = threading.Thread(target=follow, args=(process.stderr,), daemon=True)
         reader.start()
@@ -129,12 +197,10 @@ def _run(
             raise
         finally:
             reader.join(JOIN_S)
-    return answers, code
+    return _Ended(code, answers, last)
 
 
-def _without_answers(
-    lines: Iterable[str], answers: list[str], on_part: OnPart | None = None
-) -> Iterator[str]:
+def _without_answers(lines: Iterable[str], answers: list[str], on_part: OnPart | None) -> Iterator[str]:
     """Yield the lines that are not a job's answer. Add the answers to `answers`, pass parts to `on_part`."""
     for line in lines:
         if on_part is not None and line.startswith(PART):
@@ -232,17 +298,20 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) -> Any:
-    for line in reversed(answers):
-        try:
+def _answer(job: str, ended: _Ended) -> Any:
+    for line in reversed(ended.answers):
+        with suppress(ValueError):
             answer = json.loads(line)
-        except ValueError:
-            continue
-        if "error" in answer:
-            raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
-        if code == 0:
-            return answer["result"]
-    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_cause(last)}")
+            if "error" in answer or ended.code == 0:
+                return result_in(answer)
+    raise MillraceError(f"the job `{job}` ended with exit code {ended.code}: {_last_cause(ended.last)}")
+
+
+def result_in(answer: Mapping[str, Any]) -> Any:
+    """Return the result in a driver's answer, or raise its error: ExplainedFailure, if it was foreseen."""
+    if "error" in answer:
+        raise (MillraceError if answer.get("unforeseen") else ExplainedFailure)(answer["error"])
+    return answer["result"]
 
 
 def _last_cause(lines: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from millrace_warehouse.requests import AuditWarehouse
 
 @command_of(AuditWarehouse, Silent)
 def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
-    """Count the rows of loads in their files, and report them to the auditor, until SIGTERM.
+    """Count the rows in the files of each load, and report the counts to the auditor, until SIGTERM.
 
     Each load is read back once, by the columns of the audit header. A second process stands by until the
     first one ends.

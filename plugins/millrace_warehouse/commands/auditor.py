@@ -9,12 +9,15 @@ from datetime import UTC, datetime, timedelta
 from millrace_audit.answer import Changes, Completeness, NewestLoad, Window, by_hour
 from millrace_audit.client import changes, completeness
 from millrace_warehouse.history.hours import start_of
-from millrace_warehouse.history.manifest import HourVerdict
+from millrace_warehouse.history.manifest import ACCEPTED, HourVerdict
 from millrace_warehouse.publish.gate import Auditor, Judgement, NoAuditor
 from millrace_warehouse.publish.state import COMPLETE
 
 STALE_AFTER = timedelta(minutes=10)
 """Time after which an auditor that has applied no audit records is stale."""
+
+MOST_REASONS = 20
+"""Most reasons that a publication keeps of an hour. A last one counts the others."""
 
 
 def auditor_at(url: str) -> Auditor:
@@ -59,15 +62,18 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
 
 def _verdict(answer: Completeness, hour: Window, now: datetime) -> HourVerdict:
     """Return the verdict on one hour of an answer. `hour` combines the hour's windows."""
-    reasons = [*hour.reasons]
+    reasons = hour.causes
+    if len(reasons) > MOST_REASONS:
+        more = len(reasons) - MOST_REASONS
+        reasons[MOST_REASONS:] = [f"{more} more causes: see `millrace audit {answer.topic} --windows`"]
     is_proven = hour.verdict in (COMPLETE, answer.enough)
     if is_proven and hour.verdict != COMPLETE:
-        reasons.insert(0, f"{hour.verdict}, which this topic accepts as proof")
+        reasons.insert(0, f"{hour.verdict}{ACCEPTED}")
     verdict = HourVerdict(
         verdict=COMPLETE if is_proven else str(hour.verdict),
         watermark=None if answer.watermark is None else answer.watermark.isoformat(),
         checked=now.isoformat(timespec="seconds"),
-        reasons=list(dict.fromkeys(reasons)),
+        reasons=reasons,
     )
     if is_proven and (why := _reason_without_proof(answer, now)) is not None:
         return replace(verdict, verdict="unknown", reasons=[why, *verdict.reasons])

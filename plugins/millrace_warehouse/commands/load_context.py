@@ -14,12 +14,12 @@ from functools import partial
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace.security.client import of_process
+from millrace.steps import to_stderr
 from millrace.topics_file import NO_POLICY, TopicPolicy
 from millrace_registry.client import RegisteredVersion, SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, foreign_id_lines, foreign_ids
 from millrace_warehouse.commands.auditor import newest_counted
-from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import Topic, read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
-from rich.table import Table
-from rich.text import Text
 
+from millrace.errors import Interrupted
 from millrace.installation import require
-from millrace.printing import say, show, text
+from millrace.printing import print_json
 from millrace_warehouse.option_values import check_writable
 from millrace_warehouse.requests import Option, command_line_fields, command_options, option, parse_request
 from millrace_warehouse.without_pandas import keep_pandas_out
@@ -47,7 +44,7 @@ class Output(Silent):
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
     metrics_dir: str = option(
         "--metrics-dir DIR",
-        "Folder of node_exporter's textfile collector, for what load and publish did.",
+        "Folder of node_exporter's textfile collector, for the command's metrics.",
         default="",
         envvar="MILLRACE_METRICS_DIR",
     )
@@ -68,7 +65,7 @@ class Output(Silent):
     def print(self, answer: Any, show: Callable[[Any], None]) -> None:
         """Print an answer as JSON, or let `show` print it for people."""
         if self.as_json:
-            say(json.dumps(answer, default=dataclasses.asdict))
+            print_json(answer)
         else:
             show(answer)
 
@@ -83,7 +80,10 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
             how.prepare()
             if output.takes_values:
                 keep_pandas_out()
-            run(request, how)
+            try:
+                run(request, how)
+            except KeyboardInterrupt:
+                raise Interrupted(f"interrupted: {cls.after_interrupt}") from None
 
         return click.Command(
             run.__name__.replace("_", "-"),
@@ -99,25 +99,3 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
     parameter = click.Option if spelt.name.startswith("-") else click.Argument
     names = [spelt.name, field] if parameter is click.Option else [field]
     return parameter(names, **spelt.attributes)
-
-
-def show_rows(rows: Iterable[Mapping[str, Any]], *columns: str | tuple[str, str]) -> None:
-    """Print rows as a table for people, if there are any. Lines are shortened on a terminal only.
-
-    A column is a key, which is also its heading, or a pair of a heading and a key. Whole numbers are
-    right-aligned, with commas.
-    """
-    rows_shown = list(rows)
-    pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
-    table = Table(box=None, pad_edge=False)
-    for head, key in pairs:
-        numbers = all(isinstance(row[key], int | None) for row in rows_shown)
-        table.add_column(text(head), justify="right" if numbers else "left")
-    for row in rows_shown:
-        table.add_row(*(_cell(row[key]) for _, key in pairs))
-    if rows_shown:
-        show(table)
-
-
-def _cell(value: object) -> Text:
-    return text(f"{value:,}" if isinstance(value, int) else "" if value is None else value)

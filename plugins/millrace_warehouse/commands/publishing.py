@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.printing import say
+from millrace.printing import print_table, say
+from millrace.steps import own_steps
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import Output, command_of, show_rows
-from millrace_warehouse.commands.steps import steps, to_stderr
+from millrace_warehouse.commands.options import Output, command_of
+from millrace_warehouse.history.manifest import ACCEPTED
+from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
@@ -77,7 +79,7 @@ def _each_topic(
     """Run a command for every topic and print each answer. Then fail with the reasons of all failures."""
     answers: list[dict[str, Any]] = []
     for topic in request.topics:
-        with steps(what, to_stderr(f"{what} {topic}")) as progress:
+        with own_steps(f"{what} {topic}") as progress:
             try:
                 answers.append(run(topic, progress))
             except MillraceError as error:
@@ -95,18 +97,25 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
             **change,
             "hours": f"{change['hour']} to {change['last']}" if change["last"] else change["hour"],
             "topic": answer["topic"],
-            "verdict": change["verdict"]["verdict"],
+            "verdict": _asked(change["verdict"]),
             "rejected": answer["rejected"].get(change["hour"], 0),
         }
         for answer in answers
         for change in answer["changes"]
     )
-    show_rows(changes, "topic", ("hour", "hours"), "added", "removed", "rejected", "verdict", ("", "kind"))
+    print_table(changes, "topic", ("hour", "hours"), "added", "removed", "rejected", "verdict", ("", "kind"))
     for answer in answers:
         say(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
         for note in answer["notes"]:
             say(f"note: {note}", err=True)
+
+
+def _asked(verdict: Mapping[str, Any]) -> str:
+    """Return the auditor's own verdict, which is `carried` where a publication stores `complete` for it."""
+    first = next(iter(verdict["reasons"]), "")
+    is_accepted = verdict["verdict"] == COMPLETE and first.endswith(ACCEPTED)
+    return str(first.removesuffix(ACCEPTED) if is_accepted else verdict["verdict"])
 
 
 def _outcome(answer: Mapping[str, Any]) -> str:
@@ -119,7 +128,7 @@ def _outcome(answer: Mapping[str, Any]) -> str:
     else:
         what = f"would change {hours:,} hour(s) of {answer['table']}"
     until = answer["complete_until"]
-    return f"{what}; {answer['rows'] or 0:,} rows{f', complete until {until}' if until else ''}"
+    return f"{what}; {answer['rows'] or 0:,} rows{f', proven until {until}' if until else ''}"
 
 
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
@@ -147,7 +156,7 @@ def _why(verdict: Mapping[str, Any] | None) -> str:
 
 def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
     hours = ({**hour, "topic": answer["topic"]} for answer in answers for hour in answer["hours"])
-    show_rows(hours, "topic", "hour", "rows", "files_before", ("after", "files_after"), "bytes")
+    print_table(hours, "topic", "hour", "rows", "files_before", ("after", "files_after"), "bytes")
     for answer in answers:
         for hour, reason in answer["kept"].items():
             say(f"kept: {answer['topic']} {hour}: {reason}", err=True)
@@ -162,8 +171,8 @@ def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
         live = answer["live"]
         facts = {name: value for name, value in answer.items() if name != "readers"}
         facts["live"] = _live_state(live) if live else "off"
-        rows = ({"name": name.replace("_", " "), "value": value} for name, value in facts.items())
-        show_rows(rows, ("", "name"), ("", "value"))
+        for name, value in facts.items():  # lines, which a narrow terminal wraps and does not cut
+            say(f"{name.replace('_', ' ')}: {'' if value is None else value}")
         _show_lines(answer["readers"], "")
         _show_lines(live["readers"] if live else {}, ": branch live, not proven")
 

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.printing import say
-from millrace_warehouse.commands.options import Output, command_of, show_rows
-from millrace_warehouse.commands.steps import steps
+from millrace.printing import print_table, say
+from millrace.steps import own_steps
+from millrace_warehouse.commands.options import Output, command_of
 from millrace_warehouse.requests import Erase, Expire, Promote, Verify
 
 
 @command_of(Expire, Output)
 def expire(request: Expire, output: Output) -> None:
-    """Delete data files of old loads of TOPIC that the table no longer needs, strays and old metadata.
+    """Delete old data files of TOPIC that its table no longer needs, files of failed runs and old metadata.
 
     A load is kept while one of its rows is unpublished, or while a snapshot of the table names one of its
     files. Manifests, rejected records and tombstones stay.
@@ -25,14 +25,14 @@ def expire(request: Expire, output: Output) -> None:
     """
     from millrace_warehouse.commands import execute
 
-    with steps("expire", lambda _: None) as progress:
+    with own_steps(f"expire {request.topic}", counts_only=True) as progress:
         answer = asdict(execute.expire(request, progress))
     output.print(answer, partial(_show_expired, "would delete" if request.dry_run else "deleted"))
 
 
 def _show_expired(done: str, answer: Mapping[str, Any]) -> None:
     counts = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes", "waiting")
-    show_rows([{**answer, "done": done}], ("", "done"), *counts)
+    print_table([{**answer, "done": done}], ("", "done"), *counts)
     for load, reason in answer["kept"].items():
         say(f"kept: {load}: {reason}", err=True)
 
@@ -77,22 +77,21 @@ def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
         {**record, **{name: record[name] and str(record[name]) for name in numbers}} for record in records
     )
     columns = (("record", "number"), ("schema", "schema_id"), ("from load", "first_load"))
-    show_rows(rows, *columns, ("since", "created"), "by", "reason")
+    print_table(rows, *columns, ("since", "created"), "by", "reason")
 
 
 @command_of(Verify, Output)
 def verify(request: Verify, output: Output) -> None:
-    """Prove that WAREHOUSE holds what was loaded and published. Exit code 1 reports a file or row that is
-    wrong.
+    """Prove that the warehouse holds what was loaded and published, of TOPIC or of every topic.
 
     There are three proofs: the loads against their manifests and files, the publications against the loads,
     and the rows of each table against both.
 
-    Example: millrace verify /data/warehouse --topic PageView
+    Example: millrace verify PageView --warehouse /data/warehouse
     """
     from millrace_warehouse.commands import execute
 
-    with steps("verify", lambda _: None) as progress:
+    with own_steps("verify", counts_only=True) as progress:
         topics = [asdict(report) for report in execute.verify(request, progress)]
     problems = [problem for topic in topics for problem in topic["problems"]]
     output.print({"ok": not problems, "topics": topics}, _show_topics)
@@ -102,7 +101,7 @@ def verify(request: Verify, output: Output) -> None:
 
 def _show_topics(answer: Mapping[str, Any]) -> None:
     topics = ({**topic, "problems": len(topic["problems"])} for topic in answer["topics"])
-    show_rows(topics, "topic", "loads", "publications", "files", "expired", "rows", "published", "problems")
+    print_table(topics, "topic", "loads", "publications", "files", "expired", "rows", "published", "problems")
     for kind in ("note", "problem"):
         for line in (line for topic in answer["topics"] for line in topic[f"{kind}s"]):
             say(f"{kind}: {line}")
@@ -110,10 +109,10 @@ def _show_topics(answer: Mapping[str, Any]) -> None:
 
 @command_of(Erase, Output)
 def erase(request: Erase, output: Output) -> None:
-    """Take the rows of TOPIC that a condition matches out of its loads and its table, and delete their bytes.
+    """Remove the rows of TOPIC that match a condition from its loads and its table, and delete their bytes.
 
     From then on, loads and re-loads leave out matching rows. Logs are not changed: give --log for each
-    cluster to see the offsets that its log holds, and for how long. Begin with --dry-run.
+    cluster to see the offsets that its log still holds, and for how long. Begin with --dry-run.
 
     Example: millrace erase PageView --where "memberId = 42" --reason "request 4711" --warehouse
     /data/warehouse --log 127.0.0.1:9392
@@ -122,14 +121,14 @@ def erase(request: Erase, output: Output) -> None:
         raise ConfigError("give --where and --reason, or the --id of an erasure to continue")
     from millrace_warehouse.commands import execute
 
-    with steps("erase", lambda _: None) as progress:
+    with own_steps(f"erase {request.topic}", counts_only=True) as progress:
         answer = execute.erase(request, progress)
     output.print(answer, _show_erased)
 
 
 def _show_erased(answer: Mapping[str, Any]) -> None:
     hours = ({"hour": hour, "rows": rows} for hour, rows in sorted(answer["hours"].items()))
-    show_rows(hours, "hour", "rows")
+    print_table(hours, "hour", "rows")
     topic, id_ = answer["topic"], answer["id"]
     rows, files, loads = answer["rows"], answer["files"], len(answer["loads"])
     aside = answer["rejected"]

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.steps import Count
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.arranged_copy import ArrangedCopy
 from millrace_warehouse.arranging import Arranger
@@ -210,6 +211,9 @@ class _ErasureRun:
         found, rows = _Matches(), Rows(self._context, self._topic)
         takers = erasures.taking_bytes(self._topic)
         known = {each.id for each in erasures.to_apply(self._topic, now(), again=True)}
+        searched = Count(
+            self._context.progress, "loads searched", len(layout.load_numbers(self._topic)), records="rows"
+        )
         for first in layout.loads_after(self._topic, 0):
             manifest = self._newest(first, found)
             for hour, count in manifest.rows_by_hour().items():
@@ -226,6 +230,7 @@ class _ErasureRun:
             if known.difference(manifest.erasures) and erasures.missed_erasure(self._topic, manifest):
                 found.unseen.add(manifest.load)
             self._context.progress(f"looked at load {manifest.load}")
+            searched.add(records=manifest.rows, size=sum(file.bytes for file in manifest.files))
         return found
 
     def _newest(self, first: LoadManifest, found: _Matches) -> LoadManifest:
@@ -249,9 +254,11 @@ class _ErasureRun:
                 return found
             files += found.files
             rows = Rows(context, topic)
+            count = Count(context.progress, "loads rewritten", len(found.loads))
             for load in found.loads:
                 self._make_edition(erasure, load, rows)
                 context.progress("edition made")
+                count.add()
             raise Conflict("a re-load may have come in between")
 
         found = retried(attempt, f"{topic}: matching rows remain", "run again when re-loads have ended")

@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import Erasure, condition_path, taking_bytes
@@ -75,9 +76,11 @@ def purge(context: Context, topic: layout.Topic, erasure: Erasure) -> Purged:
     gone = {path: file for path, file in old.items() if path not in named and _may_be_deleted(path)}
     _list_expired(context, topic, [path for path in gone if path.startswith("rows/")])
     context.progress("written down")
+    count = Count(context.progress, "files deleted", len(gone))
     for path in gone:
         context.storage.delete(f"{topic}/{path}")
         context.progress("deleted")
+        count.add(size=gone[path].bytes)
     left = [*_left(topic, table, named), *rejected_left(topic), *_condition(topic, erasure)]
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 

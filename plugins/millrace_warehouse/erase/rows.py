@@ -95,8 +95,8 @@ class Rows:
             yield batch, schema
         if rows != (stated := manifest.rows_by_hour()[hour]):
             raise MillraceError(
-                f"{rows} of the {stated} rows of load {manifest.load} of {self._topic} in {hour} are there:"
-                " run `millrace verify`, nothing was erased of that load"
+                f"{rows} of the {stated} rows of load {manifest.load} of {self._topic} in {hour} were found,"
+                " so nothing was erased of that load: run `millrace verify`"
             )
 
     def _own(
@@ -129,8 +129,8 @@ class Rows:
         editions = publication.loads.editions if publication is not None else {}
         if table is None or editions.get(str(manifest.load), 1) != manifest.edition:
             raise MillraceError(
-                f"files of load {manifest.load} of {self._topic} in {hour} are gone, and the table has not"
-                " its edition: run again; if the error returns, run `millrace verify`"
+                f"files of load {manifest.load} of {self._topic} in {hour} are gone, and the table does"
+                " not have this edition of the load: run again; if the error returns, run `millrace verify`"
             )
         wanted = None if columns is None else [*dict.fromkeys([*columns, LOAD.name])]
         for file in self._head.get(hour, ()):

@@ -146,7 +146,7 @@ def _check_leaf(leaf: Any, type_: Any, name: str) -> None:
             raise ConfigError(f"--where asks whether {name} is NaN, which {type_} never is")
         return
     if isinstance(leaf, ex.StartsWith | ex.NotStartsWith) and not isinstance(type_, iceberg.StringType):
-        raise ConfigError(f"--where compares {name} with LIKE, which takes text: it is {type_}")
+        raise ConfigError(f"--where compares {name} with LIKE, which needs text, but {name} is {type_}")
     for literal in _literals(leaf):
         _value(literal, type_, name)
 

@@ -1,7 +1,7 @@
 """Layout of a warehouse: the path of each file, and how the manifests of loads are found and read.
 
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
-    <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
+    <warehouse>/.drivers/                                    Spark drivers of runs, and their answers
     <topic>/loads/<10 digits>.json                           a load's manifest; creating it commits the load
                  /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             a re-load: the same offsets read again

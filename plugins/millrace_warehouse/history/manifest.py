@@ -291,6 +291,8 @@ class LoadManifest:
 
 
 UNASKED = "unasked"
+ACCEPTED = ", which this topic accepts as proof"
+"""End of a proven verdict's first reason, after the auditor's own verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

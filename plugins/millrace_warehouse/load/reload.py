@@ -136,7 +136,8 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
                 )
     if problems:
         raise MillraceError(
-            f"cannot be read again, so no load was read: {'; '.join(problems)}; leave these loads out"
+            f"these loads of {topic} cannot be read again, so no load was read: {'; '.join(problems)};"
+            " reload only the other loads, with --loads"
         )
 
 

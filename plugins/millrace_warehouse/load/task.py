@@ -112,6 +112,11 @@ class CutResult:
     """Packed sequence numbers of the rows that were left out; empty when nothing was erased."""
 
     @property
+    def figures(self) -> tuple[int, int]:
+        """Records and bytes that were read, for the progress of the load."""
+        return self.stats.records, self.stats.bytes
+
+    @property
     def sequences(self) -> SequenceCounts:
         return _unpacked(self.packed_sequences)
 
@@ -285,5 +290,6 @@ def scratch() -> Iterator[Path]:
             raise
         raise MillraceError(
             f"no room for a task's files in {parent or tempfile.gettempdir()} of {socket.gethostname()}: make"
-            " room, or name another folder with --conf spark.local.dir=FOLDER, then run again"
+            " room, or name another folder with TMPDIR, on Spark with --conf spark.local.dir=FOLDER, then run"
+            " again"
         ) from None

@@ -126,7 +126,7 @@ def other_format(look: Look, format: str) -> str:
 
 
 def check_is_avro(client: ClusterClient, topic: str, knows: Callable[[int], object | None]) -> None:
-    """Raise MillraceError if none of the topic's newest messages looks like Avro in Confluent's framing."""
+    """Raise MillraceError if no newest message of the topic looks like Avro in Confluent's wire format."""
     look = other_look(client, topic, AVRO, knows)
     if look is not None:
         raise MillraceError(

@@ -55,9 +55,9 @@ class Look(StrEnum):
     ARRAY = "a JSON array"
     TEXT = "plain text"
     PROTOBUF = "Protocol Buffers"
-    FRAMED_AVRO = "Avro in Confluent's framing"
-    FRAMED_OBJECT = "JSON in Confluent's framing"
-    FRAMED_PROTOBUF = "Protocol Buffers in Confluent's framing"
+    FRAMED_AVRO = "Avro in Confluent's wire format"
+    FRAMED_OBJECT = "JSON in Confluent's wire format"
+    FRAMED_PROTOBUF = "Protocol Buffers in Confluent's wire format"
     UNKNOWN = "no format that is known here"
 
     @property

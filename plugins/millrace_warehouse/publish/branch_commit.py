@@ -64,7 +64,7 @@ from pyiceberg.table.update import (
 )
 
 from millrace.errors import MillraceError
-from millrace_warehouse.publish.catalog import CatalogError, first_line, load_table
+from millrace_warehouse.publish.catalog import REFUSED, CatalogError, first_line, load_table, refusal
 from millrace_warehouse.races import Conflict, Outrun, retried
 
 logger = logging.getLogger("millrace.warehouse.committer")
@@ -73,6 +73,8 @@ MANIFEST_FILES = 256
 """Most files that one manifest names. A day needs one or two manifests; a file costs about 50 us."""
 SMALL_MANIFESTS = 10
 """Number of small manifests (less than half of MANIFEST_FILES) that the next commit merges into one."""
+REFUSALS = 3
+"""Number of refused tries after which a commit is given up. One refusal may hide that the commit was made."""
 LIVE = "live"
 """Branch with the rows that are not proven yet, too: see `publish.live`."""
 
@@ -126,6 +128,7 @@ class BranchCommit(ABC):
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
         """Failure of the last try; empty before the first failure."""
+        self._refusals: list[Exception] = []
         self.paths: list[str] = []
         """Metadata files that were written, whether or not the commit was made."""
         self._changes_schema = schema is not None
@@ -165,7 +168,7 @@ class BranchCommit(ABC):
         """Return the branches and tags whose heads must not move until the commit is made."""
 
     def make(self) -> Table:
-        what = f"branch {self.branch} of {'.'.join(self.table.name())} took no commit"
+        what = f"branch {self.branch} of {'.'.join(self.table.name())} accepted no commit"
         try:
             made = retried(self._try, what, "check its catalog's log, then run again")
         except Outrun:
@@ -188,6 +191,9 @@ class BranchCommit(ABC):
                 return self._after(now.metadata, now.metadata_location)
             if now is None or self._basis(now) != self._basis(self.table):
                 return None
+            if len(self._refusals) == REFUSALS:
+                error = self._refusals[-1]
+                raise refusal(f"catalog {now.catalog.name}", error) from error
             self.table = now
         table = self.table
         updates = self._updates(table)
@@ -197,6 +203,7 @@ class BranchCommit(ABC):
             raise
         except Exception as error:  # refused, or lost: whatever the catalog answers, only the table decides
             self._failure = f"{type(error).__name__}: {first_line(error)}"
+            self._refusals += [error] if isinstance(error, REFUSED) else []
             raise Conflict(self._failure) from error
         return self._after(answer.metadata, answer.metadata_location)
 

@@ -33,7 +33,7 @@ NAMESPACE = "millrace"
 TRIES = 6
 """Most tries of a request to a catalog. The pauses between them add up to 6 s."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
-_REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
+REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -90,7 +90,22 @@ def _configured(name: str) -> Catalog:
         from millrace_warehouse.publish.rest import RestCatalog  # only this kind needs an HTTP client
 
         return _open(lambda: RestCatalog(name, **settings))
+    if settings.get("type") == "hive" or ("type" not in settings and uri.scheme == "thrift"):
+        return _open(lambda: _metastore(name, settings))
     return _open(lambda: load_catalog(name, **settings))
+
+
+def _metastore(name: str, settings: dict[str, str]) -> Catalog:
+    try:
+        from millrace_warehouse.publish.hive import HiveCatalog  # only this kind needs a thrift client
+
+        return HiveCatalog(name, **settings)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = "hive-kerberos" if settings.get("hive.kerberos-authentication") else "hive"
+        raise exceptions.NotInstalledError(
+            f"{package} is not installed; run pip install 'pyiceberg[{extra}]'"
+        ) from error
 
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
@@ -131,11 +146,10 @@ def ask_catalog(what: str, question: Callable[[], T]) -> T:
             return question()
         except (MillraceError, exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
             raise
-        except _REFUSED as error:
-            raise CatalogError(
-                f"the {what} refuses ({type(error).__name__}: {first_line(error)}): correct its settings or"
-                " the rights of this user, then run again"
-            ) from error
+        except exceptions.NotInstalledError as error:
+            raise ConfigError(f"the {what} needs a package: {first_line(error)}") from error
+        except REFUSED as error:
+            raise refusal(what, error) from error
         except Exception as error:
             if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
                 raise TableFileGone(
@@ -150,6 +164,14 @@ def ask_catalog(what: str, question: Callable[[], T]) -> T:
                 ) from error
         time.sleep(0.2 * 2**turn)
     raise AssertionError("unreachable")
+
+
+def refusal(what: str, error: Exception) -> CatalogError:
+    """Return the error for a request that a catalog has refused, and would refuse again."""
+    return CatalogError(
+        f"the {what} refuses ({type(error).__name__}: {first_line(error)}): correct its settings or the"
+        " rights of this user, then run again"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.layout import Topic, publications_from
 from millrace_warehouse.history.schemas import TableSchema, read_schema
@@ -90,11 +91,13 @@ def compact_topic(context: Context, request: Compact, name: str) -> CompactResul
     table = _table(context, topic)
     done: list[CompactedHour] = []
     kept: dict[str, str] = {}
-    for batch in _batches(_hours(context, request, _Present.of(topic, table), kept)):
+    hours = _hours(context, request, _Present.of(topic, table), kept)
+    count = Count(context.progress, "hours merged", len(hours), "rows")
+    for batch in _batches(hours):
         if request.dry_run:
             done += [_described(hour, len(hour.groups) + len(hour.strays)) for hour in batch]
         else:
-            done += _compact(context, topic, batch, kept)
+            done += _compact(context, topic, batch, kept, count)
     notes = follow(context, topic) if done and not request.dry_run else []
     return CompactResult(topic=name, hours=done, kept=kept, notes=notes)
 
@@ -206,7 +209,7 @@ def _batches(hours: Sequence[_SmallFiles]) -> Iterator[list[_SmallFiles]]:
 
 
 def _compact(
-    context: Context, topic: Topic, batch: Sequence[_SmallFiles], kept: dict[str, str]
+    context: Context, topic: Topic, batch: Sequence[_SmallFiles], kept: dict[str, str], count: Count
 ) -> list[CompactedHour]:
     """Write the hours' new files and commit them together. Return the compacted hours."""
     begun = context.clock()
@@ -219,6 +222,7 @@ def _compact(
             context.progress("stored")
         except MillraceError as error:
             kept[hour.hour] = str(error)
+        count.add(records=sum(file.record_count for file in hour.files), size=hour.bytes)
     done = [hour for hour in batch if hour.hour in written]
     if not done:
         return []

@@ -25,6 +25,7 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import old_conditions
@@ -115,9 +116,11 @@ def expire_topic(context: Context, request: Expire) -> ExpireResult:
     found.strays |= _old_drafts(context, topic)
     plans = _old_plans(context, request, topic)
     gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(context, topic)}
+    count = Count(context.progress, "files deleted", len(gone))
     for path in gone if not request.dry_run else ():
         context.storage.delete(f"{topic}/{path}")
         context.progress("deleted")
+        count.add(size=gone[path].bytes)
     return ExpireResult(
         topic=topic.name,
         data_files=len(data),
@@ -317,7 +320,7 @@ def _old_hours(context: Context, request: Expire) -> dict[str, Listed]:
     fenced = load_table(context.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
         raise MillraceError(
-            f"the table of hours of {topic} took no commit: check its catalog, then run again"
+            f"the table of hours of {topic} accepted no commit: check its catalog, then run again"
         )
     named = contents.named_files(fenced, topic)
     return {path: file for path, file in old.items() if path not in named}
@@ -408,7 +411,7 @@ def _fence(context: Context, published: _Published) -> _Published:
     fenced = _Published.read(context, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
         raise MillraceError(
-            f"the table of {published.topic} took no commit: check its catalog, then run again"
+            f"the table of {published.topic} accepted no commit: check its catalog, then run again"
         )
     context.progress("fenced")
     return fenced

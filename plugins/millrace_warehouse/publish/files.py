@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from pyiceberg.manifest import DataFile as IcebergDataFile
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.entries import read_entries
 from millrace_warehouse.history.layout import Topic, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
@@ -17,7 +19,7 @@ from millrace_warehouse.storage.interface import Storage
 
 
 def new_files(
-    topic: Topic, changes: Mapping[str, PendingChange], layouts: TableLayouts
+    topic: Topic, changes: Mapping[str, PendingChange], layouts: TableLayouts, progress: Progress
 ) -> tuple[list[IcebergDataFile], int]:
     """Return the entries of the added rows, and the number of the newest schema that they need, or 0 without
     rows.
@@ -31,10 +33,16 @@ def new_files(
             hours.setdefault((rows.load, rows.edition), set()).add(hour)
     entries: list[IcebergDataFile] = []
     schema = 0
+    count = Count(progress, "loads added", len(hours), "rows")
     for (load, edition), of_load in sorted(hours.items()):
         manifest = read_edition(topic, load, edition)
         _check_there(topic.storage, manifest, of_load)
-        entries += entries_of(topic, manifest, of_load, layouts)
+        added = entries_of(topic, manifest, of_load, layouts)
+        entries += added
+        count.add(
+            records=sum(file.record_count for file in added),
+            size=sum(file.file_size_in_bytes for file in added),
+        )
         schema = max(schema, manifest.schema)
     return entries, schema
 

@@ -19,7 +19,7 @@ Copies no rows except in step 4, and starts no Spark. The caller provides the au
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -28,6 +28,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
 from millrace_audit.answer import LoadHour
 from millrace_warehouse.context import Context
 from millrace_warehouse.history import layout
@@ -37,6 +38,7 @@ from millrace_warehouse.history.ledger import add_to_ledger
 from millrace_warehouse.history.manifest import (
     HourChange,
     HourVerdict,
+    LoadManifest,
     LoadRows,
     PreviousPublication,
     Publication,
@@ -288,7 +290,8 @@ class _Attempts:
             )
         # In this order: an edition belongs to a load that exists.
         editions = layout.newest_editions(topic)
-        loads = layout.loads_after(topic, after) if layout.load_numbers(topic, after) else ()
+        numbers = layout.load_numbers(topic, after)
+        loads = self._counted(layout.loads_after(topic, after), len(numbers)) if numbers else ()
         for load, edition in editions.items():
             if edition > state.through.editions.get(str(load), 1):
                 why = stale_reason(topic, layout.read_edition(topic, load, edition))
@@ -296,11 +299,17 @@ class _Attempts:
                     raise MillraceError(why)
         state.follow(loads, editions, partial(layout.read_edition, topic))
 
+    def _counted(self, loads: Iterator[LoadManifest], total: int) -> Iterator[LoadManifest]:
+        count = Count(self._context.progress, "loads read", total, "rows")
+        for load in loads:
+            yield load
+            count.add(records=load.rows)
+
     def _commit(self, table: Table | None, before: Publication | None, state: TableState) -> PublishResult:
         context, request, topic = self._context, self._request, self._topic
         attempt = uuid.uuid4().hex[:16]
         layouts = TableLayouts(topic, table.metadata if table is not None else None)
-        added, schema = new_files(topic, state.changes, layouts)
+        added, schema = new_files(topic, state.changes, layouts, context.progress)
         state.schema = max(schema, state.schema, 1)
         removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
         publication = self._new_publication(table, before, state, attempt)
@@ -311,7 +320,7 @@ class _Attempts:
             context.progress("table made")
         old: list[DataFile] = []
         if removed:
-            old, rest = take_out(topic, table, state.replaced, removed)
+            old, rest = take_out(topic, table, state.replaced, removed, context.progress)
             added += rest
             context.progress("rows of earlier editions taken out")
         self._made.add(layout.publication_path(topic.name, publication.number, attempt))

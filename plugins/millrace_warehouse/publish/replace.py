@@ -14,6 +14,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
+from millrace_warehouse.context import Progress
 from millrace_warehouse.history.layout import Topic
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.contents import stated_loads
@@ -21,7 +23,7 @@ from millrace_warehouse.publish.rewriting import Rewriting
 
 
 def take_out(
-    topic: Topic, table: Table, loads: Collection[int], expected: Mapping[str, int]
+    topic: Topic, table: Table, loads: Collection[int], expected: Mapping[str, int], progress: Progress
 ) -> tuple[list[DataFile], list[DataFile]]:
     """Return the files that leave the table, and new files with their rows of other loads.
 
@@ -32,6 +34,7 @@ def take_out(
     added: list[DataFile] = []
     rewriting = Rewriting(topic, table)
     files = head_files(table, expected)
+    count = Count(progress, "hours rewritten", len(expected), "rows")
     for hour, rows in sorted(expected.items()):
         gone = 0
         for file in files.get(hour, ()):
@@ -50,5 +53,6 @@ def take_out(
                 f"the table of {topic} has {gone:,} rows in hour {hour} of re-loaded loads, and"
                 f" should have {rows:,}: run `millrace verify`, then `millrace publish {topic} --rebuild`"
             )
+        count.add(records=gone)
     rewriting.finish()
     return removed, added

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
@@ -102,7 +102,7 @@ def require_loads(catalog: Catalog, topic: layout.Topic) -> LoadManifest:
     raise MillraceError(
         f"{topic.storage.root} has no load of {topic}, and its table in catalog {catalog.name} has rows of"
         f" loads 1 to {table.properties[THROUGH]}: mount the warehouse, or correct --warehouse; load nothing"
-        " before"
+        " before that"
     )
 
 
@@ -114,11 +114,13 @@ def make_table(catalog: Catalog, topic: layout.Topic, settings: Mapping[str, str
 
     Each catalog assigns its own column ids. The catalogs of pyiceberg number all top-level columns first, as
     our files do. SeaweedFS numbers each column together with the fields inside it. So that the ids agree, a
-    column with fields inside is created as a string. The first publication's commit changes it to its real
-    type, with the ids of our files. The table is still empty then, so no row was written as a string.
+    column with fields inside is created as a string in other catalogs. The first publication's commit changes
+    it to its real type, with the ids of our files. The table is still empty then, so no row was written as a
+    string.
     """
     first = read_schema(topic, 1).schema
-    columns = Schema(*(_without_fields(field) for field in first.fields))
+    of_pyiceberg = isinstance(catalog, MetastoreCatalog)
+    columns = first if of_pyiceberg else Schema(*(_without_fields(field) for field in first.fields))
     identifier = table_identifier(topic.name)
     properties = {
         **settings,

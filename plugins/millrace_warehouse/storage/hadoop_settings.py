@@ -1,7 +1,8 @@
-"""Addresses of WebHDFS, the user and the settings of new files, from Hadoop's configuration. Uses no Java.
+"""Addresses of WebHDFS, user, TLS and settings of new files, from Hadoop's configuration. Uses no Java.
 
-Reads core-site.xml and hdfs-site.xml in HADOOP_CONF_DIR, or in $HADOOP_HOME/etc/hadoop. Without these files
-the warehouse's address must name a NameNode, and Hadoop's default ports apply.
+Reads core-site.xml, hdfs-site.xml and yarn-site.xml in HADOOP_CONF_DIR or $HADOOP_HOME/etc/hadoop, and in
+YARN_CONF_DIR. Without these files the warehouse's address must name a NameNode, and Hadoop's default ports
+apply.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from millrace.errors import ConfigError
 
 PATIENCE_S = 120.0
 """Most seconds for retries of a request: a NameNode that restarts is ready again within them."""
-_FILES = ("core-site.xml", "hdfs-site.xml")
+_FILES = ("core-site.xml", "hdfs-site.xml", "yarn-site.xml")
+_REFERENCE = re.compile(r"\$\{([^}]+)\}")
 _RPC_PORT = 8020
-_WEB = "0.0.0.0:9870"
-"""Hadoop's default web address: this port on the NameNode's own host."""
+_WEB = {"http": "0.0.0.0:9870", "https": "0.0.0.0:9871"}
+"""Hadoop's default web addresses: these ports on the NameNode's own host."""
+CA_VARIABLE = "MILLRACE_HDFS_CA"
+"""Variable with the PEM file of the authority of the servers' certificates; by default the system's count."""
 _UNITS = {unit: 1 << 10 * power for power, unit in enumerate("kmgtpe", 1)}
 
 
@@ -33,32 +37,50 @@ class WebHdfs:
     addresses: tuple[str, ...]
     """`host:port` of the NameNodes, of which one is active."""
     user: str
-    new_files: Mapping[str, str] = field(default_factory=dict)
+    new_files: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Permission, replication and block size of new files, as parameters of CREATE."""
     patience_s: float = PATIENCE_S
+    scheme: str = "http"
+    ca_file: str = ""
+    """File that CA_VARIABLE names. Every worker has it under the same name."""
+    kerberos: bool = False
+    """True if hadoop.security.authentication is kerberos, in a driver. What the servers ask for decides."""
+    token: str = field(default="", repr=False)
+    """Delegation token that a driver hands to its tasks."""
 
 
 def read_settings() -> dict[str, str]:
     """Read Hadoop's configuration, or return {} without one. Raise ConfigError when it cannot be read."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (home and f"{home}/etc/hadoop")
-    settings = {}
-    for path in (Path(folder, name) for name in _FILES if folder):
+    folders = [folder, os.environ.get("YARN_CONF_DIR")]
+    settings: dict[str, str] = {}
+    for path in (Path(folder, name) for folder in folders if folder for name in _FILES):
         try:
             properties = ElementTree.parse(path).getroot().iter("property")
         except FileNotFoundError:
             continue
         except (OSError, ElementTree.ParseError) as error:
-            raise ConfigError(f"{path}: {error}: correct it, or point HADOOP_CONF_DIR elsewhere") from None
+            raise ConfigError(
+                f"{path}: {error}: correct this file, or point HADOOP_CONF_DIR elsewhere"
+            ) from None
         for each in properties:
             settings[each.findtext("name", "").strip()] = each.findtext("value", "").strip()
-    return settings
+    return {
+        key: _REFERENCE.sub(lambda name: settings.get(name[1], name[0]), value)
+        for key, value in settings.items()
+    }
+
+
+def hadoop_user() -> str:
+    """Return the user's name for servers that believe any name."""
+    return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
 
 
 def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdfs]:
     """Return the address of a warehouse with the default authority filled in, and its WebHDFS.
 
-    Raise ConfigError for an address without a NameNode, and where WebHDFS requires Kerberos or TLS.
+    Raise ConfigError for an address without a NameNode.
     """
     authority, path = urlsplit(address).netloc, urlsplit(address).path
     authority = authority or urlsplit(settings.get("fs.defaultFS", "")).netloc
@@ -67,37 +89,39 @@ def find_webhdfs(address: str, settings: Mapping[str, str]) -> tuple[str, WebHdf
             f"warehouse {address!r} names no NameNode: write hdfs://host:8020/path or hdfs://nameservice/path,"
             " or set fs.defaultFS in the core-site.xml of HADOOP_CONF_DIR"
         )
-    for setting, value in (("hadoop.security.authentication", "simple"), ("dfs.http.policy", "HTTP_ONLY")):
-        if (configured := settings.get(setting, value)) not in (value, "HTTP_AND_HTTPS"):
-            raise ConfigError(
-                f"warehouse {address!r}: {setting} is {configured}, and Millrace reaches HDFS by WebHDFS over"
-                f" HTTP with simple authentication: keep the warehouse on local disks or in an object store"
-            )
+    kerberos = settings.get("hadoop.security.authentication", "simple") == "kerberos"
+    policy = settings.get("dfs.http.policy", "HTTP_ONLY")
+    # A token is a secret: where both are served, it is sent encrypted.
+    scheme = "https" if policy == "HTTPS_ONLY" or (kerberos and policy == "HTTP_AND_HTTPS") else "http"
     where = WebHdfs(
-        addresses=tuple(web_addresses(settings, authority)),
-        user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser(),
+        addresses=tuple(web_addresses(settings, authority, scheme)),
+        scheme=scheme,
+        ca_file=os.environ.get(CA_VARIABLE, ""),
+        kerberos=kerberos,
+        user=hadoop_user(),
         new_files=_new_files(settings),
     )
     return f"hdfs://{authority}{path.rstrip('/')}", where
 
 
-def web_addresses(settings: Mapping[str, str], authority: str) -> list[str]:
+def web_addresses(settings: Mapping[str, str], authority: str, scheme: str = "http") -> list[str]:
     """Return the WebHDFS addresses (`host:port`) of the NameNodes for `hdfs://<authority>`."""
-    addresses = []
-    for service in _listed(settings.get("dfs.nameservices")):
-        for node in _listed(settings.get(f"dfs.ha.namenodes.{service}")) or [""]:
+    addresses, prefix = [], f"dfs.namenode.{scheme}-address"
+    for service in listed(settings, "dfs.nameservices"):
+        for node in listed(settings, f"dfs.ha.namenodes.{service}") or [""]:
             name = f"{service}.{node}" if node else service
             rpc = settings.get(f"dfs.namenode.rpc-address.{name}", "")
-            if rpc and (service == authority or _with_port(rpc) == _with_port(authority)):
-                addresses.append(_on_host(settings.get(f"dfs.namenode.http-address.{name}", _WEB), rpc))
-    return addresses or [_on_host(settings.get("dfs.namenode.http-address", _WEB), authority)]
+            if rpc and (service == authority or with_port(rpc) == with_port(authority)):
+                addresses.append(_on_host(settings.get(f"{prefix}.{name}", _WEB[scheme]), rpc))
+    return addresses or [_on_host(settings.get(prefix, _WEB[scheme]), authority)]
 
 
-def _listed(names: str | None) -> list[str]:
-    return [name.strip() for name in (names or "").split(",") if name.strip()]
+def listed(settings: Mapping[str, str], key: str) -> list[str]:
+    return [name.strip() for name in settings.get(key, "").split(",") if name.strip()]
 
 
-def _with_port(address: str) -> str:
+def with_port(address: str) -> str:
+    """Return `host:port` of a NameNode's RPC."""
     return address if ":" in address else f"{address}:{_RPC_PORT}"
 
 

@@ -10,15 +10,20 @@ uses OVERWRITE. The better known RENAME without options would move the file INTO
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from millrace.errors import MillraceError
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
+from millrace_warehouse.storage.hadoop_tokens import token_of_spark
 from millrace_warehouse.storage.interface import DRAFT, Listed, Written
 from millrace_warehouse.storage.webhdfs import WebHdfsClient
+
+_CLIENTS: dict[tuple[object, ...], WebHdfsClient] = {}
+"""One client, and so one token, for each process, ticket and HDFS: connections do not survive a fork."""
 
 
 class HdfsStorage:
@@ -29,11 +34,18 @@ class HdfsStorage:
         self.where = where
 
     def __reduce__(self) -> tuple[type[HdfsStorage], tuple[str, WebHdfs]]:
-        return HdfsStorage, (self.root, self.where)
+        # A task has no ticket: it gets the driver's token.
+        where = replace(self.where, token=self._client.token_for_tasks(), kerberos=False)
+        return HdfsStorage, (self.root, where)
 
-    @cached_property
+    @property
     def _client(self) -> WebHdfsClient:
-        return WebHdfsClient(self.where)
+        authority = urlsplit(self.root).netloc
+        ticket = os.environ.get("KRB5CCNAME"), os.environ.get("KRB5_CLIENT_KTNAME")
+        key = (os.getpid(), ticket, authority, self.where)
+        if key not in _CLIENTS:  # of two threads one drops its client, which has sent nothing yet
+            _CLIENTS.setdefault(key, WebHdfsClient(self.where, token_of_spark=token_of_spark(authority)))
+        return _CLIENTS[key]
 
     def uri(self, path: str) -> str:
         return f"{self.root}/{path}"
@@ -84,10 +96,11 @@ class HdfsStorage:
             try:
                 # In lower case: Hadoop 3.5 ignores the documented `startAfter`, and begins the listing
                 # again.
-                answer = self._client.ask("GET", self._path(folder), op="LISTSTATUS_BATCH", startafter=after)
+                listing = self._client.ask(
+                    "GET", self._path(folder), "DirectoryListing", op="LISTSTATUS_BATCH", startafter=after
+                )
             except FileNotFoundError:
                 return
-            listing = answer["DirectoryListing"]
             statuses = listing["partialListing"]["FileStatuses"]["FileStatus"]
             yield from statuses
             if not listing["remainingEntries"]:

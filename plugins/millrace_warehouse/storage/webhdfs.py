@@ -12,80 +12,33 @@ the caller handles drafts and the contents of folders.
 from __future__ import annotations
 
 import io
-import re
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 
 from millrace.errors import MillraceError
+from millrace_warehouse.storage.hadoop_http import hadoop_client
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
 from millrace_warehouse.storage.interface import DRAFT, Written
+from millrace_warehouse.storage.namenodes import NameNodes
 from millrace_warehouse.storage.streams import Hashing
+from millrace_warehouse.storage.webhdfs_errors import NotNow, check_trusted, refusal
 
 T = TypeVar("T")
 PAUSE_S = 1.0
 """Seconds between two tries of a request."""
-_NAMENODE_S = httpx.Timeout(30.0, connect=10.0)
 # A DataNode answers when its pipeline has closed: after the loss of a node that takes a minute.
 _DATANODE_S = httpx.Timeout(120.0, connect=10.0)
 # A block is on the disks of every DataNode of the pipeline before it is confirmed; else it may be in memory
 # only.
 _DURABLE = "create,sync_block"
-# Exceptions whose message says nothing about the file: the DataNode's own client has failed.
-_PASSING = (
-    "java.io.IOException",
-    "org.apache.hadoop.ipc.RetriableException",
-    "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException",
-)
-_AFTER_THE_END = "out of the range [0,"
 
 
-class HdfsNotReady(MillraceError):
-    """HDFS does not serve at the moment: its NameNode does not answer, is in safe mode, or is a standby."""
-
-
-_SENTENCES: dict[str, tuple[type[MillraceError], str]] = {
-    r"(?:NS|DS)QuotaExceededException|QuotaByStorageTypeExceededException": (
-        MillraceError,
-        "{message}: raise the quota (hdfs dfsadmin -setQuota, -setSpaceQuota) or delete what is not needed,"
-        " then run again",
-    ),
-    r"SafeModeException": (
-        HdfsNotReady,
-        "the NameNode is in safe mode: see `hdfs dfsadmin -safemode get`, and run again when it says OFF",
-    ),
-    r"AccessControlException": (
-        MillraceError,
-        "{message}: let this user write to the warehouse's folder (hdfs dfs -chown or -setfacl)",
-    ),
-    r"StandbyException": (
-        HdfsNotReady,
-        "this NameNode is a standby: write hdfs://<nameservice>/ and point HADOOP_CONF_DIR to the"
-        " configuration that names both",
-    ),
-    r"BlockMissingException": (
-        HdfsNotReady,
-        "no DataNode that runs has a block of a file ({message}): start the DataNodes, then run again",
-    ),
-    r"(?:Connect|Socket)(?:Timeout)?Exception|NoRouteToHostException|EOFException": (
-        HdfsNotReady,
-        "the NameNode does not answer: check its address and that it runs, then run again",
-    ),
-}
-"""Class of an exception, without its package -> the error to raise instead, and its text."""
-_NO_DATANODE = re.compile(r"could only be (?:written|replicated) to \d+ [^\n]*")
-
-
-class _NotNow(Exception):
-    """A failure that may be temporary."""
-
-
-class _NoDataNode(_NotNow):
+class _NoDataNode(NotNow):
     """The DataNode that the NameNode named does not answer."""
 
     def __init__(self, address: str, reason: str) -> None:
@@ -94,21 +47,25 @@ class _NoDataNode(_NotNow):
 
 
 class WebHdfsClient:
-    """The connections of one process; threads may share them."""
+    """The connections of one process to an HDFS, which last as long as it. Threads share them."""
 
-    def __init__(self, where: WebHdfs, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, where: WebHdfs, transport: httpx.BaseTransport | None = None, *, token_of_spark: str = ""
+    ) -> None:
         self._where = where
-        self._addresses = where.addresses
-        # Hosts inside the cluster: no proxy from the environment applies.
-        self._http = httpx.Client(timeout=_NAMENODE_S, trust_env=False, transport=transport)
-        weakref.finalize(self, self._http.close)  # a storage is never closed
+        self._http = hadoop_client(where.ca_file, transport=transport)
+        self._namenodes = NameNodes(where, self._http, token_of_spark)
 
-    def ask(self, method: str, path: str, **parameters: str) -> Any:
-        """Return the active NameNode's answer, parsed, or None when it is empty.
+    def token_for_tasks(self) -> str:
+        """Return a delegation token, or "" where the servers ask for no ticket."""
+        return self._until_answered("/", lambda _: self._namenodes.token_for_tasks())
+
+    def ask(self, method: str, path: str, *members: str, **parameters: str) -> Any:
+        """Return a member of the active NameNode's answer, or the whole one, None when it is empty.
 
         Raise FileNotFoundError or FileExistsError where Hadoop does.
         """
-        return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
+        return self._until_answered(path, lambda _: self._namenodes.ask(method, path, *members, **parameters))
 
     def store(self, path: str, content: BinaryIO) -> tuple[str, Written]:
         """Create a draft beside a path, with a local stream's bytes, and missing folders. Return the draft's
@@ -126,21 +83,17 @@ class WebHdfsClient:
             content.seek(start)
             drafts.append(f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}")
             chunks = Hashing(content)
-            parameters = {**self._where.new_files, **without}
-            url = self._data_url(
-                "PUT", drafts[-1], op="CREATE", overwrite="true", createflag=_DURABLE, **parameters
-            )
-            answer = self._data(url, "PUT", content=iter(chunks), headers={"Content-Length": str(size)})
-            if answer.status_code != httpx.codes.CREATED:
-                raise _refusal(answer, path)
-            status = self._ask("GET", drafts[-1], op="GETFILESTATUS")["FileStatus"]
+            body = {"content": iter(chunks), "headers": {"Content-Length": str(size)}}
+            parameters = {"overwrite": "true", "createflag": _DURABLE, **self._where.new_files, **without}
+            self._data("PUT", path, body, drafts[-1], op="CREATE", **parameters)
+            status = self._namenodes.ask("GET", drafts[-1], "FileStatus", op="GETFILESTATUS")
             if status.get("ecBit"):
                 raise MillraceError(
                     f"{path} is erasure coded, and HDFS cannot sync such a file: give the warehouse's folder"
                     " replicas (hdfs ec -setPolicy -replicate -path ...), then run again"
                 )
             if status["length"] != size:
-                raise _NotNow(f"{status['length']} bytes arrived of {size}")
+                raise NotNow(f"{status['length']} bytes arrived of {size}")
             return chunks.written
 
         written = self._until_answered(path, attempt)
@@ -157,87 +110,44 @@ class WebHdfsClient:
 
         def attempt(without: Mapping[str, str]) -> bytes:
             try:
-                url = self._data_url("GET", path, op="OPEN", **bounds, **without)
+                return self._data("GET", path, {}, op="OPEN", **bounds, **without)
             except EOFError:
                 return b""
-            answer = self._data(url, "GET")
-            if answer.status_code != httpx.codes.OK:
-                raise _refusal(answer, path)
-            return answer.content
 
         return self._until_answered(path, attempt)
 
     def _until_answered(self, path: str, attempt: Callable[[Mapping[str, str]], T]) -> T:
-        deadline, without = time.monotonic() + self._where.patience_s, dict[str, str]()
+        deadline, silent = time.monotonic() + self._where.patience_s, list[str]()
         while True:
             try:
-                return attempt(without)
-            except _NotNow as error:
+                return attempt({"excludedatanodes": ",".join(silent)} if silent else {})
+            except NotNow as error:
                 if time.monotonic() > deadline:
                     raise MillraceError(
                         f"{path}: WebHDFS does not answer within {self._where.patience_s:.0f} s ({error}):"
                         " check the NameNode and the DataNodes, then run again"
                     ) from None
-                # The NameNode may believe a dead DataNode alive for minutes, and chooses the nearest one
-                # every time.
-                without = {"excludedatanodes": error.host} if isinstance(error, _NoDataNode) else {}
+                # The NameNode may believe dead DataNodes alive for minutes, and chooses the nearest one every
+                # time. After another failure, or without any DataNode left, it may choose each one again.
+                silent = [*silent, error.host] if isinstance(error, _NoDataNode) else []
             time.sleep(PAUSE_S)
 
-    def _data_url(self, method: str, path: str, **parameters: str) -> str:
-        return str(self._ask(method, path, noredirect="true", **parameters)["Location"])
-
-    def _ask(self, method: str, path: str, **parameters: str) -> Any:
-        """Return the active NameNode's answer. The next request asks that NameNode first."""
-        refusals = []
-        for address in self._addresses:
-            url = f"http://{address}/webhdfs/v1{quote(path)}"
-            try:
-                answer = self._http.request(method, url, params={**parameters, "user.name": self._where.user})
-                if answer.status_code == httpx.codes.OK:
-                    others = tuple(other for other in self._addresses if other != address)
-                    self._addresses = (address, *others)
-                    return answer.json() if answer.content else None
-                raise _refusal(answer, path)
-            except (httpx.TransportError, _NotNow) as error:
-                refusals.append(f"NameNode {address}: {error}")
-        raise _NotNow("; ".join(refusals))
-
-    def _data(self, url: str, method: str, **body: Any) -> httpx.Response:
+    def _data(
+        self, method: str, path: str, body: Mapping[str, Any], draft: str = "", **parameters: str
+    ) -> bytes:
+        """Return the answer, for a file or its draft, of the DataNode that the active NameNode names."""
+        url = self._namenodes.ask(method, draft or path, "Location", noredirect="true", **parameters)
+        scheme, address, *_ = urlsplit(url)
+        if scheme != self._where.scheme:  # the URL holds a token
+            raise MillraceError(
+                f"the NameNode names DataNode {address} without {self._where.scheme}: set dfs.http.policy"
+                " alike on every server of HDFS, and in HADOOP_CONF_DIR"
+            )
         try:
-            return self._http.request(method, url, timeout=_DATANODE_S, **body)
-        except httpx.TransportError as error:
-            raise _NoDataNode(urlsplit(url).netloc, f"{type(error).__name__} {error}") from None
-
-
-def _refusal(answer: httpx.Response, path: str) -> Exception:
-    try:
-        remote = answer.json()["RemoteException"]
-        name, message = str(remote["javaClassName"]), str(remote["message"]).split("\n", 1)[0]
-    except (ValueError, KeyError, TypeError):
-        reason = f"{answer.request.url.netloc.decode()} answers {answer.status_code} {answer.reason_phrase}"
-        if answer.is_server_error:
-            return _NotNow(reason)
-        return MillraceError(f"{path}: {reason} to a request of WebHDFS: check what stands at that address")
-    if name.endswith(".FileNotFoundException"):
-        return FileNotFoundError(f"{path}: {message}")
-    if name.endswith(".FileAlreadyExistsException"):
-        return FileExistsError(f"{path}: {message}")
-    if _AFTER_THE_END in message:
-        return EOFError(f"{path}: {message}")
-    explanation = explained(name, message)
-    if name in _PASSING or isinstance(explanation, HdfsNotReady):
-        return _NotNow(str(explanation or message))
-    return MillraceError(f"{path}: {explanation or f'{name}: {message}'}")
-
-
-def explained(name: str, message: str) -> MillraceError | None:
-    """Translate one of Hadoop's exceptions by its class and message. Return None for an unknown exception."""
-    if no_datanode := _NO_DATANODE.search(message):
-        return MillraceError(
-            f"no DataNode takes a block ({no_datanode[0][:200]}): check that DataNodes run and have space"
-            " (hdfs dfsadmin -report), then run again"
-        )
-    for names, (cls, sentence) in _SENTENCES.items():
-        if re.fullmatch(names, name.rpartition(".")[2]):
-            return cls(sentence.format(message=message.strip().rstrip(".;:")[:300]))
-    return None
+            answer = self._http.request(method, url, timeout=_DATANODE_S, **body)
+        except httpx.RequestError as error:
+            check_trusted(f"DataNode {address}", error)
+            raise _NoDataNode(address, f"{type(error).__name__} {error}") from None
+        if not answer.is_success:
+            raise refusal(answer, path)
+        return answer.content

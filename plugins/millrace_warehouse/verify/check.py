@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
+from millrace.steps import Count
 from millrace_warehouse.context import Progress
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import read_entry
@@ -49,6 +50,10 @@ class Check:
     report: TopicReport
     progress: Progress
     """Callback with the path of each load, publication and file before it is checked."""
+
+    def count(self, items: str, total: int, done: str) -> Count:
+        """Return the count of a loop over the topic's manifests, files or hours."""
+        return Count(self.progress, f"{items} of {self.topic} {done}", total, "rows")
 
     @property
     def storage(self) -> Storage:

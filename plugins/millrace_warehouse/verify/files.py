@@ -46,11 +46,14 @@ def check_files(
     sizes = {path: file.bytes for path, file in present.items()}
     expired = _expired(check)
     stated: set[str] = set()
+    total = sum(len(manifest.files) + len(_beside(manifest)) for manifest in history.manifests.values())
+    count = check.count("files", total, "hashed")
     for manifest in history.manifests.values():
         for file in manifest.files:
             check.report.files += 1
             stated.add(file.path)
             whole = _is_whole(check, file, sizes.get(file.path))
+            count.add(records=file.rows, size=file.bytes)
             if whole:
                 checked.whole[file.path] = file
             elif whole is False:
@@ -61,10 +64,10 @@ def check_files(
                     checked.unproven += file.rows
             else:
                 check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone", hour=file.hour)
-        beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
         replaced = _is_replaced(manifest, history)
-        for each in (*manifest.aside_files, *(file for file in beside if file is not None)):
+        for each in _beside(manifest):
             stated.add(each.path)
+            count.add(size=each.bytes)
             if _is_whole(check, each, sizes.get(each.path)) is None and not (
                 replaced and each.path in expired
             ):
@@ -72,6 +75,12 @@ def check_files(
     _check_missed_erasures(check, history, sizes.keys())
     _note_strays(check, history, {path: file for path, file in present.items() if path not in stated})
     return checked
+
+
+def _beside(manifest: LoadManifest) -> list[StoredFile]:
+    """Return a load's files that hold no rows of the table."""
+    beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
+    return [*manifest.aside_files, *(file for file in beside if file is not None)]
 
 
 def _check_missed_erasures(check: Check, history: History, present: Collection[str]) -> None:

@@ -70,6 +70,7 @@ def _check_loads(check: Check, history: History) -> None:
     recorded = check.recorded(layout.Folder.LOADS)
     numbers = layout.load_numbers(check.topic)
     before: LoadManifest | None = None
+    count = check.count("loads", len(numbers), "read")
     for number in numbers:
         history.editions[number] = [1]
         path = layout.load_path(topic, number)
@@ -82,6 +83,7 @@ def _check_loads(check: Check, history: History) -> None:
             if before is not None or number == 1:
                 problems += check_follows(manifest, before)
             check.problem(*(f"{path}: {problem}" for problem in problems))
+            count.add(records=manifest.rows)
         before = manifest
     missing = {layout.load_path(topic, number): number for number in range(1, max(numbers, default=0) + 1)}
     missing |= {path: int(path[-15:-5]) for path in recorded if path[-15:-5].isdigit()}

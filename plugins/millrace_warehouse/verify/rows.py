@@ -50,6 +50,7 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
     check the counts, too.
     """
     takers = taking_bytes(check.topic)
+    count = check.count("files", len(whole), "read")
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
         found: Found = {}
@@ -66,6 +67,7 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
                         check.problem(others_of, hour=file.hour)
             except _BROKEN as error:
                 check.problem(f"{path} cannot be read: {str(error).splitlines()[0]}", hour=file.hour)
+            count.add(records=file.rows, size=file.bytes)
         where = f"{check.topic}, load {manifest.load}, edition {manifest.edition}"
         check.problem(*_check_partitions(where, manifest, found, len(files) == len(manifest.files)))
         if len(files) == len(manifest.files):

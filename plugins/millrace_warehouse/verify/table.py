@@ -89,8 +89,10 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     _check_columns(check, head.table, replay.publication)
     counted = _Counted()
     known = KnownFiles(check.topic)
+    count = check.count("files", len(head.files), "compared with the table")
     for file in head.files:
         _count(check, head.table, file, known, whole, counted)
+        count.add(records=file.record_count, size=file.file_size_in_bytes)
         wrote = edition_in(file.file_path, check.topic.name)
         if wrote is not None and wrote[1] != replay.edition(wrote[0]):
             check.problem(

@@ -46,7 +46,9 @@ def check_values(
     for file in head.files:
         if path_in_topic(file.file_path, check.topic.name) not in whole:
             copies.setdefault(hour_of_file(table, file), []).append(file.file_path)
+    count = check.count("hours", len(copies), "compared")
     for hour, uris in sorted(copies.items()):
+        count.add()
         stored = _stored(hour, history, replay, named, whole)
         if not stored:
             continue  # history's files have expired

@@ -20,7 +20,7 @@ from tests.bench.broker.meter import TICKS, rss_bytes, tree
 EVERY_S = 0.1
 TASKS, COMPILER, COLLECTOR, REST = "JVM tasks", "JVM compiler", "JVM collector", "JVM rest"
 WORKERS, PYTHON, OTHER = "Python workers", "Python driver and command", "other"
-DAEMONS = ("pyspark.daemon", "millrace_spark.jobs.daemon")
+DAEMONS = ("pyspark.daemon", "millrace_spark.jobs.daemon", "millrace_spark.jobs.here")
 """Modules of the parents of Python workers."""
 GROUPS = (TASKS, COMPILER, COLLECTOR, REST, WORKERS, PYTHON, OTHER)
 

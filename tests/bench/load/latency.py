@@ -109,7 +109,7 @@ One AuditedProducer sends {rate} events a second into dc1 of a `millrace up` top
 started every {every_s:.0f} s. An event's time begins when it was due, so a stall counts for every event that
 it delays. The aggregate cluster's figures end when a consumer has the event; the warehouse's figures end when
 the load's manifest exists, for every row produced after the first load was started. A load is a whole
-`millrace load`, its JVM's start included, on the same cores as everything else.
+`millrace load`, the start of its processes included, on the same cores as everything else.
 """
 
 

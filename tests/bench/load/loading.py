@@ -98,7 +98,7 @@ def measure(
         sessions: dict[str, _Session] = {}
         for _ in range(rounds):
             for way, origin in going():
-                if way.on_kafka:
+                if not way.warm:
                     continue
                 with noted(way):
                     if way.name not in sessions:

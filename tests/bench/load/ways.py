@@ -54,12 +54,15 @@ class Way:
     python: Path = Path(sys.executable)
     """With the Spark it runs in."""
     on_kafka: bool = False
-    """Reads from Apache Kafka in place of Millrace: the whole command, and once."""
+    """Reads from Apache Kafka in place of Millrace, and once."""
+    warm: bool = True
+    """Also measured in a warm session."""
 
 
 WAYS = (
     Way(name="millrace", title="Millrace: load", job="millrace", confs=_OURS),
     Way(name="millrace-table", title="Millrace: load, publish", job="millrace-table", confs=_OURS),
+    Way(name="millrace-local", title="Millrace: load --engine local", job="millrace-local", warm=False),
     Way(
         name="spark-kafka",
         title="Spark's Kafka source, from_avro: Parquet",
@@ -79,6 +82,7 @@ WAYS = (
         job="spark-kafka",
         jars=SPARK_JARS,
         on_kafka=True,
+        warm=False,
     ),
 )
 
@@ -117,8 +121,8 @@ def sqlite_catalog(warehouse: Path) -> dict[str, str]:
 
 def once(way: Way, task: Task, folder: Path) -> list[str]:
     """The command that a user runs for one load."""
-    if way.job in ("millrace", "millrace-table"):
-        return _millrace(task, publish=way.job == "millrace-table")
+    if way.job.startswith("millrace"):
+        return _millrace(task, publish=way.job == "millrace-table", local=way.job == "millrace-local")
     path = folder / f"{way.name}.json"
     path.write_text(json.dumps(asdict(task)))
     options = [word for key, value in confs(way).items() for word in ("--conf", f"{key}={value}")]
@@ -126,11 +130,12 @@ def once(way: Way, task: Task, folder: Path) -> list[str]:
     return [submit, "--master", "local[2]", *options, str(JOBS), str(path)]
 
 
-def _millrace(task: Task, *, publish: bool) -> list[str]:
+def _millrace(task: Task, *, publish: bool, local: bool) -> list[str]:
     """`millrace load`, and `millrace publish` after it."""
     millrace, warehouse = [sys.executable, "-m", "millrace.cli"], ["--warehouse", task.out]
     servers = ["--bootstrap", task.bootstrap, "--registry", task.registry]
-    load = [*millrace, "load", task.topic, *warehouse, *servers, "--json"]
+    engine = ["--engine", "local"] if local else []
+    load = [*millrace, "load", task.topic, *warehouse, *servers, *engine, "--json"]
     if not publish:
         return load
     hours = [word for hour in task.hours for word in ("--hour", hour)]

@@ -4,9 +4,10 @@ A page's blocks run in order, in one shell that begins in an empty folder. A blo
 it is; one that says nothing, or anything else, fails the page:
 
     sh              typed; it must end with 0
-    sh service      typed in a second terminal, in the same folder; it must print a line with `ready:`
+    sh service      typed in a second terminal, in the same folder; it must print a line with `ready:`,
+                    or as Airflow does `Airflow is ready`
     output          what the block before it printed: these lines in this order, `...` stands for any
-    python NAME, toml NAME, json NAME, java NAME      the content of a file of that name
+    python NAME, toml NAME, json NAME, java NAME      the content of a file; the text before it has `NAME`
 
 A page about clusters that somebody has already says so in a line of its own, and Apache Kafka runs there:
 
@@ -47,7 +48,9 @@ from tests.support import REPOSITORY
 BLOCK_S = 300.0
 """Limit of a block's time; only to end a block that hangs."""
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-KIND = re.compile(r"sh( service)?|output|(python|toml|json|java) \S+")
+FILES = ("python", "toml", "json", "java")
+"""Languages of the blocks that are a file's content."""
+KIND = re.compile(rf"sh( service)?|output|({'|'.join(FILES)}) \S+")
 """Kinds of a block, as they stand behind its fence."""
 _END = "end-of-block"
 _OWN_NETWORK = "MILLRACE_DOCS_NETWORK"
@@ -174,6 +177,7 @@ class Reader:
             env=self._environment,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,
         )
         self._services.append(service)
         assert service.stdout is not None
@@ -183,7 +187,7 @@ class Reader:
         try:
             for line in service.stdout:
                 self._printed += line
-                if line.startswith("ready:"):
+                if line.startswith("ready:") or "Airflow is ready" in line:
                     break
             else:
                 raise PageFailed(f"ended without a ready line:\n{self._printed}")
@@ -195,8 +199,9 @@ class Reader:
 
     def close(self) -> None:
         for service in reversed(self._services):
-            service.terminate()
+            _signal_group(service, signal.SIGTERM)  # to all of its processes, as Ctrl-C in a terminal
             service.wait(60)
+            _signal_group(service, signal.SIGKILL)
         for drain in self._drains:
             drain.join()
         self._shell.kill()
@@ -205,6 +210,11 @@ class Reader:
             for pipe in filter(None, (process.stdin, process.stdout)):
                 with suppress(BrokenPipeError):
                     pipe.close()
+
+
+def _signal_group(service: subprocess.Popen[str], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(service.pid, number)
 
 
 def run_page(page: Path) -> int:

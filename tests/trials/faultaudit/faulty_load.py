@@ -18,7 +18,7 @@ from millrace.errors import MillraceError
 from millrace.records import BatchHeader
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_demo.faulty_broker import replace_function
-from millrace_spark.jobs import load as job
+from millrace_warehouse.commands.loads import TopicFailure, load_topics
 from millrace_warehouse.load import task
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
 from millrace_warehouse.requests import Load
@@ -31,20 +31,18 @@ MISCOUNT = "miscount"
 
 def main() -> None:
     file, fault = sys.argv[1:]
-    replace_function(job, "in_tasks", _here)
     if fault == MISCOUNT:
         replace_function(task, "count_sequences", _miscounted)
     elif fault:
         replace_function(task, "read_cut", _spoiling(fault))
     request = from_mapping(Load, json.loads(Path(file).read_text()), "the load")
-    spark: Any = None  # nothing asks for it when one topic is loaded by tasks that run here
-    (result,) = job.load_topics(spark, request)
-    if isinstance(result, job.TopicFailure):
+    (result,) = load_topics(_here, request)
+    if isinstance(result, TopicFailure):
         raise MillraceError(result.error)
     print(result.message)
 
 
-def _here(_: Any, function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+def _here(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
     return [function(each) for each in tasks]
 
 

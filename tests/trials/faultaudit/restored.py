@@ -85,8 +85,8 @@ def _put_back(stage: Stage, copy: Path) -> None:
 
 
 def _verify(stage: Stage) -> str:
-    asked = ("--topic", stage.topic, "--auditor", stage.place.auditor_url)
-    done = run_millrace("verify", str(stage.place.warehouse), *asked)
+    asked = (stage.topic, "--auditor", stage.place.auditor_url)
+    done = run_millrace("verify", "--warehouse", str(stage.place.warehouse), *asked)
     return done.stdout + done.stderr
 
 

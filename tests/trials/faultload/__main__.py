@@ -42,8 +42,9 @@ from tests.trials.faultload.runs import Application, Commands, Failed, Runs, Way
 from tests.trials.faultload.waiting import shim, who_waits
 from tests.trials.faultload.watch import Problem, Reader, Topic, table_rows
 
-COMMAND_EVERY, PUBLISH_EVERY, READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
-"""Loads between two by a command, two publications, two reads by Spark, two new topics."""
+COMMAND_EVERY, ON_YARN_EVERY, PUBLISH_EVERY, READ_EVERY, TOPIC_EVERY = 6, 2, 3, 10, 20
+"""Loads between two by a command, two by a command whose driver is on YARN, two publications, two reads by
+Spark, two new topics."""
 SPARE = 1.3
 """More kills are tried than are wanted: some meet nothing."""
 START_S, LOAD_S, FINISH_S, COMPARE_S, CUT_S = 300.0, 1_800.0, 1_800.0, 900.0, 600.0
@@ -125,7 +126,8 @@ class FaultLoad:
         runs = self._runs
         if number % TOPIC_EVERY == 0:
             self._add_topic()
-        way: Way = self._commands if number % COMMAND_EVERY == 0 else self._application
+        every = ON_YARN_EVERY if self._place.yarn else COMMAND_EVERY
+        way: Way = self._commands if number % every == 0 else self._application
         fault = self._draw(number)
         began = time.monotonic()
         runs.load(way, self._place.topics, fault)
@@ -208,7 +210,14 @@ class FaultLoad:
             raise Problem(f"lost={lost} events that were acknowledged")
         bootstrap = self._place.site.cluster.bootstrap
         verified = run_millrace(
-            "verify", str(warehouse), "--bootstrap", bootstrap, "--rows", "--json", timeout_s=600
+            "verify",
+            "--warehouse",
+            str(warehouse),
+            "--bootstrap",
+            bootstrap,
+            "--rows",
+            "--json",
+            timeout_s=600,
         )
         if verified.returncode != 0:
             raise Problem(f"verify: {verified.stderr.strip().splitlines()[-1]}")
@@ -230,8 +239,11 @@ class FaultLoad:
 class Run:
     """One call of `make fault-load`: its parts, in order, and its end at once when a step takes too long."""
 
-    def __init__(self, folder: Path, loads: int, power_cuts: int, seed: int) -> None:
+    def __init__(
+        self, folder: Path, loads: int, power_cuts: int, seed: int, *, yarn: bool, kerberos: bool
+    ) -> None:
         self._folder, self._loads, self._cuts, self._seed = folder, loads, power_cuts, seed
+        self._yarn, self._kerberos = yarn, kerberos
         self._place: Place | None = None
         self.limits = StepLimits(self._overdue)
 
@@ -241,7 +253,7 @@ class Run:
         with Report(self._folder / "events.log", self._loads + self._cuts) as report:
             report.say(f"seed {self._seed}, everything is in {self._folder}", stays=True)
             with limits.step("the start of ZooKeeper, brokers, registry and Spark", START_S):
-                place = self._place = Place(self._folder)
+                place = self._place = Place(self._folder, on_yarn=self._yarn, kerberos=self._kerberos)
             resident = ResidentLoader(place)
             saboteur = Saboteur(place, resident.kill, Kills(report.say), chance)
             run = FaultLoad(place, resident, saboteur, report, limits, self._loads, chance)
@@ -278,8 +290,12 @@ class Run:
 @click.option("--loads", default=100, show_default=True, help="Loads, those of Airflow included.")
 @click.option("--power-cuts", default=20, show_default=True, help="Power cuts after them.")
 @click.option("--seed", type=int, default=None, help="Repeat the decisions of an earlier run.")
+@click.option("--yarn", is_flag=True, help="Drivers of commands run on YARN.")
+@click.option("--kerberos", is_flag=True, help="YARN asks for Kerberos tickets.")
 @click.option("--folder", type=click.Path(path_type=Path), default=None, help="Keep everything here.")
-def main(loads: int, power_cuts: int, seed: int | None, folder: Path | None) -> None:
+def main(
+    loads: int, power_cuts: int, seed: int | None, yarn: bool, kerberos: bool, folder: Path | None
+) -> None:
     """Load while everything fails, and compare with what was produced."""
     # What a killed process has started must end with us.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -287,7 +303,7 @@ def main(loads: int, power_cuts: int, seed: int | None, folder: Path | None) -> 
     where.mkdir(parents=True, exist_ok=True)
     seed = seed if seed is not None else random.randrange(1 << 30)
     os.environ.update(shim(where))  # for every process that is started from here on
-    run = Run(where, loads, power_cuts, seed)
+    run = Run(where, loads, power_cuts, seed, yarn=yarn, kerberos=kerberos)
     end_on_signals(run.failed)
     try:
         kills = run.through()

@@ -7,16 +7,22 @@ speculation as eager as it can be, many tries of a task, an event log to count w
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from millrace_broker.coordination.cluster import Cluster
+from tests.peers.kdc import Kdc
+from tests.peers.secured import Security
 from tests.peers.spark_cluster import CONF, SparkCluster
+from tests.peers.yarn import Yarn
 from tests.support import START_S, Process, wait_until
 from tests.warehouses import TestSite
 
 BROKERS = REPLICAS = 3
+USER = "millrace"
+"""Principal of this process on a YARN with Kerberos."""
 WORKERS = 2
 CORES = 4
 """Cores of each worker. The long application keeps its two cores while it has nothing to do; beside it run a
@@ -54,7 +60,7 @@ def _start(*arguments: str, **options: Any) -> Process:
 class Place:
     """Started when made; ends with the process that makes it. `folder` gets all data and logs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, on_yarn: bool = False, kerberos: bool = False) -> None:
         self.folder = folder
         self.warehouse = folder / "warehouse"
         self.topics: list[str] = []
@@ -71,6 +77,10 @@ class Place:
             separate_hosts=True,
             environment=self._flaky(),
         )
+        security = _log_in(folder) if kerberos else None
+        staged = f"file://{folder}/staged"
+        self.yarn = Yarn(folder / "yarn", staged, recovery=True, security=security) if on_yarn else None
+        """Cluster on which the drivers of commands run; None for the machine of the command."""
 
     def add_topic(self, partitions: int) -> str:
         """One more topic, which traffic, loads and readers take up from now on."""
@@ -90,7 +100,16 @@ class Place:
     @property
     def spark_environment(self) -> dict[str, str]:
         """Return the environment that makes a driver use the settings here."""
-        return {"SPARK_CONF_DIR": str(self.folder / "conf")}
+        yarn = {"HADOOP_CONF_DIR": str(self.yarn.conf)} if self.yarn else {}
+        return {"SPARK_CONF_DIR": str(self.folder / "conf"), **yarn}
+
+    @property
+    def command_options(self) -> list[str]:
+        """Return the options that say where a command's driver and its tasks run."""
+        if self.yarn is None:
+            return ["--master", self.spark.master]
+        flaky = (f"spark.executorEnv.{name}={value}" for name, value in self._flaky().items())
+        return [*self.yarn.cluster_mode, *(word for setting in flaky for word in ("--conf", setting))]
 
     def sources(self) -> dict[str, str]:
         """Return the sources of a load, as its settings name them."""
@@ -128,6 +147,20 @@ class Place:
             "FLAKY_RECORD": str(self.folder / "flaky-record"),
             "FLAKY_STOP": str(self.folder / "flaky-stop"),
         }
+
+
+def _log_in(folder: Path) -> Security:
+    """Start a KDC. From now on this process and all it starts have a ticket."""
+    kdc = Kdc(folder / "kdc")
+    security = Security.make(kdc, folder / "security")
+    kdc.ticket(kdc.keytab(USER, [USER], life="20h"), USER, folder / "ticket", life="20h")
+    os.environ |= {
+        "KRB5_CONFIG": str(kdc.krb5_conf),
+        "KRB5CCNAME": str(folder / "ticket"),
+        "JAVA_TOOL_OPTIONS": f"{security.java} {QUICK_JVM}",
+        "MILLRACE_HDFS_CA": str(security.ca),
+    }
+    return security
 
 
 def _all_in_sync(cluster: Cluster) -> bool:

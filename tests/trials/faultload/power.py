@@ -130,7 +130,17 @@ class PowerCuts:
                     )
         bootstrap = self._place.site.cluster.bootstrap
         verified = run_millrace(
-            *("verify", str(self._root), "--bootstrap", bootstrap, "--catalog", CATALOG, "--rows", "--json"),
+            *(
+                "verify",
+                "--warehouse",
+                str(self._root),
+                "--bootstrap",
+                bootstrap,
+                "--catalog",
+                CATALOG,
+                "--rows",
+                "--json",
+            ),
             env=self._settings_of_the_catalog(),
         )
         if verified.returncode != 0:

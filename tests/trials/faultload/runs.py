@@ -16,6 +16,7 @@ from typing import Any
 from millrace.errors import MillraceError
 from tests.jobs import descendants
 from tests.peers.spark_application import ApplicationGone, SparkApplication
+from tests.peers.yarn import DRIVER, PYTHON
 from tests.support import Process
 from tests.trials.faultload.kills import Saboteur
 from tests.trials.faultload.place import Place
@@ -93,7 +94,7 @@ class Commands:
     def load(self, topics: Sequence[str], run_id: str) -> None:
         """Load the topics."""
         places = [word for key, value in self._place.sources().items() for word in (f"--{key}", value)]
-        self._run("load", *topics, *places, "--master", self._place.spark.master, *self._into(run_id))
+        self._run("load", *topics, *places, *self._place.command_options, *self._into(run_id))
 
     def publish(self, topic: str, run_id: str) -> None:
         """Publish every hour of a topic."""
@@ -115,6 +116,10 @@ class Commands:
                 found["JVM"] = pid
             elif len(words) > 1 and b"/millrace_spark/jobs/" in words[1]:
                 found["Python"] = pid
+        if self._place.yarn is not None:
+            for name, word in (("JVM on YARN", DRIVER), ("Python on YARN", PYTHON)):
+                if pids := self._place.yarn.containers(word):
+                    found[name] = pids[0]
         return found
 
     def close(self) -> None:

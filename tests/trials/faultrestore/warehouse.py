@@ -60,7 +60,7 @@ def a_catalog_that_is_put_back_is_refused_until_its_table_is_rebuilt(scene: Scen
     copy.put_back()
     assert _rows_in_table(scene) == 20
     assert "--rebuild" in scene.refused(*publish)
-    scene.refused("verify", str(scene.place.warehouse), "--topic", TOPIC)
+    scene.refused("verify", "--warehouse", str(scene.place.warehouse), TOPIC)
     scene.place.millrace(*publish, "--rebuild")
     _verify(scene)
     scene.stage.await_tier(TABLE, EVENTS)
@@ -96,7 +96,7 @@ def _check_refused(scene: Scene) -> None:
     auditor = ("--auditor", place.auditor_url)
     cluster = ("--bootstrap", place.clusters[OFFLINE].bootstrap, "--registry", place.registry)
     assert gone in scene.refused("load", TOPIC, "--warehouse", str(place.warehouse), *cluster, *auditor)
-    assert gone in scene.refused("verify", str(place.warehouse), "--topic", TOPIC, *auditor)
+    assert gone in scene.refused("verify", "--warehouse", str(place.warehouse), TOPIC, *auditor)
     _check_not_published_as_complete(scene)
 
 
@@ -117,8 +117,8 @@ def check_published_complete(scene: Scene) -> None:
 
 def _verify(scene: Scene) -> None:
     """Nothing is wrong any more; the auditor forgets what an earlier `verify` found."""
-    verify = ("--topic", TOPIC, "--rows", "--auditor", scene.place.auditor_url)
-    scene.place.millrace("verify", str(scene.place.warehouse), *verify)
+    verify = (TOPIC, "--rows", "--auditor", scene.place.auditor_url)
+    scene.place.millrace("verify", "--warehouse", str(scene.place.warehouse), *verify)
 
 
 def _rows_in_table(scene: Scene) -> int:

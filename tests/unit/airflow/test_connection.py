@@ -108,11 +108,11 @@ def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: py
         ),
         (
             {"host": "b:1", "extra": {**EXTRA, "auditor": "10.0.0.5:8082"}},
-            "connection millrace_default: auditor '10.0.0.5:8082' is no URL: write http://HOST:PORT",
+            "connection millrace_default: auditor '10.0.0.5:8082' is not a URL: write http://HOST:PORT",
         ),
         (
             {"host": "b:1", "extra": {**EXTRA, "registry": "https//u:secret@r:1"}},
-            "connection millrace_default: registry '***@r:1' is no URL",
+            "connection millrace_default: registry '***@r:1' is not a URL",
         ),
         ({"host": "b:1", "extra": {**EXTRA, "origins": "dc1"}}, "origins is not JSON of the form"),
         ({"host": "b:1", "extra": {**EXTRA, "origins": {"dc1": 9192}}}, "origins.dc1 has the wrong type"),

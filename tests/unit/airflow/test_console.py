@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from millrace.service.pages import file_of_pages
 from millrace_airflow.links import AuditLink, ManifestLink, SparkLink
 from millrace_airflow.operators.load import LoadTopicOperator
 from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.plugin import MillracePlugin
 from millrace_airflow.sensors.completeness import CompletenessSensor
+from millrace_audit.auditor.service import access
+from millrace_audit.auditor.service.access import ROLES
 from millrace_warehouse.history import layout
 
 with warnings.catch_warnings():  # Airflow's own web framework has one for its test client
@@ -85,6 +89,7 @@ def reader(stranger: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 
 CONSOLE = "/millrace_default/console"
+FRAME = Path(access.__file__).with_name("pages") / "frame.html"
 
 
 @pytest.mark.parametrize("path", [*console.PAGES, "manifest?path=T/loads/0000000001.json"])
@@ -101,19 +106,37 @@ def test_there_are_no_other_pages(reader: TestClient, auditor: Auditor, path: st
     assert auditor.asked == []
 
 
+def test_a_page_inside_airflow_is_marked_so_that_it_shows_no_button_that_would_send_a_post(
+    reader: TestClient, auditor: Auditor
+) -> None:
+    auditor.body = b'<!doctype html><html lang="en"><p>all complete</p>'
+    assert reader.get(CONSOLE).text == '<!doctype html><html data-read-only lang="en"><p>all complete</p>'
+    assert b":root[data-read-only] .ack" in file_of_pages("console.css").body
+
+
 def test_the_console_is_the_auditors_with_the_connections_token_and_without_airflows_cookie(
     reader: TestClient, auditor: Auditor
 ) -> None:
     auditor.headers = {"Content-Type": "text/evil", "Set-Cookie": "a=b", "Location": "http://else"}
-    answer = reader.get(f"{CONSOLE}?days=7&topic=PageView")
+    answer = reader.get(f"{CONSOLE}?days=7&q=PageView")
     assert (answer.status_code, answer.text) == (200, "<p>all complete</p>")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "set-cookie" not in answer.headers
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     [(method, path, headers)] = auditor.asked
-    assert (method, path) == ("GET", "/console?days=7&topic=PageView")
+    assert (method, path) == ("GET", "/console?days=7&q=PageView")
     assert headers["Authorization"].startswith("Basic ")
     assert "Cookie" not in headers
+
+
+def test_every_page_and_file_of_the_auditors_console_is_passed_on(reader: TestClient) -> None:
+    of_console = [path for method, path in ROLES if method == "GET" and not path.startswith("/v1/")]
+    for path in {*of_console} - {"/", "/metrics", "/favicon.ico"}:
+        assert reader.get(f"/millrace_default{path}").status_code == 200, path
+    linked = re.findall(r'href="(v1/[^"?]*)', FRAME.read_text())
+    assert linked
+    for path in linked:
+        assert reader.get(f"/millrace_default/{path}").status_code == 200, path
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
@@ -194,10 +217,11 @@ def test_tasks_link_to_the_audit_the_manifest_and_spark(auditor: Auditor) -> Non
     hour: dict[str, Any] = {"start": "2015-05-17 10:00:00+00:00", "end": "2015-05-17T11:00:00Z"}
     publish = PublishOperator(task_id="p", topic="PageView", **hour)
     assert {link.name for link in publish.operator_extra_links} == {"Audit", "Manifest"}
-    at = "/millrace/millrace_default/console?topic=PageView&at=2015-05-17"
-    assert AuditLink().get_link(publish, ti_key=key) == f"{at}T10"
+    at = "/millrace/millrace_default/hour?topic=PageView&at=2015-05-17T10"
+    assert AuditLink().get_link(publish, ti_key=key) == at
     wait = CompletenessSensor(task_id="w", topic="PageView", **{**hour, "end": "2015-05-18T10:00:00Z"})
-    assert AuditLink().get_link(wait, ti_key=key) == at
+    until = "/millrace/millrace_default/topic?topic=PageView&until=2015-05-18T10%3A00Z"
+    assert AuditLink().get_link(wait, ti_key=key) == until
     assert ManifestLink().get_link(publish, ti_key=key) == ""
     publish.manifest = "PageView/publications/0000000012-0123456789abcdef.json"
     link = ManifestLink().get_link(publish, ti_key=key)

@@ -622,6 +622,32 @@ def test_a_task_that_is_stopped_before_it_has_a_job_leaves_none_running(tmp_path
     assert jobs(tmp_path) == []
 
 
+def test_a_task_that_is_stopped_after_its_job_has_ended_succeeds(tmp_path: Path) -> None:
+    operator = python("print('[5]')")
+    assert operator.execute(context()) == [5]
+    operator.on_kill()
+    assert jobs(tmp_path) == []
+
+
+def test_a_timeout_while_a_job_begins_leaves_none_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, pid = subprocess.run, tmp_path / "pid"
+
+    def then_time_out(*arguments: Any, **options: Any) -> None:
+        run(*arguments, **options)
+        wait_until("the command runs", pid.exists)
+        raise AirflowTaskTimeout("Timeout")
+
+    monkeypatch.setattr(subprocess, "run", then_time_out)
+    operator = python(f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    with pytest.raises(AirflowTaskTimeout):
+        operator.execute(context())
+    operator.on_kill()
+    assert jobs(tmp_path) == []
+    wait_until("the command is gone", lambda: pid.read_text() and not Path("/proc", pid.read_text()).exists())
+
+
 @pytest.mark.parametrize(("state", "stops"), [("deferred", False), (None, True), ("failed", True)])
 def test_a_trigger_that_another_triggerer_has_by_now_does_not_stop_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None, stops: bool
@@ -846,7 +872,7 @@ def test_a_sensor_does_not_wait_for_an_auditor_whose_address_is_none(
     extra = {"registry": "http://r", "auditor": "10.0.0.5:8082", "warehouse": "/w"}
     value = {"conn_type": "millrace", "host": "b:1", "extra": extra}
     monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps(value))
-    with pytest.raises(AirflowFailException, match=r"auditor '10\.0\.0\.5:8082' is no URL: write http://"):
+    with pytest.raises(AirflowFailException, match=r"auditor '10\.0\.0\.5:8082' is not a URL: write http://"):
         sensor(deferrable=deferrable, timeout=0.1).execute(context())
 
 

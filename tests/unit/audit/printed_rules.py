@@ -1,4 +1,4 @@
-"""The table of rules in docs/audit.md. `python -m tests.unit.audit.printed_rules` prints it into the page."""
+"""The table of rules in docs/audit-verdict.md; `python -m tests.unit.audit.printed_rules` prints it there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from millrace_audit.auditor.verdict.rules import NOTE, RULES, SPECIAL_RULES
 from tests.support import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "audit.md"
+PAGE = REPOSITORY / "docs" / "audit-verdict.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 

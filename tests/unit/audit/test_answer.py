@@ -103,7 +103,7 @@ def test_an_answer_in_words_tells_of_branch_live_only_if_it_was_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_completeness(ANSWER, by_window=False)
-    line = "branch live has every row that reached the warehouse before 2015-05-17 13:00, proven or not"
+    line = "branch live has every row that reached the warehouse before 2015-05-17T13:00, proven or not"
     assert line in capsys.readouterr().out.splitlines()
     print_completeness(replace(ANSWER, live_through=None), by_window=False)
     assert "branch live" not in capsys.readouterr().out
@@ -149,3 +149,10 @@ def test_an_hour_adds_its_windows_up_and_is_as_bad_as_the_worst() -> None:
     assert (hour.findings, hour.reasons) == ([LOST], ["instance 7 is silent"] * 2)
     assert (next_hour.start, next_hour.verdict) == (later.start, "complete")
     assert tiers_of([hour]) == ["dc1", "dc2", "offline", "warehouse"]
+
+
+def test_an_hour_names_the_findings_of_its_worst_window_first() -> None:
+    early = replace(WINDOW, verdict=Verdict.CARRIED, findings=[replace(LOST, tier="table")])
+    worst = replace(WINDOW, start=WINDOW.end, end=WINDOW.end + timedelta(minutes=10))
+    (hour,) = by_hour([early, worst])
+    assert hour.findings == [*worst.findings, *early.findings]

@@ -146,6 +146,24 @@ def test_a_partition_that_went_is_counted_on_when_it_is_back(monkeypatch: pytest
     assert ends(topic, A, patch=monkeypatch) == {A: 3, B: 12}, "the first count is an old one, sent again"
 
 
+def test_a_reader_that_shares_a_tier_states_positions_and_truncated_logs_without_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = Heartbeat(time=NOTHING, tier="dc1", positions=[ReaderPosition("t", *B, 4)])
+    cut = Heartbeat(time=NOTHING, tier="dc1", truncated=[Truncated("t", *B, 9, 6)])
+    said: list[Count | Heartbeat] = [
+        beat((A, 3)),
+        began,
+        count(B, 4, 9),
+        beat((A, 3)),
+        cut,
+        count(B, 6, 8),
+        beat((A, 5)),
+    ]
+    topic = Topic([(MINUTE, 1, record) for record in said])
+    assert ends(topic, A, B, patch=monkeypatch) == {A: 5, B: 8}
+
+
 def test_a_heartbeat_that_comes_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = beat((A, 3)), beat((A, 9), (B, 4))
     late = replace(old, positions=[ReaderPosition("t", *A, 99)])

@@ -88,6 +88,7 @@ def test_an_event_that_does_not_fit_is_refused_in_one_line_naming_the_field(
     with pytest.raises(MillraceError, match=rf"schema PageView.*{field}") as caught:
         PAGE_VIEW.encode(HEADER, {**EVENT, **change})
     assert "\n" not in str(caught.value)
+    assert "class '" not in str(caught.value), "an agent's client reads it, who need not know Python"
 
 
 @pytest.mark.parametrize("field", ["url", "method", "status"])

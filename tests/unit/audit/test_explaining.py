@@ -23,7 +23,7 @@ from millrace_audit.auditor.verdict.facts import Gap, GapKind, WindowFacts
 from millrace_audit.auditor.verdict.rules import RULES, SPECIAL_RULES, Case, judge
 from millrace_audit.commands.explanation import print_explanation
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import Truncated
+from millrace_audit.reports.messages import OFFLINE, Truncated
 from tests.brokers import free_port
 from tests.support import wait_until
 from tests.unit.audit.story import NOW, OPTIONS, STEP, TOPIC, Story, W, found
@@ -248,3 +248,44 @@ def test_a_wrong_window_or_limit_is_refused(story: Story) -> None:
         assert client.get("/v1/facts", params=query).status_code == 400
     query = {"topic": TOPIC, "window": "2015-05-17T10:00Z", "limit": "0"}
     assert client.get("/v1/facts", params=query).status_code == 400
+
+
+def waited(url: str) -> tuple[int, str]:
+    """Return the exit code and the output of a question about an hour that waits for at most a minute."""
+    hour = ("--from", "2015-05-17T10", "--to", "2015-05-17T11", "--wait", "60")
+    result = CliRunner().invoke(cli, ["audit", TOPIC, *hour, "--auditor", url])
+    return result.exit_code, result.output
+
+
+def test_wait_ends_when_the_hour_is_proven_and_says_why_it_waits(served: tuple[Story, str]) -> None:
+    story, url = served
+    story.hello()
+    story.report(0, (0, 9))
+    events = found((0, 9))
+    story.count("dc1", events)
+    story.count(OFFLINE, events)
+    story.beats()
+    story.apply()
+
+    def load() -> None:
+        story.load(events)
+        story.apply()
+
+    threading.Timer(2, load).start()
+    code, printed = waited(url)
+    assert code == 0, printed
+    assert printed.count("step: waiting: ") == 1
+    assert f"{TOPIC}: complete" in printed
+
+
+def test_wait_ends_at_once_when_events_are_missing(served: tuple[Story, str]) -> None:
+    story, url = served
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 8)))
+    story.beats(NOW - 240_000)
+    story.apply()
+    code, printed = waited(url)
+    assert code == 1
+    assert "step: waiting" not in printed
+    assert f"{TOPIC}: incomplete" in printed

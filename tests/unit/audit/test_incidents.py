@@ -262,9 +262,9 @@ def test_the_command_prints_incidents_each_with_a_command_that_can_be_copied(tmp
         assert run.exit_code == 1
         assert '    millrace audit --accept 7 --reason "…"' in run.stdout.splitlines()
         assert "owner payments" in " ".join(run.stdout.split())
-        assert audit("--bad", "--windows").stdout.count(f"unknown {TOPIC} 2015-05-17") == 2
+        assert audit("--bad", "--windows").stdout.count(f"unknown {TOPIC} 2015-05-17T") == 2
         run = audit("--incident", key)
-        assert f"{TOPIC} 2015-05-17 10" in run.stdout.splitlines()
+        assert f"{TOPIC} 2015-05-17T10" in run.stdout.splitlines()
         (one,) = json.loads(audit("--incident", key, "--json").stdout)
         assert (one["key"], one["hours"]) == (key, {TOPIC: ["2015-05-17T10:00:00Z"]})
         run = audit("--incident", "none:at-all")

@@ -113,8 +113,15 @@ def test_answers_metrics_and_the_page_show_a_marked_name_escaped(auditor: str) -
     ):
         check_json(httpx.get(auditor + path, params=query).text)
     assert httpx.get(f"{auditor}/v1/rejected-records").text.isascii()
-    for query in ({}, {"topic": TOPIC, "at": "2015-05-17T10"}, {"until": MARK}):
-        check_escaped(httpx.get(f"{auditor}/console", params=query).text)
+    for page, query in (
+        ("console", {}),
+        ("console", {"until": MARK, "q": MARK}),
+        ("topic", {"topic": TOPIC}),
+        ("topic", {"topic": MARK}),
+        ("hour", {"topic": TOPIC, "at": "2015-05-17T10"}),
+        ("hour", {"topic": MARK, "at": "2015-05-17T10"}),
+    ):
+        check_escaped(httpx.get(f"{auditor}/{page}", params=query).text)
     metrics = httpx.get(f"{auditor}/metrics").text
     assert not [line for line in metrics.splitlines() if not line.isprintable()]
 

@@ -22,6 +22,7 @@ from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import LEFT_OUT, CannotRead, Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
+from millrace_audit.reader.sharing import Membership
 from millrace_audit.reports.messages import NOTHING, OFFLINE, AuditRecord, Count, Heartbeat
 from millrace_audit.reports.mirrors import NotInZooKeeper
 from millrace_audit.reports.turns import Turn
@@ -258,6 +259,26 @@ def test_a_heartbeat_has_no_later_time_than_the_end_of_what_is_reported(
     assert count(counted) == (1, 2, 1)
     assert isinstance(second, Heartbeat)
     assert second.time == first.time
+
+
+def test_a_reader_keeps_its_share_while_only_the_end_of_the_reports_is_unknown(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> dict[int, int]:
+        raise MillraceError("broker 1 is away")
+
+    now, left = 100.0, list[bool]()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(cluster, "list_offsets", away)
+    monkeypatch.setattr(Membership, "is_shared", True)
+    monkeypatch.setattr(reading, "release_turn", lambda: left.append(True))
+    for _ in range(5):
+        now += reader.GIVE_UP_S - 1
+        cluster.append(Message(0, None, b"plain"))
+        with pytest.raises(MillraceError, match="broker 1 is away"):
+            reading.count_once()
+    assert sum(count(record)[2] for record in cluster.news()) == 5
+    assert not left
 
 
 def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_back(

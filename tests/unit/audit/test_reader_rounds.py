@@ -87,7 +87,7 @@ class Counting(TierReader):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "_RETRY_S", 0)
+    monkeypatch.setattr(rounds, "RETRY_S", 0)
 
 
 def test_a_reader_keeps_its_turn_over_what_fails_and_takes_another_when_it_is_lost() -> None:

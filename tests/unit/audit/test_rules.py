@@ -201,6 +201,12 @@ def test_rules_are_ordered_by_their_verdicts_the_worst_first() -> None:
     assert verdicts == sorted(verdicts)
 
 
+def test_a_name_that_a_client_chose_is_one_word_of_the_command() -> None:
+    name = "a; rm -rf ~ $(id)"
+    commands = [cause.command for cause in judge(replace(EXAMPLES["not-loaded"], topic=name)).causes]
+    assert f"millrace load '{name}'" in commands
+
+
 @pytest.mark.parametrize("command", sorted({rule.command for rule in RULES} - {"", REJECTED_RECORDS}))
 def test_every_command_and_its_options_exist(command: str) -> None:
     program, *words = shlex.split(command)

@@ -12,14 +12,23 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 from millrace.errors import MillraceError
+from millrace_audit.auditor.judging import incidents
 from millrace_audit.auditor.migrations.versions import r0006_names
 from millrace_audit.auditor.records import ledger
 from millrace_audit.auditor.records.decisions import due_decisions
 from millrace_audit.auditor.service import answers
-from millrace_audit.auditor.store import AuditStore, LoadRow, ProducerRow, Row, TopicRow, WindowRow
+from millrace_audit.auditor.store import (
+    AuditStore,
+    IncidentWindowRow,
+    LoadRow,
+    ProducerRow,
+    Row,
+    TopicRow,
+    WindowRow,
+)
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import RejectedMessages
-from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story, W
+from tests.unit.audit.story import NOW, OPTIONS, SAID, TOPIC, Story, W, found
 
 
 def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
@@ -119,7 +128,17 @@ def test_two_auditors_that_open_an_old_database_at_once_change_its_tables_once(t
             store.close()
 
 
+def as_of_revision_7(execute: Callable[[str], object]) -> None:
+    execute("ALTER TABLE uncounted DROP COLUMN noted")
+    execute("DROP INDEX hours")
+    for table in ("windows", "incident_windows"):
+        execute(f"ALTER TABLE {table} DROP COLUMN events")
+    execute('CREATE INDEX hours ON windows (topic, "window", verdict, is_changed)')
+    execute("UPDATE auditor_revision SET version_num = '0007'")
+
+
 def as_of_revision_5(execute: Callable[[str], object]) -> None:
+    as_of_revision_7(execute)
     for table, names in r0006_names.COLUMNS.items():
         for old, new in names.items():
             execute(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}")
@@ -195,6 +214,32 @@ def test_a_database_without_a_revision_is_brought_to_the_newest_and_keeps_its_ve
     story.state(0)
     assert story.apply().verdict() == "unknown"
     assert "load 1 was counted, in hours that are not known, and is gone" in story.window()["reasons"][0]
+    empty(store)
+    store.close()
+
+
+def test_an_older_database_learns_the_number_of_events_of_its_windows_and_incidents(url: str) -> None:
+    store = AuditStore(url)
+    empty(store)
+    story = Story(store)
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 6)))
+    story.beats()
+    story.apply()
+    with store.writing() as session:
+        as_of_revision_7(lambda statement: session.execute(text(statement)))
+    store.close()
+    store = AuditStore(url)
+    story.store = store
+    with store.reading() as session:
+        assert session.scalars(select(WindowRow.events)).all() == [10]
+        assert {*session.scalars(select(IncidentWindowRow.events))} == {0}
+    story.settle()
+    with store.reading() as session:
+        assert {*session.scalars(select(IncidentWindowRow.events))} == {3}
+        (incident,) = incidents.find(session, story.options, is_open=True)
+    assert incident.events == {TOPIC: 3}
     empty(store)
     store.close()
 

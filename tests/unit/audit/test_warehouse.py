@@ -426,7 +426,7 @@ def test_a_published_table_that_is_gone_is_doubted_after_a_quarter_of_an_hour(
     story.options = replace(story.options, clock_ms=lambda: NOW + 15 * 60_000)
     window = story.apply().window()
     assert window["verdict"] == "unknown"
-    assert f"({why}): `millrace verify WAREHOUSE --topic PageView`" in window["reasons"][0]
+    assert f"({why}): `millrace verify PageView --warehouse WAREHOUSE`" in window["reasons"][0]
     assert story.verdict(W + WINDOW_MS) == "carried", "it is not in the table"
     with story.store.reading() as session:
         open_windows = select(func.count()).where(~WindowRow.is_final, WindowRow.topic == TOPIC)

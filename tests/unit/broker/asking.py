@@ -55,7 +55,7 @@ class ChangingCluster(FakeCluster):
         if name in self.topics:
             raise TopicAlreadyExists(f"topic {name} exists already")
         brokers = self.brokers if placed["assigned"] or placed["replicas"] > 1 else {1: self.brokers[1]}
-        topic = new_topic(name, partitions, settings, brokers, self.topics, **placed)
+        topic = new_topic(name, partitions, settings, brokers, self.load, **placed)
         self.topics = {**self.topics, name: topic}
         return self.topics[name]
 
@@ -88,6 +88,7 @@ class AskingClient:
     lane: Hashable = None
     last_target: object | None = None
     may_share = True
+    is_free = False
 
     def __init__(self, access: Access = EVERYTHING, address: str = "127.0.0.1:1") -> None:
         self.access, self.address = access, address

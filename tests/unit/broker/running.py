@@ -19,6 +19,7 @@ from millrace.records import Message, build_batch
 from millrace.records.mirror_position import Origin
 from millrace.wire.fetch import FetchRequest
 from millrace.zookeeper.topic_state import BrokerAddress, PartitionState, TopicState
+from millrace_broker.coordination.placement import Load
 from millrace_broker.mailbox import Mailbox
 from millrace_broker.partitions.broker import Broker
 from millrace_broker.partitions.fetch import Reads
@@ -73,7 +74,12 @@ class FakeCluster:
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
         return name not in self.unreadable
 
-    def confirm(self) -> None:
+    @property
+    def load(self) -> Load:
+        """Replicas and leaders of the topics on each broker."""
+        return Load.of(state.replicas for one in self.topics.values() for state in one.partitions.values())
+
+    def confirm(self, topic: str | None = None) -> None:
         """The topics that `set` was given are those of ZooKeeper."""
 
     def zookeeper_time(self) -> float:

@@ -527,6 +527,21 @@ def test_a_topic_whose_logs_open_too_slowly_is_there_but_the_time_was_up(
     running.until("it is opened", lambda: ("slow", 0) in running.broker.partitions)
 
 
+def test_the_logs_of_topics_of_one_request_are_opened_side_by_side(
+    running: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, opened = threading.Barrier(3), LogDirectory.partition
+
+    def together(*arguments: Any, **options: Any) -> Any:
+        opening.wait(WAIT_S)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(LogDirectory, "partition", together)
+    names = ("a", "b", "c")
+    assert running.create(*({"name": name} for name in names)) == dict.fromkeys(names, ErrorCode.NONE)
+    assert {(name, 0) for name in names} <= running.broker.partitions.keys()
+
+
 def test_a_topic_named_twice_is_deleted_once(running: Setup) -> None:
     answer = ask(running, ApiKey.DELETE_TOPICS, 3, {"topic_names": ("t", "nope", "t"), "timeout": 1000})
     assert [(each.name, each.error_code) for each in answer.responses] == [

@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, LeaderNotAvailable, NotLeader, StorageError, UnknownTopicOrPartition
 from millrace.zookeeper.topic_state import PartitionState, TopicState
-from millrace_broker.mailbox import Timer
 from millrace_broker.partitions import topic_changes
 from millrace_broker.partitions.broker import POOLS, Broker
 from millrace_broker.partitions.hosted import HostedPartition
@@ -176,7 +175,12 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
         assert go_on.wait(WAIT_S)
 
     running.cluster.create_topic = create_topic  # type: ignore[attr-defined]
-    running.broker.in_zookeeper_thread(lambda: topic_changes.create_topic(running.broker, "new", 1, {}))
+
+    def create() -> None:
+        topic_changes.create_topic(running.broker, "new", 1, {})
+        topic_changes.wait_until_open(running.broker, ["new"])
+
+    running.broker.in_zookeeper_thread(create)
     assert creating.wait(WAIT_S)
     stopping = threading.Thread(target=running.stop, daemon=True)
     stopping.start()
@@ -228,36 +232,103 @@ def test_the_log_of_a_topic_deleted_while_the_broker_was_away_is_set_aside(
         again.stop()
 
 
+class _Counted(dict[int, PartitionState]):
+    """Partitions of a topic; counts how often somebody goes through them."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.looks += 1
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+def test_a_change_of_one_topic_touches_no_other(start: Start) -> None:
+    others = [topic(f"t{number}", 1) for number in range(3)]
+    others = [dataclasses.replace(one, partitions=_Counted(one.partitions)) for one in others]
+    running = start(*others)
+    partitions = [one.partitions for one in others]
+    before = [one.looks for one in partitions if isinstance(one, _Counted)]
+    new = topic("new", 1)
+    running.cluster.set(*others, new)
+    running.until("it is open", lambda: ("new", 0) in running.broker.partitions)
+    running.cluster.set(*others)
+    running.until("it is gone", lambda: ("new", 0) not in running.broker.logs)
+    assert [one.looks for one in partitions if isinstance(one, _Counted)] == before
+
+
+def test_a_recreated_topic_takes_no_more_writes_into_its_former_log_however_many_topics_are_new(
+    start: Start, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
+    monkeypatch.setattr("millrace_broker.partitions.broker.TOPICS_OF_A_TURN", 1)
+    running = start(topic("t", 1), topic("u", 1))
+    disk.free.clear()
+    waiting = running.produce(acks_all=True)
+    running.turn()
+    running.cluster.set(*(topic(f"new{number}", 1) for number in range(3)), topic("t", 1))
+    running.turn()
+    assert isinstance(waiting.heard[0], UnknownTopicOrPartition)
+    with pytest.raises(LeaderNotAvailable):
+        running.produce(acks_all=True)
+    with pytest.raises(UnknownTopicOrPartition):
+        running.produce(acks_all=True, topic="u")
+    disk.free.set()
+    running.until("the new one is open", lambda: ("t", 0) in running.broker.partitions)
+    assert running.high_watermark() == 0
+
+
+def test_many_changed_topics_are_opened_a_few_in_each_turn(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_broker.partitions.broker.TOPICS_OF_A_TURN", 3)
+    running = start()
+    applied: list[str] = []
+    apply = running.broker.apply
+
+    def noted(name: str) -> None:
+        applied.append(name)
+        apply(name)
+
+    monkeypatch.setattr(running.broker, "apply", noted)
+    fail_once(monkeypatch, running.broker, "_apply_to", ValueError("a mistake"))
+    topics = [*running.cluster.topics.values(), *(topic(f"t{number}", 1) for number in range(7))]
+    running.cluster.set(*topics)
+    running.turn()
+    assert len(applied) == 3
+    running.until("the others come", lambda: len(running.broker.partitions) == 7)
+    assert sorted(applied) == [f"t{number}" for number in range(7)]
+    running.cluster.set(*topics)
+    running.until("the one that failed comes at the next change", lambda: len(running.broker.partitions) == 8)
+
+
 def test_the_brokers_record_says_which_partitions_are_stored_here(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delay_s = 0.0123
-    monkeypatch.setattr("millrace_broker.partitions.broker.RECORD_DELAY_S", delay_s)
+    monkeypatch.setattr("millrace_broker.partitions.broker.RECORD_DELAY_S", 0.01)
     first = topic("t", 1, 2)
     running = start(first)
     assert running.cluster.stored == [("t", 0)], "known before the broker is registered"
-    running.until("the first record", lambda: not running.broker._recording)
-    after, due = running.mailbox.after, list[Callable[[], None]]()
-
-    def note(seconds: float, function: Callable[[], None]) -> Timer:
-        if seconds != delay_s:
-            return after(seconds, function)
-        due.append(function)
-        return Timer(function)
-
-    def told() -> list[tuple[str, int]]:
-        (record,) = due  # one for all changes until then
-        due.clear()
-        record()
-        return running.cluster.stored
-
-    monkeypatch.setattr(running.mailbox, "after", note)
+    several = [("t", 0), ("u", 0), ("u", 1), ("u", 2)]
     running.cluster.set(first, topic("u", 1, 1, 1))
-    running.until("all of them are open", lambda: len(running.broker.partitions) == 4)
-    assert told() == [("t", 0), ("u", 0), ("u", 1), ("u", 2)]
+    running.until("new ones are recorded", lambda: running.cluster.stored == several)
     running.cluster.set(first)
-    running.until("they have gone", lambda: len(running.broker.partitions) == 1)
-    assert told() == [("t", 0)]
+    running.until("they are gone from it", lambda: running.cluster.stored == [("t", 0)])
+
+
+def test_a_record_that_could_not_be_written_is_written_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("millrace_broker.partitions.broker.RECORD_DELAY_S", 0.01)
+    running = start(topic("t", 1))
+    running.until("the record of the start", lambda: running.cluster.stored == [("t", 0)])
+    fail_once(monkeypatch, running.cluster, "store", MemoryError("no room"))
+    running.cluster.set(topic("t", 1), topic("u", 1))
+    running.until("the change is recorded", lambda: running.cluster.stored == [("t", 0), ("u", 0)])
+    assert any("cannot write the broker's record" in line.message for line in caplog.records)
+    caplog.clear()
 
 
 def test_a_failure_of_retention_is_told(

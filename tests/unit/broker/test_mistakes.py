@@ -10,10 +10,11 @@ import pytest
 from millrace.errors import StorageError
 from millrace.records import Message, build_batch
 from millrace_broker.partitions.partition import Partition
+from millrace_broker.storage.landmarks import Landmarks
 from millrace_broker.storage.log_directory import LogDirectory
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.producer_state import ProducerStates
-from millrace_broker.storage.segment import Segment
+from millrace_broker.storage.segment import Segment, SegmentFacts
 from millrace_broker.storage.staging import Staging
 from tests.unit.broker.running import Outcome, Running, Start, fail_once, topic
 
@@ -86,14 +87,23 @@ def test_a_mistake_before_anything_is_written_refuses_that_append_only(
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Segment, "_write_all"), (Segment, "append"), (Staging, "written"), (ProducerStates, "commit")],
+    ("owner", "name", "is_plain"),
+    [
+        (Segment, "_write_all", True),
+        (Segment, "append", True),
+        (SegmentFacts, "note", True),
+        (Segment, "append", False),
+        (Staging, "written", False),
+        (ProducerStates, "commit", False),
+    ],
 )
 def test_a_log_that_may_be_half_changed_takes_no_more_writes_until_it_is_opened_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, tmp_path: Path
+    start: Start, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_plain: bool, tmp_path: Path
 ) -> None:
     running = start(topic("t", 1, 1))
     assert served(running)
+    if not is_plain:
+        running.whole_log().snapshot[1].segments[-1].landmarks = Landmarks()  # so that it needs a landmark
     fail_once(monkeypatch, owner, name)
     outcomes = [running.produce(), running.produce(partition=1)]
     running.turn()

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ from millrace_broker.handlers.table import Services
 from millrace_broker.security.rights import Access, Authorizer, Operation, Resource
 from millrace_broker.server.connection import ClientConnection
 from millrace_broker.server.loop import Server
-from millrace_broker.server.request import REQUEST_BYTES, Arrived
+from millrace_broker.server.request import REQUEST_BYTES, Arrived, Request
 from millrace_broker.server.transport import PlainTransport
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.asking import AskingClient, handlers_of
@@ -111,6 +112,7 @@ class Serving:
 
         wait_until("all has arrived", lambda: not any(map(unsent, self.clients)))
         wait_until("all is answered", lambda: self.mailbox.call(is_settled).result(WAIT_S))
+        self.mailbox.call(lambda: None).result(WAIT_S)  # the end of that turn has answered acks=1
 
     def logs(self) -> dict[str, bytes]:
         return {path.parent.name[:3]: path.read_bytes() for path in sorted(self.folder.glob("*/*.log"))}
@@ -221,6 +223,8 @@ def outcome(
                     rest[number] = rest[number][count:]
             serving.settle()
         seen = [received(client) for client in clients]
+        connections = list(serving.server.connections.values())
+        assert not any(one.pending or one.unanswered or one.queued_bytes for one in connections)
         errors = dict(serving.server.errors)
         counted = sum(serving.server.statistics.apis[0].requests)
     finally:
@@ -250,8 +254,9 @@ def test_what_is_served_together_is_what_is_served_alone(clients: list[list[Sent
         streams.append([one.frame(1000 * client + number) for number, one in enumerate(own)])
         unsure |= {1000 * client + n for n, one in enumerate(own) if one.sequence >= 0 or one.damage}
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        together = outcome(Path(one), streams, unsure, seed, lanes=True)
-        alone = outcome(Path(other), streams, unsure, seed, lanes=False)
+        together = outcome(Path(one), streams, unsure, seed, lanes=seed % 2 == 0)
+        with mock.patch.object(ClientConnection, "is_free", False):  # each answer has its place, too
+            alone = outcome(Path(other), streams, unsure, seed, lanes=False)
     assert together[:-1] == alone[:-1]
 
 
@@ -388,6 +393,38 @@ def test_what_waits_for_the_disk_counts_as_memory_of_its_clients(disk: Disk, ser
         assert [number for number, _ in answers_to(client, 20)] == list(range(20))
 
 
+def test_the_only_request_of_a_client_is_answered_without_a_place_in_the_queue(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+
+    def keep_place(self: ClientConnection, request: Request) -> None:
+        kept.append(request.correlation_id)
+        real(self, request)
+
+    real = ClientConnection.keep_place
+    monkeypatch.setattr(ClientConnection, "keep_place", keep_place)
+    (client,) = serving.connect(1)
+    for number, sent in enumerate([TAKEN, ALONE, dataclasses.replace(TAKEN, partition=1)]):
+        client.sendall(sent.frame(number))
+        assert [each[0] for each in answers_to(client, 1)] == [number]
+    assert kept == []
+    client.sendall(TAKEN.frame(3) + ALONE.frame(4) + Sent(acks=-1).frame(5))
+    assert [each[0] for each in answers_to(client, 3)] == [3, 4, 5]
+    assert kept == [3, 4, 5], "answers are in the order of the requests"
+
+
+def test_an_only_request_is_answered_after_one_that_waits_for_the_disk(disk: Disk, serving: Serving) -> None:
+    (client,) = serving.connect(1)
+    disk.free.clear()
+    client.sendall(Sent(acks=-1).frame(1))
+    wait_until("it waits", lambda: serving.server.waiting_requests == 1)
+    client.sendall(TAKEN.frame(2))
+    wait_until("the next one waits for it", lambda: serving.server.waiting_requests == 2)
+    disk.free.set()
+    assert [number for number, _ in answers_to(client, 2)] == [1, 2]
+
+
 def test_a_request_is_never_put_together_from_the_bytes_of_two_clients(serving: Serving) -> None:
     clients = ready_clients(serving, 3)
     frame = TAKEN.frame(7)
@@ -473,6 +510,10 @@ class SharingClient(AskingClient):
         target = target_at(memoryview(TAKEN.frame(1)), 0)
         assert target is not None
         self.last_target, self.lane, self.got = target, target.kind, b""
+        self.places: list[int] = []
+
+    def keep_place(self, request: Request) -> None:
+        self.places.append(request.correlation_id)
 
     def reply(self, answers: bytes) -> None:
         self.got += answers
@@ -520,3 +561,18 @@ def test_who_has_a_quota_another_name_or_no_right_is_left_out_of_a_lane(tmp_path
     ]
     assert [number for number, _ in parsed(clients["first"].got)] == [0]
     assert [number for number, _ in parsed(clients["a right"].got)] == [3]
+
+
+def test_a_client_that_has_gone_keeps_no_place_for_the_refusal_of_its_request(tmp_path: Path) -> None:
+    running = Running(tmp_path, FakeCluster(topic("t", 1, 1)), LogConfig(flush_ms=NEVER_MS))
+    clients = [SharingClient(Access(None, "User:web", "10.0.0.1")) for _ in range(2)]
+    frame = TAKEN.frame(1)
+    lane = [Arrived(client, len(frame) * number, len(frame)) for number, client in enumerate(clients)]
+    try:
+        serve_lane(services_of(running), lane, memoryview(bytearray(2 * frame)), MAX_FRAME_BYTES)
+        running.whole_log().refusal = "the disk failed"
+        clients[0].closed = True
+        running.turn()
+    finally:
+        running.stop()
+    assert [client.places for client in clients] == [[], [1]]

@@ -24,6 +24,7 @@ from millrace.errors import (
     NotLeader,
     RequestTimedOut,
     StorageError,
+    UnknownTopicOrPartition,
 )
 from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
@@ -48,6 +49,7 @@ from millrace_broker.replication.leader_thread import LeaderThread, Received
 from millrace_broker.replication.leadership import Snapshot
 from millrace_broker.replication.replica import Replica
 from millrace_broker.replication.state import UNKNOWN_EPOCHS
+from millrace_broker.storage.log_directory import partition_name
 from millrace_broker.storage.partition_log import PartitionLog
 from millrace_broker.storage.segment import CutFailed, Segment
 from tests.support import WAIT_S
@@ -592,6 +594,9 @@ def test_a_broker_whose_disk_refuses_a_flush_while_a_log_is_opened_is_not_taken_
     before = cluster.topics["t"]
     named = dataclasses.replace(before.partitions[0], leader=1, leader_epoch=1)
     cluster.set(dataclasses.replace(before, partitions={0: named}))
+    left = tmp_path / partition_name("t", 0, before.topic_id) / f"{0:020d}.log"
+    left.parent.mkdir(parents=True)
+    left.touch()  # its process was killed before the checkpoint
     disk.fails = True
     running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
     disk.fails = False  # the next flush would succeed, whatever became of those bytes
@@ -906,13 +911,27 @@ def test_the_log_of_a_replica_that_was_moved_away_is_put_aside_and_begun_anew(
     assert len(list(tmp_path.glob("t-0-*"))) == 2
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_was_staged_in_the_turn_in_which_its_partition_goes_is_answered_in_that_turn(
+    begin: Begin, is_deleted: bool
+) -> None:
+    running, cluster, _ = serving(begin)
+    moved = dataclasses.replace(cluster.state, replicas=(2, 3), isr={2: THEIRS}, leader=NO_LEADER)
+    topics = {"t": dataclasses.replace(cluster.topics["t"], partitions={0: moved})}
+    produced = running.produce()
+    cluster.topics = {} if is_deleted else topics
+    running.broker.refresh()
+    running.broker.end_of_turn()  # a later answer might come after that to the client's next request
+    assert [type(why) for why in produced.heard] == [UnknownTopicOrPartition if is_deleted else NotLeader]
+
+
 def test_a_log_stays_where_a_snapshot_alone_says_that_it_was_moved_away(begin: Begin, tmp_path: Path) -> None:
     running, cluster, _ = serving(begin)
     before = cluster.topics["t"]
     elsewhere = dataclasses.replace(before.partitions[0], replicas=(2, 3), leader=2, isr={2: THEIRS})
     asked: list[bool] = []
 
-    def confirm() -> None:
+    def confirm(topic: str | None = None) -> None:
         asked.append(True)
         raise RequestTimedOut("ZooKeeper does not answer")
 

@@ -23,7 +23,7 @@ class ConfirmedCluster(FakeCluster):
         self.read = 0
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def confirm(self) -> None:
+    def confirm(self, topic: str | None = None) -> None:
         self.read += 1
         self.meanwhile()
 

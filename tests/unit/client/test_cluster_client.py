@@ -375,7 +375,7 @@ def test_what_the_broker_says_of_a_refused_topic_is_what_people_read(
     result = CreateTopicsResponse.Topic(name="t", error_code=36, error_message="topic t exists already")
     created = encode(CreateTopicsResponse(topics=(result,)), ApiKey.CREATE_TOPICS, 4)
     broker.serve = lambda api_key, *_: broker.metadata() if api_key == ApiKey.METADATA else created
-    with pytest.raises(TopicAlreadyExists, match="topic 't': topic t exists already"):
+    with pytest.raises(TopicAlreadyExists, match="topic 't' was not created: topic t exists already"):
         client.create_topic("t", 1)
 
 

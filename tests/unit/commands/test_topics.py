@@ -73,18 +73,7 @@ def test_a_mirrored_topic_shows_where_each_partition_comes_from() -> None:
     table = describe()
     assert "origin" in table
     row = next(line for line in table.splitlines() if "dc1" in line)
-    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
-        "0",
-        "3",
-        "7",
-        "3,4",
-        "3,4",
-        "",
-        "100",
-        "900",
-        "1234",
-        "dc1/Page=View-3",
-    ]
+    assert row.split() == ["0", "3", "7", "3,4", "3,4", "100", "900", "1,234", "dc1/Page=View-3"]
     assert "mirror.origins" not in table, "the column says it"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
 from millrace.zookeeper.topic_state import Replicas
-from millrace_broker.coordination.placement import drained, place
+from millrace_broker.coordination.placement import Load, drained, place
 
 RACKS = st.dictionaries(st.integers(0, 99), st.sampled_from("abcdefghi"), min_size=1, max_size=9)
 PLACED = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(tuple), max_size=9)
@@ -24,7 +24,7 @@ def test_no_two_replicas_are_on_a_broker_and_none_shares_a_rack_that_need_not(
 ) -> None:
     replicas = data.draw(st.integers(1, len(racks)))
     here, others = data.draw(PLACED), data.draw(PLACED)
-    placed = place(count, replicas, racks, here, [*here, *others])
+    placed = place(count, replicas, racks, here, Load.of([*here, *others]))
     assert len(placed) == count
     for partition in placed:
         assert len(partition) == len(set(partition) & racks.keys()) == replicas
@@ -40,18 +40,18 @@ def test_who_leads_does_not_depend_on_the_number_of_replicas_nor_on_the_order_of
     racks: dict[int, str], count: int, here: list[Replicas], others: list[Replicas], data: st.DataObject
 ) -> None:
     replicas = data.draw(st.integers(1, len(racks)))
-    placed = place(count, replicas, racks, here, [*here, *others])
-    alone = place(count, 1, racks, here, [*here, *others])
+    placed = place(count, replicas, racks, here, Load.of([*here, *others]))
+    alone = place(count, 1, racks, here, Load.of([*here, *others]))
     assert [partition[:1] for partition in placed] == alone
     shuffled = dict(data.draw(st.permutations(list(racks.items()))))
-    assert place(count, replicas, shuffled, here[::-1], [*others, *here][::-1]) == placed
+    assert place(count, replicas, shuffled, here[::-1], Load.of([*others, *here][::-1])) == placed
 
 
 @pytest.mark.parametrize("brokers", range(1, 9))
 def test_a_new_topic_is_led_and_stored_evenly(brokers: int) -> None:
     racks = {broker: str(broker) for broker in range(brokers)}
     for replicas, count in product(range(1, brokers + 1), range(61)):
-        placed = place(count, replicas, racks, (), ())
+        placed = place(count, replicas, racks, (), Load())
         leads = Counter(partition[0] for partition in placed)
         stores = Counter(chain.from_iterable(placed))
         follows = Counter((first, other) for first, *others in placed for other in others)
@@ -63,13 +63,13 @@ def test_a_new_topic_is_led_and_stored_evenly(brokers: int) -> None:
 
 
 def test_racks_alternate() -> None:
-    assert place(5, 2, SEVERAL, (), ()) == [(1, 3), (2, 4), (3, 5), (4, 5), (5, 1)]
-    assert place(2, 3, SEVERAL, (), ()) == [(1, 3, 5), (2, 4, 5)]
+    assert place(5, 2, SEVERAL, (), Load()) == [(1, 3), (2, 4), (3, 5), (4, 5), (5, 1)]
+    assert place(2, 3, SEVERAL, (), Load()) == [(1, 3, 5), (2, 4, 5)]
 
 
 def test_a_broker_that_joined_lately_gets_what_comes_next() -> None:
     here = [(1, 2), (2, 1), (1, 2), (2, 1)]
-    assert place(3, 2, {1: "a", 2: "b", 3: "c"}, here, here) == [(3, 1), (3, 2), (1, 3)]
+    assert place(3, 2, {1: "a", 2: "b", 3: "c"}, here, Load.of(here)) == [(3, 1), (3, 2), (1, 3)]
 
 
 @given(RACKS.filter(lambda racks: len(racks) > 1), st.integers(1, 20), st.data())
@@ -77,7 +77,7 @@ def test_a_drained_broker_has_nothing_and_the_others_keep_what_they_have(
     racks: dict[int, str], count: int, data: st.DataObject
 ) -> None:
     replicas = data.draw(st.integers(1, len(racks) - 1))
-    placed = {("t", number): found for number, found in enumerate(place(count, replicas, racks, (), ()))}
+    placed = {("t", number): found for number, found in enumerate(place(count, replicas, racks, (), Load()))}
     leaving = data.draw(st.sampled_from(sorted(racks)))
     plan = drained(placed, leaving, racks)
     assert plan.keys() == {key for key, found in placed.items() if leaving in found}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from millrace.config import from_mapping
-from millrace.errors import ConfigError
+from millrace.deployment_file import UpConfig
+from millrace.errors import ConfigError, MillraceError
 from millrace_demo.run import on_free_ports, with_replicas
-from millrace_demo.up import Deployment, Supervisor, UpConfig
+from millrace_demo.up import Deployment, Supervisor
 
 CLUSTERS = {
     "dc1": {"brokers": ["127.0.0.1:9192", "127.0.0.1:9193"], "topics": {"PageView": 2}},
@@ -72,3 +75,14 @@ def test_a_cluster_is_either_started_or_runs_already(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         Deployment(deployment(**changed), Supervisor(tmp_path))
+
+
+def test_a_deployment_that_runs_already_is_named_by_its_process(tmp_path: Path) -> None:
+    with (tmp_path / "process").open("w") as running:
+        running.write("4711")
+        running.flush()
+        fcntl.flock(running, fcntl.LOCK_EX)
+        second = Deployment(replace(deployment(), data_dir=str(tmp_path)), Supervisor(tmp_path / "logs"))
+        with pytest.raises(MillraceError, match="runs already, as process 4711: use it, or give another"):
+            second.start()
+    assert not (tmp_path / "zookeeper").exists(), "nothing was started"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from millrace import config
+from millrace.deployment_file import UpConfig
 from millrace.errors import MillraceError
 from millrace.topics_file import read_policies
 from millrace_demo.init import init
-from millrace_demo.up import UpConfig, aggregate_of
+from millrace_demo.up import aggregate_of
 from millrace_registry.directory import check
+from tests.support import run_python
 
 
 def run(folder: Path, *words: str) -> str:
@@ -32,6 +35,13 @@ def test_an_event_has_a_schema_that_the_registry_takes_and_a_producer_that_compi
     ast.parse((tmp_path / "order_placed.py").read_text())
     assert "millrace topics create OrderPlaced --partitions 2 --bootstrap 127.0.0.1:9192" in said
     assert f"python {tmp_path}/order_placed.py dc2 127.0.0.1:9292" in said
+
+
+def test_the_producer_says_how_it_is_called(tmp_path: Path) -> None:
+    run(tmp_path, "event", "OrderPlaced")
+    done = run_python(str(tmp_path / "order_placed.py"), timeout_s=60, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("python order_placed.py CLUSTER BOOTSTRAP [REGISTRY]\n")
 
 
 def test_the_next_commands_name_the_registry_that_was_given(
@@ -71,7 +81,7 @@ def test_a_topic_that_the_deployment_makes_is_to_be_created_only_where_that_runs
         f"  millrace schemas apply {tmp_path}/schemas --registry http://127.0.0.1:8081\n"
         f"  python {tmp_path}/signup.py dc1 127.0.0.1:9192\n"
         f"  python {tmp_path}/signup.py dc2 127.0.0.1:9292\n"
-        "`millrace up` makes the topic when it starts. "
+        "`millrace up` creates the topic when it starts. "
     )
     assert running.count("millrace topics create Signup --partitions 2 --bootstrap 127.0.0.1:9") == 2
 
@@ -121,7 +131,25 @@ def test_a_dag_loads_the_topics_of_the_schemas_and_those_that_come_later(tmp_pat
     assert (tmp_path / "airflow.env").read_text().splitlines() == [
         f"MILLRACE_TOPICS_FILE={tmp_path}/topics.toml",
         f"MILLRACE_SCHEMAS={tmp_path}/schemas",
+        f"AIRFLOW__CORE__DAGS_FOLDER={tmp_path}/dags",
     ]
+
+
+def test_airflow_gets_the_connection_to_the_deployment_of_the_folder(tmp_path: Path) -> None:
+    for what in (["deployment"], ["event", "OrderPlaced"], ["dag"]):
+        run(tmp_path, *what)
+    words = shlex.split((tmp_path / "airflow.env").read_text())
+    variables = dict(word.split("=", 1) for word in words)
+    assert json.loads(variables["AIRFLOW_CONN_MILLRACE_DEFAULT"]) == {
+        "conn_type": "millrace",
+        "host": "127.0.0.1:9392,127.0.0.1:9393",
+        "extra": {
+            "registry": "http://127.0.0.1:8081",
+            "auditor": "http://127.0.0.1:8082",
+            "warehouse": f"{tmp_path}/warehouse",
+            "origins": {"dc1": "127.0.0.1:9192", "dc2": "127.0.0.1:9292"},
+        },
+    }
 
 
 def test_a_topic_that_an_expression_matches_gets_a_table_and_so_its_tasks(tmp_path: Path) -> None:
@@ -169,7 +197,7 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "order placed", "é", "a" * 250])
 def test_a_name_that_no_topic_may_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(MillraceError, match="is no topic name"):
+    with pytest.raises(MillraceError, match="is not a topic name"):
         run(tmp_path, "event", name)
     assert [*tmp_path.iterdir()] == []
 

@@ -43,13 +43,13 @@ def answer(topic: str = "SearchQuery", window: Window = WINDOW) -> Completeness:
 
 
 def test_the_counts_of_two_datacenters_stand_whole_in_80_columns() -> None:
-    for by_window, time in ((False, "2015-05-17 10"), (True, "2015-05-17 10:00")):
+    for by_window, time in ((False, "2015-05-17T10"), (True, "2015-05-17T10:00")):
         console = terminal()
         console.print(completeness_table(answer(), by_window=by_window))
         title, head, row = map(str.split, text_of(console).splitlines())
         assert title == ["Events", "of", "SearchQuery,", "times", "in", "UTC"]
         assert head[1:] == ["acknowledged", "dc1", "dc2", "offline", "warehouse", "table", "verdict"]
-        assert row == [*time.split(), *["12,345"] * 6, "incomplete"]
+        assert row == [time, *["12,345"] * 6, "incomplete"]
 
 
 def test_a_count_that_is_seldom_there_has_a_column_where_it_is() -> None:
@@ -62,12 +62,20 @@ def test_a_count_that_is_seldom_there_has_a_column_where_it_is() -> None:
     ]
 
 
+def test_counts_without_a_header_stand_in_the_order_of_the_tiers() -> None:
+    counts = {"warehouse": 5, "dc1": 5, "offline": 5}
+    window = replace(WINDOW, foreign=counts)
+    table = completeness_table(replace(answer(window=window), foreign=counts), by_window=True)
+    names = [str(column.header) for column in table.columns if str(column.header).startswith("no header")]
+    assert names == ["no header: dc1", "no header: offline", "no header: warehouse"]
+
+
 def test_the_demos_hours_stand_under_their_topics_in_80_columns() -> None:
     console = terminal()
     rows = {topic: {"2015-05-17T10": COUNT} for topic in ("PageView", "SearchQuery")}
     print_hours(hours_of([answer("PageView"), answer("SearchQuery")], rows), console)
     _, head, *lines = map(str.split, text_of(console).splitlines())
-    counted = ["2015-05-17", "10", *["12,345"] * 6, "incomplete"]
+    counted = ["2015-05-17T10", *["12,345"] * 6, "incomplete"]
     assert head == [
         *("hour", "(UTC)", "acknowledged", "dc1", "dc2", "offline", "warehouse", "published", "verdict")
     ]

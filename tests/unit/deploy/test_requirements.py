@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import requires
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from tests.support import REPOSITORY
@@ -51,6 +52,17 @@ def test_the_lock_has_the_versions_that_the_tests_run_with() -> None:
 
 def test_the_lock_covers_every_requirement_of_the_extras() -> None:
     assert needed() <= set(pinned(LOCK))
+
+
+def test_every_pinned_package_installs_on_the_oldest_python_that_the_readme_names() -> None:
+    constraints = pinned(REPOSITORY / "constraints.txt")
+    wanted = {
+        canonicalize_name(package.name): str(package.metadata.json.get("requires_python", ""))
+        for package in distributions()
+        if constraints.get(canonicalize_name(package.name)) == package.version
+    }
+    assert len(wanted) > len(constraints) / 2
+    assert {name: rule for name, rule in wanted.items() if "3.11.0" not in SpecifierSet(rule)} == {}
 
 
 @pytest.mark.parametrize("lock", [LOCK, BUILD_LOCK], ids=lambda lock: lock.name)

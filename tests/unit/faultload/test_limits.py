@@ -20,7 +20,7 @@ from tests.trials.faultload.waiting import shim
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER, as main does
 folder, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 os.environ.update(shim(folder))
-run = Run(folder, loads=1, power_cuts=0, seed=7)
+run = Run(folder, loads=1, power_cuts=0, seed=7, yarn=False, kerberos=False)
 end_on_signals(run.failed)
 child = '''
 import subprocess, sys, threading

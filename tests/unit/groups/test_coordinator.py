@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from millrace.errors import ErrorCode
 from millrace.wire.group_messages import LeaveGroupRequest
 from millrace_broker.coordination.groups import GroupKind, StreamsMember
-from millrace_broker.groups import Group, State
-from millrace_broker.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, TIDY_S, coordinator_of
+from millrace_broker.groups import Group, State, holding
+from millrace_broker.groups.holding import FIRST_TIDY_S, IDLE_S, LONG_IDLE_S, SWEEP_S, TIDY_S, coordinator_of
 from millrace_broker.groups.work import MAX_QUEUED, WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, logged_bugs, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
@@ -169,9 +171,62 @@ def test_a_group_that_never_commits_leaves_nothing_behind(one: Broker, registry:
     assert one.groups.held(MINE) is None
 
 
+def test_a_group_that_commits_without_members_is_taken_over_once(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE)
+    group = one.groups.held(MINE)
+    for offset in range(4):
+        one.passes(IDLE_S + 20)
+        assert one.groups.held(MINE) is group
+        assert one.commit(MINE, offset) == {("t", 0): NONE}
+
+
+def test_a_take_over_that_took_too_long_is_there_when_its_client_asks_again(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.use(MINE, answers, answers)
+    one.passes(WAIT_S + 1)
+    assert answers.heard == [NOT_AVAILABLE]
+    registry.may_go_on.set()
+    one.until("it is taken over", lambda: one.groups.held(MINE))
+    group = one.groups.held(MINE)
+    one.passes(IDLE_S + 60)
+    assert one.use(MINE) is group
+    one.passes(IDLE_S + 3)
+    one.until("it is given up after its use", lambda: one.groups.held(MINE) is None)
+
+
+def test_of_many_groups_that_only_commit_none_stays_long(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "MANY", 3)
+    names = [name_for(1, number) for number in range(6)]
+    for name in names:
+        one.commit(name)
+    one.passes(IDLE_S + 3)
+    one.until("few are held", lambda: sum(one.groups.held(name) is not None for name in names) <= 3)
+
+
+def test_old_offsets_of_a_group_that_goes_on_to_commit_without_members_expire(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE)
+    offsets = registry.entries[MINE].offsets
+    offsets["gone", 0] = dataclasses.replace(offsets["t", 0], time_ms=0)
+    one.wall_s = 5.0 + RETENTION_S + 60
+    one.commit(MINE, 8)
+    for _ in range(int(TIDY_S / (LONG_IDLE_S / 2))):
+        one.commit(MINE, 9)
+        one.passes(LONG_IDLE_S / 2)
+    one.until("only the used one is left", lambda: list(registry.entries[MINE].offsets) == [("t", 0)])
+
+
 def test_a_group_with_offsets_is_kept_without_a_coordinator(one: Broker, registry: MemoryRegistry) -> None:
     one.commit(MINE)
-    one.passes(IDLE_S + 3)
+    one.passes(LONG_IDLE_S + 3)
     one.until("nobody coordinates it", lambda: registry.entries[MINE].coordinator is None)
     assert registry.entries[MINE].offsets
 
@@ -207,7 +262,7 @@ def test_offsets_of_a_group_without_members_expire_after_the_retention(
     one.commit(MINE)
     one.wall_s += TIDY_S
     one.commit(late)
-    one.passes(IDLE_S + 3)
+    one.passes(LONG_IDLE_S + 3)
     one.until("nobody coordinates them", lambda: {e.coordinator for e in registry.entries.values()} == {None})
     one.wall_s = 5.0 + RETENTION_S - 1
     one.passes(TIDY_S)
@@ -244,7 +299,7 @@ def test_a_coordinator_that_gives_a_group_up_says_when_its_last_member_left(
     group, member = one.stable(MINE)
     one.commit(MINE, **member)
     group.leave(LeaveGroupRequest.Member(member_id=member["member_id"]))
-    one.passes(IDLE_S + 3)
+    one.passes(LONG_IDLE_S + 3)
     one.until("nobody coordinates them", lambda: {e.coordinator for e in registry.entries.values()} == {None})
     assert {name: entry.kept for name, entry in registry.entries.items()} == {MINE: 1, commits_only: 0}
 

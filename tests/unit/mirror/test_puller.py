@@ -25,6 +25,7 @@ from millrace.wire.fetch import FetchedPartition
 from millrace.zookeeper.topic_state import BrokerAddress, TopicState
 from millrace_broker.coordination.cluster import Cluster
 from millrace_broker.coordination.new_partitions import with_mirrors
+from millrace_broker.coordination.placement import Load
 from millrace_broker.partitions.broker import TargetAppend
 from millrace_mirror import embedded, puller, watch
 from millrace_mirror.states import MirrorState, MirrorStates, State
@@ -61,6 +62,7 @@ class ScriptedOrigin:
     idle: bool = True
     unused: bool = False
     answer_bytes: int = 0
+    high_watermark: int = 10**6
 
     # What a watch asks of the cluster
 
@@ -123,7 +125,7 @@ class ScriptedOrigin:
         error = ErrorCode.OFFSET_OUT_OF_RANGE if offset < self.earliest else ErrorCode.NONE
         headers = [(BatchHeader.parse(batch), batch) for batch in self.logs[partition]]
         records = b"".join(b for h, b in headers if h is not None and h.next_offset > offset and not error)
-        return FetchedPartition(error, 10**6, 10**6, self.earliest, memoryview(records))
+        return FetchedPartition(error, self.high_watermark, 10**6, self.earliest, memoryview(records))
 
     def request_topic_ids(self, topics: Collection[str]) -> None:
         pass
@@ -183,7 +185,7 @@ class ScriptedCluster:
         if self.failure is not None:
             raise self.failure
         state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
-        changed = with_mirrors(state, origins, self.brokers, self.topics)
+        changed = with_mirrors(state, origins, self.brokers, Load())
         if self.leader is not None:
             led = {n: replace(each, leader=self.leader) for n, each in changed.partitions.items()}
             changed = replace(changed, partitions=led)
@@ -242,6 +244,24 @@ def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> 
     for number in range(3):
         assert world.target.copied[number] == world.origin.logs[number]
     wait_until("it says so", lambda: [world.state(n) for n in range(3)] == ["running"] * 3)
+
+
+def test_the_latency_of_old_events_begins_with_their_arrival_at_the_origin(world: World) -> None:
+    old = log_of(4)  # their timestamps are of 1970
+    ends = [BatchHeader.of(batch).next_offset for batch in old]
+    world.origin.logs, world.origin.high_watermark = {0: old[:3]}, ends[2]
+    world.copying.start()
+    await_copies(world, p0=3)
+    assert world.states.latency_ms("clicks", 0) is None  # a first copy says nothing about the mirror
+    wait_until("the mirror is up to date", lambda: len(world.origin.requests) > 5)
+    began = time.time()
+    world.origin.logs[0], world.origin.high_watermark = old, ends[3]
+    await_copies(world, p0=4)
+    wait_until("it has a latency", lambda: world.states.latency_ms("clicks", 0) is not None)
+    latency = world.states.latency_ms("clicks", 0)
+    assert latency is not None
+    assert latency < (time.time() - began + WAIT_S) * 1000
+    assert sum(world.states.copied["dc1"].latency.counts) == 1
 
 
 def test_news_of_more_topics_than_a_broker_may_be_asked_about_is_copied_in_parts(

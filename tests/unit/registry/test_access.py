@@ -19,7 +19,7 @@ from millrace_registry.app import create_app
 from millrace_registry.errors import ErrorCode
 from millrace_registry.store import Store
 
-OPEN = {("GET", "/"), ("POST", "/"), ("GET", "/healthz")}
+OPEN = {("GET", "/"), ("POST", "/"), ("GET", "/healthz"), ("GET", "/favicon.ico")}
 REGISTRATION = {("POST", "/subjects/{subject}/versions")}
 BODY = {"schema": '"int"', "compatibility": "NONE", "mode": "READONLY"}
 

@@ -206,19 +206,35 @@ def test_topics_that_share_a_subject_are_applied_and_a_subject_in_two_spellings_
         client.ask("/apply", {"schemas": [], "levels": {"A": "FULL", ":.:A": "NONE"}})
 
 
-def test_plan_refuses_what_is_too_much_for_apply_and_what_is_registered_already_does_not_count(
-    client: SchemaRegistryClient, tmp_path: Path
+def test_more_than_the_registry_takes_at_once_is_planned_and_applied_in_slices(
+    client: SchemaRegistryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, half = tmp_path / "schemas", "x" * 900_000
-    write(directory, **{name: {**record(name, A), "doc": half} for name in ("A", "B", "C")})
-    for ask in (folder.plan, folder.apply, folder.apply):  # the third time nothing is sent
-        assert [change.file for change in ask(directory, client, plain=True)] == [
-            str(directory / f"{name}.avsc") for name in ("A", "B", "C")
-        ]
-    write(directory, D={**record("D", A), "doc": half})
-    assert folder.apply(directory, client, plain=True)[-1].state == "new"
-    write(directory, **{name: {**record(name, A), "doc": half} for name in ("E", "F", "G", "H")})
-    for ask in (folder.plan, folder.apply):
-        with pytest.raises(MillraceError, match=r"changes 4 schemas .* apply its sub-folders one after the"):
-            ask(directory, client, plain=True)
-    assert client.versions("E") == []
+    names, asked = [*"ABCDEFG"], list[str]()
+    ask = client.ask
+
+    def noted(path: str, *more: Any, **by: Any) -> Any:
+        asked.append(path)
+        return ask(path, *more, **by)
+
+    monkeypatch.setattr(client, "ask", noted)
+    write(directory, **{name: {**record(name, A), "doc": half} for name in names})
+    for work in (folder.plan, folder.apply, folder.apply):  # the third time nothing is sent
+        assert [change.subject for change in work(directory, client, plain=True)] == names
+        assert asked.count("/apply") == (0 if work is folder.plan else 3)
+    assert [client.versions(name) for name in names] == [[1]] * 7
+
+
+def test_more_schemas_and_levels_than_the_registry_takes_at_once_are_applied_in_slices(
+    client: SchemaRegistryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("directory", "requests"):
+        monkeypatch.setattr(f"millrace_registry.{module}.MAX_APPLIED", 5)
+    directory, names = tmp_path / "schemas", [*"ABCDEFG"]
+    write(directory, **{name: record(name, A) for name in names})
+    (directory / folder.LEVELS).write_text(json.dumps(dict.fromkeys(names, "FULL")))
+    applied = folder.apply(directory, client, plain=True)
+    assert [(change.subject, change.version, change.level) for change in applied] == [
+        (name, 1, "FULL") for name in names
+    ]
+    assert {client.level(name) for name in names} == {("FULL", True)}

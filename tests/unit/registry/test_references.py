@@ -154,13 +154,13 @@ def test_a_schema_refers_only_to_so_many_others_of_so_much_text(
         register(store, name, record(name, doc="x" * 100))
     register(store, "Half", record("Half", *names[:4]))
     monkeypatch.setattr(references, "MAX_REFERENCES", 7)
-    with pytest.raises(InvalidSchema, match="has 8 references, allowed are 7"):
+    with pytest.raises(InvalidSchema, match="has 8 references: give at most 7"):
         register(store, "Top", record("Top", *names))
-    with pytest.raises(InvalidSchema, match=r"refers to 8 schemas of .* allowed are 7"):
+    with pytest.raises(InvalidSchema, match=r"refers to 8 schemas of .* refer to at most 7"):
         register(store, "Top", record("Top", "Half", *names[4:7]))
     register(store, "Top", record("Top", "Half", *names[4:6]))
     monkeypatch.setattr(references, "MAX_REFERENCED_CHARACTERS", 300)
-    with pytest.raises(InvalidSchema, match="allowed are 7 of 300"):
+    with pytest.raises(InvalidSchema, match="at most 7 schemas of 300"):
         register(store, "Other", record("Other", *names[:3]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,9 @@ def test_a_batch_is_stamped_with_its_byte_position(tmp_path: Path) -> None:
     header = BatchHeader.parse(on_disk, len(first))
     assert header is not None
     assert (header.base_offset, header.partition_leader_epoch) == (len(first), 0)
+    end, third = log.end, batch()
+    assert appended(log, third) == [Appended(end, False, end + len(third))], "without a landmark, too"
+    assert log_files(tmp_path)[0].read_bytes() == bytes(first + second + third)
     log.close()
 
 
@@ -277,6 +281,14 @@ def test_a_few_bytes_take_no_more_than_a_multiple_of_them_whatever_they_state(tm
     assert [isinstance(result, InvalidRecord) for result in results] == [False, True]
     assert log.end <= (MAX_FILLER_RATIO + 1) * size
     log.close()
+
+
+def test_an_append_of_nothing_changes_nothing(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "t-0")
+    appended(log, batch(), crowded_batch(500))
+    before, facts = log.appended, replace(log.snapshot[1].segments[-1].facts)
+    assert append(log) == []
+    assert (log.appended, log.snapshot[1].segments[-1].facts) == (before, facts)
 
 
 def test_one_append_is_one_write_per_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

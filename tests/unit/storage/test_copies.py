@@ -49,7 +49,7 @@ def fetch(leader: PartitionLog, follower: PartitionLog, max_bytes: int = 1 << 20
     segment, found = leader.read_raw(follower.end, max_bytes)
     if found is None:
         return 0
-    data = memoryview(os.pread(found.file.fileno(), found.length, found.position))
+    data = memoryview(bytearray(os.pread(found.file.fileno(), found.length, found.position)))
     headers, size = whole_entries(data, follower.end, follower.epochs.last, epoch)
     assert size > 0
     follower.append_copied(headers, data[:size], segment)
@@ -122,6 +122,24 @@ def test_a_copy_has_the_leaders_files_and_knows_what_it_knows(tmp_path: Path, *,
         assert follower.whole_end == follower.end
         for log in (leader, follower):
             crash(log)
+
+
+def test_a_copy_notes_facts_and_landmarks_as_its_leader_does(tmp_path: Path) -> None:
+    config = LogConfig()
+    leader = PartitionLog(tmp_path / "a", config, Clock())
+    follower = PartitionLog(tmp_path / "b", config, Clock(), is_replica=True)
+    for epoch, sequence in ((1, 0), (2, 1)):
+        leader.lead(epoch)
+        small = [batch(2, timestamp=number) for number in range(3000)]
+        others = [batch(1, producer=7, sequence=sequence, timestamp=9000 * epoch), crowded_batch(500)]
+        appended(leader, *small, *others, batch(3, timestamp=5000))
+    copy(leader, follower, Random(1))
+    (theirs,), (ours,) = leader.snapshot[1].segments, follower.snapshot[1].segments
+    assert theirs.landmarks is not None
+    assert len(theirs.landmarks.values) == 6, "the second landmark is in the middle of an append"
+    assert (ours.facts, ours.landmarks) == (theirs.facts, theirs.landmarks)
+    assert known(follower) == known(leader)
+    assert follower.counts == leader.counts
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

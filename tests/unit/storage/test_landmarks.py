@@ -17,7 +17,7 @@ import pytest
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER, BatchHeader, batch_crc, split_batches
-from millrace_broker.storage import chain, landmarks, reading
+from millrace_broker.storage import chain, landmarks, partition_log, reading, recovery
 from millrace_broker.storage.chain import LogFile
 from millrace_broker.storage.checkpoint import FILE_NAME
 from millrace_broker.storage.landmarks import Landmarks, LandmarksMissing
@@ -48,11 +48,17 @@ from tests.unit.storage.logs import (
 SPAN = 2000
 
 
+def count_at_least(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count `size` bytes for a smaller batch, wherever batches are counted."""
+    for module in (landmarks, partition_log, recovery):
+        monkeypatch.setattr(module, "LEAST_BATCH_BYTES", size)
+
+
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landmark every 2,000 bytes, so that a few kilobytes are as good as a gigabyte."""
     monkeypatch.setattr(landmarks, "SPAN_BYTES", SPAN)
-    monkeypatch.setattr(landmarks, "LEAST_BATCH_BYTES", 100)
+    count_at_least(100, monkeypatch)
     for module in (landmarks, reading):
         monkeypatch.setattr(module, "WALKED_HEADERS", 2 * (SPAN // 100 + 1))
 
@@ -109,7 +115,7 @@ def test_within_one_append_of_many_batches_they_are_noted_too(tmp_path: Path) ->
 def test_tiny_batches_get_a_landmark_after_a_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(landmarks, "LEAST_BATCH_BYTES", 500)
+    count_at_least(500, monkeypatch)
     log, results = filled(tmp_path, 40)
     bases = [result.base_offset for result in results]
     assert values(log)[::3] == bases[:: SPAN // 500]

@@ -468,9 +468,19 @@ def test_a_recovery_that_fails_leaves_no_file_open(
         if left:
             written = write(directory, build(left))
             os.truncate(log_files(directory)[0], written.units[0][2])  # its filler is missing
+        else:
+            directory.mkdir()
+            (directory / f"{0:020d}.log").touch()  # its process was killed before the checkpoint
         with pytest.raises(MillraceError, match="cannot open the log"):
             PartitionLog(directory, LogConfig(), Clock(), refuse)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
+
+
+def test_a_new_log_flushes_no_empty_file(tmp_path: Path) -> None:
+    flushed: list[int] = []
+    log = PartitionLog(tmp_path / "new", LogConfig(), Clock(), flushed.append)
+    assert not flushed
+    log.close()
 
 
 @pytest.mark.parametrize("byte", range(12))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from millrace.cli import cli
 from millrace.errors import MillraceError
 with suppress(MillraceError):
-    cli(["verify", sys.argv[1]], standalone_mode=False)
+    cli(["verify", "--warehouse", sys.argv[1]], standalone_mode=False)
 import pyarrow.dataset
 print(pyarrow.array([1]).to_pylist(), "pyiceberg" in sys.modules, "pandas" in sys.modules)
 import pandas

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, insert, or_, select, update
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace.errors import MillraceError
@@ -26,7 +26,8 @@ RULE_BY_NAME = {rule.name: rule for rule in RULES}
 MOST_NAMES = 20
 """Most names of topics, of services and of servers that an incident keeps."""
 _WORST_FIRST = tuple(Verdict)
-Texts = tuple[str, str]
+Noted = tuple[str, str, int]
+"""Reason, command and number of wrong events of a window's causes."""
 
 
 def key_of(cause: Cause) -> str:
@@ -49,9 +50,9 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
             causes[key_of(cause)].setdefault(window, []).append(cause)
     table = IncidentWindowRow
     span = table.window.between(min(judged), max(judged))
-    columns = select(table.window, table.incident, table.title, table.command)
-    before: dict[tuple[int, int], Texts] = {
-        (row.incident, row.window): (row.title, row.command)
+    columns = select(table.window, table.incident, table.title, table.command, table.events)
+    before: dict[tuple[int, int], Noted] = {
+        (row.incident, row.window): (row.title, row.command, row.events)
         for row in session.execute(columns.where(table.topic == topic, span))
         if row.window in judged
     }
@@ -59,7 +60,7 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
         return
     rows = _open(session, topic, causes, now)
     after = {
-        (rows[key].number, window): _texts(some)
+        (rows[key].number, window): _noted(some)
         for key, windows in causes.items()
         for window, some in windows.items()
     }
@@ -73,25 +74,32 @@ def note(session: Session, topic: str, judged: Mapping[int, Sequence[Cause]], no
 def _store_windows(
     session: Session,
     topic: str,
-    before: Mapping[tuple[int, int], Texts],
-    after: Mapping[tuple[int, int], Texts],
+    before: Mapping[tuple[int, int], Noted],
+    after: Mapping[tuple[int, int], Noted],
 ) -> set[int]:
-    """Replace the texts of (incident, window) by those after; return the incidents with a change."""
+    """Replace the values of (incident, window) by those after; return the incidents with a change."""
     table, gone = IncidentWindowRow, defaultdict[int, list[int]](list)
-    for (incident, window), texts in before.items():
-        if after.get((incident, window)) != texts:
+    for (incident, window), noted in before.items():
+        if after.get((incident, window)) != noted:
             gone[incident].append(window)
     for incident, windows in gone.items():
         here = (table.topic == topic, table.window.in_(windows), table.incident == incident)
         session.execute(delete(table).where(*here))
+    changed = {key: noted for key, noted in after.items() if before.get(key) != noted}
     new = [
-        {"topic": topic, "window": window, "incident": incident, "title": title, "command": command}
-        for (incident, window), (title, command) in after.items()
-        if before.get((incident, window)) != (title, command)
+        {
+            "topic": topic,
+            "window": window,
+            "incident": incident,
+            "title": title,
+            "command": command,
+            "events": events,
+        }
+        for (incident, window), (title, command, events) in changed.items()
     ]
     if new:
         session.execute(insert(table), new)
-    return {*gone, *(key[0] for key, texts in after.items() if before.get(key) != texts)}
+    return {*gone, *(incident for incident, _ in changed)}
 
 
 def _open(
@@ -134,10 +142,11 @@ def _with(names: Sequence[str], more: Iterable[str]) -> list[str]:
     return sorted({*names, *filter(None, more)})[:MOST_NAMES]
 
 
-def _texts(causes: Sequence[Cause]) -> Texts:
-    """Return the reason and the command of a window's causes with one key."""
+def _noted(causes: Sequence[Cause]) -> Noted:
+    """Return the reason, the command and the number of events of a window's causes with one key."""
     first, *others = sorted(causes, key=lambda cause: (cause.reason, cause.command))
-    return f"{first.reason} (and {len(others)} more)" if others else first.reason, first.command
+    events = sum(cause.finding.count for cause in causes if cause.finding is not None)
+    return f"{first.reason} (and {len(others)} more)" if others else first.reason, first.command, events
 
 
 def _refresh(session: Session, numbers: Sequence[int], now: int) -> None:
@@ -174,6 +183,7 @@ def find(
     rule: str | None = None,
     owner: str | None = None,
     key: str | None = None,
+    resolved_since: int | None = None,
     limit: int | None = None,
 ) -> list[Incident]:
     """Return incidents: open before resolved, then the worst verdict first, then the most hours first.
@@ -181,6 +191,8 @@ def find(
     With `limit`, return only the first ones.
     """
     rows = select(IncidentRow)
+    if resolved_since is not None:
+        rows = rows.where(IncidentRow.resolved >= resolved_since)
     if is_open is not None:
         rows = rows.where(IncidentRow.resolved.is_(None) if is_open else IncidentRow.resolved.is_not(None))
     if rule is not None:
@@ -188,8 +200,9 @@ def find(
     if key is not None:
         rows = rows.where(IncidentRow.key == key)
     found = session.scalars(rows).all()
-    hours = _hours(session, [row.number for row in found if row.resolved is None])
-    incidents = [_incident(row, hours[row.number], options) for row in found]
+    numbers = [row.number for row in found if row.resolved is None]
+    hours, events = _hours(session, numbers), _events(session, numbers)
+    incidents = [_incident(row, hours[row.number], events[row.number], options) for row in found]
     if topic is not None:
         incidents = [one for one in incidents if topic in one.topics]
     if owner is not None:
@@ -215,7 +228,23 @@ def _hours(session: Session, numbers: Sequence[int]) -> defaultdict[int, dict[st
     return found
 
 
-def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options: AuditOptions) -> Incident:
+def _events(session: Session, numbers: Sequence[int]) -> defaultdict[int, dict[str, int]]:
+    """Return incident -> topic -> number of wrong events, without topics that have none."""
+    table, found = IncidentWindowRow, defaultdict[int, dict[str, int]](dict)
+    columns = select(table.incident, table.topic, func.sum(table.events))
+    columns = columns.where(table.events > 0).group_by(table.incident, table.topic).order_by(table.topic)
+    for some in store.slices(numbers):
+        for number, topic, events in session.execute(columns.where(table.incident.in_(some))):
+            found[number][topic] = int(events)
+    return found
+
+
+def _incident(
+    row: IncidentRow,
+    hours: Mapping[str, Sequence[datetime]],
+    events: Mapping[str, int],
+    options: AuditOptions,
+) -> Incident:
     rule, until = RULE_BY_NAME.get(row.rule), options.clock_ms() if row.resolved is None else row.resolved
     topics = [*hours] or row.topics
     affected = sorted({hour for some in hours.values() for hour in some})
@@ -234,6 +263,7 @@ def _incident(row: IncidentRow, hours: Mapping[str, Sequence[datetime]], options
         first_hour=affected[0],
         last_hour=affected[-1],
         hours=hours,
+        events=events,
         services=row.services,
         servers=row.servers,
         owner=", ".join(sorted({*filter(None, map(options.owner_of, topics))})),

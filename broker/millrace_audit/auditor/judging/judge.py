@@ -169,6 +169,7 @@ class _TopicJudge:
                 "topic": topic,
                 "window": row.window,
                 "verdict": judged.verdict,
+                "events": window.acknowledged + window.carried,
                 "is_final": judged.is_final,
                 "last_final": judged.verdict if judged.is_final else row.last_final,
                 "is_changed": False,

@@ -123,9 +123,9 @@ class Counted:
         if count.start < row.end:
             return  # the count is a repeat
         if count.start > row.end:
-            self._uncounted(row, row.end, count.start, serial)
+            self._uncounted(row, row.end, count.start, serial, noted=count.time)
         for first, last in count.expired:
-            self._uncounted(row, first, last + 1, serial)
+            self._uncounted(row, first, last + 1, serial, noted=count.time)
         row.end, row.counted, row.gone = count.end, True, False
         self._changed_topics.add(count.topic)
         self._changes.topic(count.topic)
@@ -189,20 +189,29 @@ class Counted:
         return row
 
     def _uncounted(
-        self, row: CoverageRow, start: int, end: int, serial: int, since: int | None = None
+        self,
+        row: CoverageRow,
+        start: int,
+        end: int,
+        serial: int,
+        since: int | None = None,
+        noted: int = NOTHING,
     ) -> None:
-        """Note offsets that will never be counted; `since`: heartbeat before them, by default the newest."""
+        """Note offsets that will never be counted; `since`: heartbeat before them, by default the newest.
+
+        Messages there may be as new as `noted`: no earlier heartbeat ends the gap.
+        """
         assert self._tier is not None
         key: dict[str, Any] = {"tier": row.tier, "topic_id": row.topic_id, "partition": row.partition}
         key["start"] = start
         since = self._tier.heartbeat if since is None else since
         gap = self._session.get(store.UncountedRow, key)
         if gap is None:
-            gap = store.UncountedRow(**key, end=end, topic=row.topic, since=since, serial=serial)
+            gap = store.UncountedRow(**key, end=end, topic=row.topic, since=since, serial=serial, noted=noted)
             self._session.add(gap)
         else:  # the log was truncated there twice
             gap.end, gap.since = max(gap.end, end), min(gap.since, since)
-            gap.serial, gap.until = serial, FOR_EVER
+            gap.serial, gap.until, gap.noted = serial, FOR_EVER, max(gap.noted, noted)
         self._session.flush()
 
     def _heartbeat(self, heartbeat: Heartbeat, serial: int, *, is_first: bool) -> None:
@@ -213,7 +222,8 @@ class Counted:
         gap = store.UncountedRow
         # A heartbeat from before the gap, by a clock that was set back, does not end the gap.
         tiers = (OFFLINE, WAREHOUSE) if tier.tier == OFFLINE else (tier.tier,)
-        here = (gap.tier.in_(tiers), gap.until == FOR_EVER, gap.since <= heartbeat.time)
+        begun = (gap.since <= heartbeat.time, gap.noted <= heartbeat.time)
+        here = (gap.tier.in_(tiers), gap.until == FOR_EVER, *begun)
         self._session.execute(update(gap).where(*here).values(until=heartbeat.time))
         self._note_unreadable(heartbeat, tier.heartbeat, serial)
         # The newest heartbeat counts, not the largest time: a clock that ran ahead may be corrected.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from millrace.service.pages import FILES
+
 ROLES: dict[tuple[str, str], str] = {
     ("GET", "/"): "",
     ("GET", "/v1/health"): "",
@@ -13,7 +15,8 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/v1/facts"): "read",
     ("GET", "/v1/incidents"): "read",
     ("GET", "/v1/rejected-records"): "read",
-    ("GET", "/console"): "read",
+    ("GET", "/favicon.ico"): "",
+    **{("GET", f"/{page}"): "read" for page in ("console", "topic", "hour", "cluster", *FILES)},
     ("GET", "/metrics"): "metrics",
     ("POST", "/v1/instances/{instance}/accept"): "accept",
     ("POST", "/v1/accept"): "accept",
@@ -22,12 +25,8 @@ ROLES: dict[tuple[str, str], str] = {
     ("POST", "/v1/topics/{topic}/replace-loads"): "accept",
 }
 """(method, path) -> role that the route requires; empty for a route that is open to everybody."""
-_CONSOLE = "/console/"
-"""Prefix of the console's files, which require the role of the console."""
 
 
 def role_of(method: str, path: str) -> str | None:
     """Return the role that a route requires, or None if the auditor has no such route."""
-    if path.startswith(_CONSOLE):
-        return "read" if method == "GET" else None
     return ROLES.get((method, path))

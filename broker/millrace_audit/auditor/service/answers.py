@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, case, func, or_, select
+from sqlalchemy import Select, bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import (
@@ -48,7 +48,7 @@ from millrace_audit.auditor.store import (
     WindowRow,
 )
 from millrace_audit.auditor.verdict.facts import Special, WindowFacts
-from millrace_audit.auditor.verdict.rules import gap_text, judge
+from millrace_audit.auditor.verdict.rules import causes, gap_text, judge
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
@@ -78,7 +78,8 @@ def completeness(session: Session, options: AuditOptions, topic: str, start: int
         ]
         keys = incidents.keys_of_windows(session, topic, first, last)
         windows = [replace(w, incidents=keys.get(w.start, ())) for w in windows]
-        watermark, held_by = watermark_of(session, facts)
+        firsts = first_windows(session, [topic])[topic]
+        watermark, held_by = watermark_of(session, facts, firsts)
         live_through = _live_through(facts)
     foreign: Counter[str] = Counter()
     for window in windows:
@@ -195,12 +196,14 @@ def bad(session: Session, options: AuditOptions, topic: str | None, most: int) -
 
 def topics(session: Session, options: AuditOptions) -> list[Topic]:
     """Return every listed topic with its watermark and the instances that have not ended."""
-    found = topic_facts(session, options, Progress(session), listed(session))
-    return [known_of(session, facts) for facts in found]
+    names = listed(session)
+    firsts = first_windows(session, names)
+    found = topic_facts(session, options, Progress(session), names)
+    return [known_of(session, facts, firsts[facts.topic]) for facts in found]
 
 
-def known_of(session: Session, facts: TopicFacts) -> Topic:
-    watermark, held_by = watermark_of(session, facts)
+def known_of(session: Session, facts: TopicFacts, firsts: FirstWindows) -> Topic:
+    watermark, held_by = watermark_of(session, facts, firsts)
     return Topic(facts.topic, watermark, held_by, facts.instances, facts.owner, _live_through(facts))
 
 
@@ -235,21 +238,66 @@ def history(session: Session, topic: str, start: int, end: int) -> list[dict[str
     ]
 
 
-# Built once and executed for every topic: building a statement takes longer than executing it.
-_OF_TOPIC = WindowRow.topic == bindparam("topic")
-_FIRST = select(func.min(WindowRow.window)).where(_OF_TOPIC)
+class FirstWindows(NamedTuple):
+    """First window of a topic, and its first window that is not final or is incomplete; None without one."""
+
+    first: int | None
+    doubtful: Any = None
+    """Row with `window`, `verdict` and `judged`."""
+
+
+# Built once: building a statement takes longer than executing it.
+_WINDOWS = select(WindowRow.topic, WindowRow.window, WindowRow.verdict, WindowRow.judged)
 _FIRST_DOUBTFUL = (
-    select(WindowRow.window, WindowRow.verdict, WindowRow.judged)
-    .where(_OF_TOPIC, or_(~WindowRow.is_final, WindowRow.verdict == Verdict.INCOMPLETE))
+    _WINDOWS.where(WindowRow.topic == bindparam("topic"))
+    .where(or_(~WindowRow.is_final, WindowRow.verdict == Verdict.INCOMPLETE))
     .where(WindowRow.window >= bindparam("first"))
     .order_by(WindowRow.window)
     .limit(1)
 )
 
 
-def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, str | None]:
+_FIRSTS = select(
+    TopicRow.topic,
+    select(func.min(WindowRow.window))
+    .where(WindowRow.topic == TopicRow.topic)
+    .correlate(TopicRow)
+    .scalar_subquery(),
+)
+
+
+def first_windows(session: Session, topics: Sequence[str]) -> dict[str, FirstWindows]:
+    """Return the first windows of each topic, read for many topics at once."""
+    found: dict[str, FirstWindows] = {}
+    for some in store.slices(topics):
+        for topic, first in session.execute(_FIRSTS.where(TopicRow.topic.in_(some))):
+            found[topic] = FirstWindows(first)
+    only = topics[0] if len(topics) == 1 else None
+    for row in (row for doubtful in _first_doubtfuls(only) for row in session.execute(doubtful)):
+        known = found.get(row.topic)
+        if known is not None and (known.doubtful is None or row.window < known.doubtful.window):
+            found[row.topic] = known._replace(doubtful=row)
+    return found
+
+
+def _first_doubtfuls(topic: str | None) -> Iterator[Select[Any]]:
+    """Yield a query of each topic's first window that is not final, and one of its first incomplete window.
+
+    Each has an index. In one query, or with a list of topics, SQLite would scan the windows.
+    """
+    for condition in (WindowRow.is_final.is_(False), WindowRow.verdict == Verdict.INCOMPLETE):
+        firsts = select(WindowRow.topic, func.min(WindowRow.window).label("window")).where(condition)
+        if topic is not None:
+            firsts = firsts.where(WindowRow.topic == topic)
+        first = firsts.group_by(WindowRow.topic).subquery()
+        yield _WINDOWS.join(first, (WindowRow.topic == first.c.topic) & (WindowRow.window == first.c.window))
+
+
+def watermark_of(
+    session: Session, facts: TopicFacts, firsts: FirstWindows
+) -> tuple[datetime | None, str | None]:
     """Return the time before which every window is final and not incomplete, and what holds it there."""
-    first = session.scalar(_FIRST, {"topic": facts.topic})
+    first, row = firsts
     through, held_by = facts.final_through, _first_reason(facts)
     for gap in facts.gaps:
         if gap.since == NOTHING and first is not None:  # the known part begins after the gap
@@ -260,8 +308,9 @@ def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, 
             through, held_by = gap.since, gap_text(gap, facts.topic)
     if first is None:
         return None, "nothing was reported or counted yet"
-    row = session.execute(_FIRST_DOUBTFUL, {"topic": facts.topic, "first": first}).first()
     end = window_start(max(min(through, FOR_EVER - WINDOW_MS), 0))
+    if row is not None and row.window < first:
+        row = session.execute(_FIRST_DOUBTFUL, {"topic": facts.topic, "first": first}).first()
     if row is not None and row.window < end:
         end, held_by = row.window, f"{row.verdict}: {_first_cause(row.judged)}"
     return (utc(end) if end > first else None), held_by
@@ -269,8 +318,8 @@ def watermark_of(session: Session, facts: TopicFacts) -> tuple[datetime | None, 
 
 def _first_reason(facts: TopicFacts) -> str | None:
     """Return the reason for which no window after `final_through` is final."""
-    causes = judge(facts.waited_for(min(facts.final_through, FOR_EVER - WINDOW_MS))).causes
-    return next((cause.text for cause in causes if cause.verdict in (Verdict.UNKNOWN, Verdict.PENDING)), None)
+    waited = facts.waited_for(min(facts.final_through, FOR_EVER - WINDOW_MS))
+    return next((cause.text for cause in causes(waited, (Verdict.UNKNOWN, Verdict.PENDING))), None)
 
 
 def _first_cause(judged: Mapping[str, Any] | None) -> str:

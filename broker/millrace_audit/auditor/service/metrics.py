@@ -5,8 +5,11 @@ Read from the database on every scrape; the histograms of delays are those of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -27,8 +30,22 @@ if TYPE_CHECKING:
     from millrace_audit.auditor.verdict.facts import WindowFacts
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
+RECENT = 36
+"""Number of windows of a topic from which its hops are shown: six hours."""
 REPLAYED_S = 24 * 3600.0
 """Delay of the home from which on a window counts as replayed, and not as delayed."""
+
+
+class Hop(NamedTuple):
+    """Times in seconds that windows took from one tier to the next."""
+
+    source: str
+    """Empty for the end of the window."""
+    tier: str
+    median: float
+    slow: float
+    """Nine of ten windows took less."""
+    windows: int
 
 
 class AuditNumbers(Collector):
@@ -38,8 +55,8 @@ class AuditNumbers(Collector):
         self._store, self._options = store, options
         self.unapplied = 0
         """Bytes of the audit topics that are not applied yet."""
-        self._lived: dict[tuple[str, str], tuple[float, int]] = {}
-        """(topic, tier) -> (sum of delays, number of windows), without replayed windows."""
+        self._lived: defaultdict[str, deque[Mapping[str, float]]] = defaultdict(lambda: deque(maxlen=RECENT))
+        """Topic -> delay of each tier for its newest windows, without replayed ones."""
         self._registry = EscapingRegistry()
         self._delays = Histogram(
             "millrace_audit_delay_seconds",
@@ -56,19 +73,25 @@ class AuditNumbers(Collector):
         end = window.end.timestamp()
         home = max((time for tier, time in facts.read_at.items() if tier != OFFLINE), default=None)
         offline, topic = facts.read_at.get(OFFLINE), facts.topic
-        is_replayed = home is not None and home / 1000 - end >= REPLAYED_S
+        delays: dict[str, float] = {}
         for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._options.clock_ms())):
             if time is not None:
                 delay = max(time / 1000 - end, 0)
                 self._delays.labels(topic, tier).observe(delay)
-                if not is_replayed:
-                    seconds, windows = self._lived.get((topic, tier), (0.0, 0))
-                    self._lived[topic, tier] = seconds + delay, windows + 1
+                delays[tier] = delay
+        if delays.get("home", 0) < REPLAYED_S:
+            self._lived[topic].append(delays)
 
-    def delays(self, topic: str) -> list[tuple[str, float, int]]:
-        """Return (tier, average delay in seconds, number of windows) of a topic, without replays."""
-        found = [(tier, self._lived.get((topic, tier))) for tier in ("home", OFFLINE, WAREHOUSE)]
-        return [(tier, sums[0] / sums[1], sums[1]) for tier, sums in found if sums is not None]
+    def hops(self, topic: str) -> list[Hop]:
+        """Return the times of a topic's newest windows from tier to tier, without replays."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for delays in [*self._lived.get(topic, ())]:  # the auditor may add one meanwhile
+            for source, tier in pairwise(("", *delays)):
+                found.setdefault((source, tier), []).append(max(delays[tier] - delays.get(source, 0), 0))
+        return [
+            Hop(source, tier, median(times), sorted(times)[len(times) * 9 // 10], len(times))
+            for (source, tier), times in found.items()
+        ]
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -9,7 +9,7 @@ hits. No rule depends on another rule. To add a rule:
    is read.
 3. Add an example to `test_rules.EXAMPLES`, and a new fact to `any_facts` there. Test how a new fact is read
    with a `Story` of `tests/unit/audit/story.py`, also with all records applied at once.
-4. Print the table into docs/audit.md: `python -m tests.unit.audit.printed_rules`.
+4. Print the table into docs/audit-verdict.md: `python -m tests.unit.audit.printed_rules`.
 
 A note can fire on an open window, so a note about too few events must ask whether the homes have read it. A
 rule about an hour has a hit in each window of the hour, and a window can be judged before its hour is over:
@@ -19,9 +19,10 @@ whatever completes the fact must then mark the hour's windows as changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from shlex import quote
 from typing import Any
 
 from millrace_audit.answer import Finding, Instance, Verdict, iso, overall, sender
@@ -127,15 +128,30 @@ class Judged:
 
 def judge(facts: WindowFacts) -> Judged:
     """The verdict on a window."""
+    found = [*causes(facts)]
+    return Judged(overall(cause.verdict for cause in found), found)
+
+
+def causes(facts: WindowFacts, verdicts: Sequence[Verdict] = tuple(Verdict)) -> Iterator[Cause]:
+    """Yield the causes of a window with one of the verdicts, in the order of the table."""
     case = Case(facts)
-    rules = RULES if facts.special is None else SPECIAL_RULES
-    causes = [_cause(rule, hit, facts) for rule in rules for hit in rule.find(case)]
-    return Judged(overall(cause.verdict for cause in causes), causes)
+    for rule in RULES if facts.special is None else SPECIAL_RULES:
+        if rule.verdict in verdicts:
+            for hit in rule.find(case):
+                yield _cause(rule, hit, facts)
+
+
+class _Quoted(dict[str, Any]):
+    """Values quoted for a shell: operators run commands, and clients choose names."""
+
+    def __getitem__(self, name: str) -> str:
+        return quote(str(super().__getitem__(name)))
 
 
 def _cause(rule: Rule, hit: Hit, facts: WindowFacts) -> Cause:
     values = {"topic": facts.topic, "hour": iso(facts.hour), **hit}
-    reason, command, key = (text.format(**values) for text in (rule.reason, rule.command, rule.cause))
+    reason, key = (text.format(**values) for text in (rule.reason, rule.cause))
+    command = rule.command.format_map(_Quoted(values))
     producer = hit.get("service", ""), hit.get("server", "")
     return Cause(rule.name, rule.verdict, reason, command, key, hit.get("finding"), *producer)
 
@@ -171,7 +187,7 @@ def _values(fact: Any) -> Hit:
 def _readers(state: ReaderState) -> Find:
     def find(case: Case) -> Iterator[Hit]:
         for hit in _each("readers", state=state)(case):
-            yield {**hit, "place": "tier offline" if hit["tier"] == OFFLINE else f"cluster {hit['tier']}"}
+            yield {**hit, "option": "tier" if hit["tier"] == OFFLINE else "cluster"}
 
     return find
 
@@ -351,7 +367,7 @@ RULES = (
          "{count} duplicate at {tier} ({who})", "millrace log dump DIR", "{tier}", "MillraceEventsMissing"),
     Rule("duplicate-behind", INCOMPLETE, "A later tier holds an event more often than the tier before.",
          _different("duplicate", OFFLINE, WAREHOUSE, TABLE),
-         "{count} duplicate at {tier} ({who})", "millrace verify WAREHOUSE --topic {topic}", "{tier}",
+         "{count} duplicate at {tier} ({who})", "millrace verify {topic} --warehouse WAREHOUSE", "{tier}",
          "MillraceEventsMissing"),
     Rule("unexpected", INCOMPLETE, "A tier holds events that were neither reported nor in the tier before.",
          _different("unexpected", OFFLINE, WAREHOUSE, TABLE, is_home=True),
@@ -379,11 +395,12 @@ RULES = (
     # unknown: something that must be known cannot be known now
     Rule("reader-never-started", UNKNOWN, "A reader that the window waits for has never sent a heartbeat.",
          _readers(ReaderState.NEVER_SEEN),
-         "{tier} has sent no heartbeat", "millrace audit-reader --{place}", "{tier}", "MillraceTierBehind"),
+         "{tier} has sent no heartbeat", "millrace audit-reader --{option} {tier}",
+         "{tier}", "MillraceTierBehind"),
     Rule("reader-stale", UNKNOWN, "A reader that the window waits for has counted nothing for a minute.",
          _readers(ReaderState.STALE),
-         "the reader of {tier} is stale: it counted through {watermark}", "millrace audit-reader --{place}",
-         "{tier}", "MillraceTierBehind"),
+         "the reader of {tier} is stale: it counted through {watermark}",
+         "millrace audit-reader --{option} {tier}", "{tier}", "MillraceTierBehind"),
     Rule("reports-stuck", UNKNOWN, "Reports from an origin are more than a minute behind its reader.",
          _each("streams", state=StreamState.STUCK),
          "reports from {origin} are read through {applied_through} only; check the mirror of `audit`",
@@ -391,7 +408,7 @@ RULES = (
     Rule("report-missing", UNKNOWN, "A report of a producer is missing.", _debts(DebtState.REPORT_MISSING),
          "{debt}", ACCEPT, "producer {instance}", "MillraceWatermarkOld"),
     Rule("producer-silent", UNKNOWN,
-         "A producer has not closed the window, and has been silent for its patience.",
+         "A producer has not closed the window, and has stopped sending reports.",
          _debts(DebtState.SILENT),
          "{debt}; its last report came at {heard}", ACCEPT, "producer {instance}", "MillraceWatermarkOld"),
     Rule("more-producers-silent", UNKNOWN, "Further producers are silent or miss a report.",
@@ -455,7 +472,7 @@ RULES = (
          "The hour is published, and its table has not been readable for 15 minutes.",
          _each("table_troubles"),
          "the published table cannot be counted since {since} ({why})",
-         "millrace verify WAREHOUSE --topic {topic}", "{topic}", "MillraceTableOld"),
+         "millrace verify {topic} --warehouse WAREHOUSE", "{topic}", "MillraceTableOld"),
     Rule("warehouse-reports-lost", UNKNOWN,
          "Records of the warehouse's reader were lost after it had counted the hour's table.",
          _each("lost_reports"),

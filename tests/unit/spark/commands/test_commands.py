@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
+from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.requests import Load, Mirror
 
 MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b:1")
@@ -53,6 +57,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return list(named), ["Bare"] if matching else []
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "run_here", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
     monkeypatch.setattr(early, "check_warehouse", lambda _: None)
     monkeypatch.setattr(early, "check_table", lambda *_: None)
@@ -61,20 +66,18 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def loaded(topic: str, **changes: Any) -> dict[str, Any]:
     """Return the job's answer about a topic it has loaded."""
-    values: dict[str, Any] = {
-        "topic": topic,
-        "load": 1,
-        "rows": 5,
-        "tombstones": 0,
-        "rejected": 0,
-        "rejected_by_kind": {},
-        "hours": {"h": 5},
-        "gaps": [],
-        "notes": [],
-        "left_bytes": 0,
-        "message": "made load 1",
-    }
-    return {**values, **changes}
+    result = LoadResult(
+        topic=topic,
+        run_id="r",
+        load=1,
+        rows=5,
+        rejected_by_kind={},
+        hours={"h": 5},
+        gaps=[],
+        message="made load 1",
+        notes=[],
+    )
+    return {**asdict(result), **changes}
 
 
 def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dict[str, Any]) -> None:
@@ -126,7 +129,6 @@ def test_bounds_and_limits_reach_the_job(submitted: dict[str, Any]) -> None:
     settings = submitted["settings"]
     assert (settings["max_bytes"], settings["until_ms"]) == (2 << 30, 1_431_856_800_000)
     assert settings["max_rejected"] == "1%"
-    assert submitted["conf"]["spark.scheduler.mode"] == "FAIR"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,9 @@ def test_a_layout_goes_to_the_job_and_a_wrong_one_is_refused_before_spark_starts
         assert (policy["partition"], policy["sort"]) == (["bucket(16, memberId)"], ["url DESC"])
         file.write_text('[A]\nsort = ["url UP"]\n')
         result = CliRunner().invoke(command, [*words, "--topics-file", str(file)])
-        assert "sort 'url UP' is none: write COLUMN [ASC|DESC] [NULLS FIRST|LAST]" in str(result.exception)
+        assert "sort 'url UP' is not understood: write COLUMN [ASC|DESC] [NULLS FIRST|LAST]" in str(
+            result.exception
+        )
         assert "settings" not in submitted
 
 
@@ -395,6 +399,45 @@ def test_a_reload_of_nothing_or_for_no_reason_is_refused(options: list[str], say
 @pytest.mark.parametrize("command", [load, reload, mirror_batch])
 def test_every_command_s_help_has_an_example(command: Any) -> None:
     assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [
+        ([], None),
+        (["--engine", "spark"], None),
+        (["--engine", "local"], 2),
+        (["--engine", "local", "--master", "local"], 1),
+        (["--engine", "local", "--master", "local[5]"], 5),
+        (["--engine", "local", "--master", "local[*]"], os.cpu_count()),
+    ],
+)
+def test_a_load_runs_on_spark_unless_it_is_told_to_run_in_processes(
+    submitted: dict[str, Any], options: list[str], processes: int | None
+) -> None:
+    submitted["answer"] = []
+    assert CliRunner().invoke(load, ["A", *LOAD, *options]).exit_code == 0
+    assert submitted.get("processes") == processes
+    assert ("master" in submitted) == (processes is None)
+
+
+@pytest.mark.parametrize("master", ["local[2, 3]", "local-cluster[2, 1, 1024]", "yarn"])
+def test_processes_are_of_this_machine(submitted: dict[str, Any], master: str) -> None:
+    refused = CliRunner().invoke(load, ["A", *LOAD, "--engine", "local", "--master", master])
+    assert "--engine local runs on this machine: give --master local[N]" in str(refused.exception)
+
+
+def test_a_load_without_spark_needs_no_pyspark(
+    submitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted["answer"] = []
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "pyspark" else find_spec(name)
+    )
+    assert CliRunner().invoke(load, ["A", *LOAD, "--engine", "local"]).exit_code == 0
+    refused = CliRunner().invoke(load, ["A", *LOAD])
+    assert "pyspark is not installed" in str(refused.exception)
 
 
 def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,11 +14,12 @@ import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway
 from pyspark import SparkContext
 
-import millrace_spark.jobs.load
 from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace_spark.jobs import entry
-from millrace_spark.jobs.load import TopicFailure, load_topics
+from millrace_spark.jobs import entry, load
+from millrace_spark.jobs.load import load_topics, on_executors
+from millrace_warehouse.commands import loads
+from millrace_warehouse.commands.loads import TopicFailure
 from millrace_warehouse.history.manifest import OriginPartition
 from millrace_warehouse.load.load import LoadResult, LoadRun
 from millrace_warehouse.load.range_writer import origin_of
@@ -67,7 +69,7 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
             message="",
         )
 
-    monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_when_told)
+    monkeypatch.setattr(loads, "load_topic", load_when_told)
     settings = Load(
         topics=["Big", "Broken", "Small"],
         bootstrap="127.0.0.1:1",
@@ -75,22 +77,30 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
         warehouse=str(tmp_path),
         run_id="run",
     )
-    spark = MagicMock()
-    results = load_topics(spark, settings)
+    results = load_topics(MagicMock(), settings)
     assert [result.topic for result in results] == ["Big", "Small", "Broken"]
     error = "Broken: unexpected ZeroDivisionError: no such; see the job's output"
     assert results[2] == TopicFailure(topic="Broken", error=error)
-    pools = [call.args for call in spark.setLocalProperty.call_args_list]
-    assert sorted(pools) == [("spark.scheduler.pool", topic) for topic in settings.topics]
+
+
+def test_each_thread_s_tasks_have_a_share_of_the_cores() -> None:
+    spark = MagicMock()
+    with ThreadPoolExecutor(2) as pool:
+        together = threading.Barrier(2)
+        list(pool.map(lambda _: (together.wait(WAIT_S), on_executors(spark)(len, ["task"])), range(2)))
+    shares = {call.args for call in spark.setLocalProperty.call_args_list}
+    assert len(shares) == 2
+    assert {name for name, _ in shares} == {"spark.scheduler.pool"}
 
 
 def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(run: LoadRun, topic: str) -> LoadResult:
-        raise ConnectionRefusedError(111, "Connection refused")
+        run.context.run_tasks(len, ["task"])
+        raise AssertionError("there is no JVM")
 
-    monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", refused)
+    monkeypatch.setattr(loads, "load_topic", refused)
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=free_port()))
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
     settings = {
@@ -105,6 +115,7 @@ def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
     monkeypatch.setattr("ctypes.CDLL", MagicMock())
     monkeypatch.setattr(entry, "ExecutorWatch", MagicMock())
     monkeypatch.setattr(entry, "_context", MagicMock())
+    monkeypatch.setattr(load, "in_tasks", MagicMock(side_effect=ConnectionRefusedError(111, "refused")))
     with pytest.raises(SystemExit):
         entry.main()
     answer = json.loads(capsys.readouterr().out)

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-import millrace_spark.jobs.load
-from millrace_spark.jobs.load import ReloadedLoads, reload_loads
+from millrace_warehouse.commands import loads
+from millrace_warehouse.commands.loads import ReloadedLoads, reload_loads
 from millrace_warehouse.context import Context
 from millrace_warehouse.load.range_writer import LoadContext
 from millrace_warehouse.publish.branch_commit import LIVE
@@ -37,7 +37,7 @@ def read_again(scene: Mended, monkeypatch: pytest.MonkeyPatch) -> ReloadedLoads:
     def context(*_: object) -> Iterator[LoadContext]:
         yield scene.reload_run().context
 
-    monkeypatch.setattr(millrace_spark.jobs.load, "load_context", context)
+    monkeypatch.setattr(loads, "load_context", context)
     places: dict[str, Any] = {"bootstrap": "127.0.0.1:1", "registry": "http://127.0.0.1:1"}
     request = Reload(topic=TOPIC, warehouse=str(scene.folder), loads=[1], reason="a test", **places)
     return reload_loads(MagicMock(), request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,48 @@ def test_settings_may_name_every_hour_of_a_year(spark_submit: Path) -> None:
     spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
     hours = parse_hours([], "2015-01-01", "2016-01-01")
     assert submit("reload", {"hours": hours}, master="local[2]", on_line=print) == 1
+
+
+def test_a_job_whose_output_nobody_takes_any_more_runs_to_its_end(spark_submit: Path) -> None:
+    spark_submit.write_text(
+        "#!/bin/sh\nseq 100000 >&2\necho 'step: a'\nseq 100000 >&2\necho '{\"result\": 1}'\n"
+    )
+
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    assert submit("load", {}, master="local[2]", on_line=closed) == 1
+
+
+def test_files_that_a_killed_command_has_left_are_deleted_an_hour_later(
+    spark_submit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
+    left, resident, recent = (tmp_path / f"millrace-job-{n}" for n in range(3))
+    old = time.time() - 2 * 3600
+    for path in (left / "driver.py", left / "spark.properties", resident / "rows", recent / "driver.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        if path.parent != recent:
+            os.utime(path, (old, old))
+    assert run([]) == 1
+    assert sorted(tmp_path.glob("millrace-job-*/*")) == [resident / "rows", recent / "driver.py"]
+    assert not left.exists()
+
+
+def test_a_link_of_another_user_makes_no_command_delete_files_of_its_own_user(
+    spark_submit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
+    mine = tmp_path / "project" / "settings.json"
+    mine.parent.mkdir()
+    mine.touch()
+    os.utime(mine, (0, 0))
+    (tmp_path / "millrace-job-evil").symlink_to(mine.parent)
+    assert run([]) == 1
+    assert mine.exists()
 
 
 def test_settings_which_may_hold_passwords_are_in_files_of_this_user_alone(spark_submit: Path) -> None:

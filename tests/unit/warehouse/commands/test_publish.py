@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_audit.answer import Changes, Completeness, JudgedHour, Window, overall
+from millrace_audit.answer import Changes, Completeness, Finding, JudgedHour, Window, overall
+from millrace_audit.show import print_completeness
 from millrace_warehouse.commands import auditor as asking
 from millrace_warehouse.commands import execute
 from millrace_warehouse.commands.publishing import compact, publish, tables
@@ -235,6 +237,16 @@ def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verd
     assert verdict["reasons"] == ["carried, which this topic accepts as proof"]
 
 
+def test_a_carried_hour_is_printed_as_carried_where_that_is_enough(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor(monkeypatch, loaded, "carried", h10="carried", h11="complete", h12="pending")
+    done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
+    printed = dict(re.findall(r"(2015-05-17T1\d) .* (\w+) +first", done.stdout))
+    assert printed == {HOURS[0]: "carried", HOURS[1]: "complete"}
+    assert f"proven until {HOURS[2]}" in done.stdout
+
+
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
     loaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +254,7 @@ def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
     done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
     assert done.exit_code == 0, done.output
     assert f"{HOURS[0]}" in done.stdout
-    assert "complete until 2015-05-17T11" in done.stdout
+    assert "proven until 2015-05-17T11" in done.stdout
     assert f"{HOURS[1]}: " in done.stderr
     assert "incomplete" in done.stderr
     (old,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--unproven-after", "1d")
@@ -280,10 +292,17 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(loaded: Path) -> None:
     assert first["publication"] == 1
 
 
-def test_the_steps_of_a_publication_are_lines_for_a_log(loaded: Path) -> None:
+def test_the_steps_of_a_publication_are_lines_for_a_log(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERY_S", "SHORT_S", "OFTEN_S"):
+        monkeypatch.setattr(f"millrace.steps.{name}", 0.0)
     done = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--json")
     lines = done.stderr.splitlines()
     assert f"step: publish {TOPIC}: committed" in lines
+    figures = r"1 of 1 loads added \(100%\), [\d,]+ rows, [\d.]+ kB, 0 s"
+    assert any(re.fullmatch(f"step: publish {TOPIC}: {figures}", line) for line in lines)
+    assert json.loads(done.stdout)[0]["published"] is True
     assert all(line.startswith(f"step: publish {TOPIC}: ") for line in lines)
 
 
@@ -397,6 +416,34 @@ def test_the_verdict_of_an_hour_is_the_auditors_with_each_reason_once(
     assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
     assert verdict.reasons == ["web1 is silent"]
     assert seen == [("http://auditor", TOPIC, "2015-05-17T10:00:00+00:00", "2015-05-17T11:00:00+00:00")]
+
+
+def test_a_refused_hour_has_the_causes_that_the_audit_prints_the_worst_windows_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = datetime(2015, 5, 17, 10, tzinfo=UTC)
+    lost = Finding("missing", "offline", "web-1", "checkout", 7, [[3, 5]], 3)
+
+    def window(number: int, verdict: str, *findings: Finding, reason: str) -> Window:
+        begin = start + timedelta(minutes=10 * number)
+        end = begin + timedelta(minutes=10)
+        return Window(begin, end, verdict, 0, 9, 0, {"dc1": 9}, findings, [reason])
+
+    windows = [
+        window(0, "pending", reason="no audited producer has announced itself"),
+        window(1, "incomplete", lost, reason="3 messages are not loaded yet"),
+    ]
+    answer = Completeness(TOPIC, start, start + timedelta(hours=1), "incomplete", None, windows=windows)
+    monkeypatch.setattr(asking, "completeness", lambda *_: answer)
+    verdict = asking.auditor_at("http://auditor").judge(TOPIC, HOURS[:1])[HOURS[0]].verdict
+    assert verdict.reasons == [
+        "3 missing at tier offline: server web-1, service checkout, instance 7, sequences 3-5",
+        "3 messages are not loaded yet",
+        "no audited producer has announced itself",
+    ]
+    print_completeness(answer, by_window=False)
+    printed = capsys.readouterr().out
+    assert all(reason in printed for reason in verdict.reasons)
 
 
 def test_without_an_auditor_nobody_judges() -> None:

@@ -78,16 +78,16 @@ def test_verify_with_an_auditor_names_the_folder_that_was_put_back(
         )
 
     monkeypatch.setattr(auditor, "completeness", completeness)
-    words = [str(w.folder), "--auditor", AUDITOR]
+    words = ["--warehouse", str(w.folder), "--auditor", AUDITOR]
     assert CliRunner().invoke(verify, words).exit_code == 0
     put_back(w)
     refused = CliRunner().invoke(verify, words)
     assert isinstance(refused.exception, MillraceError)
     assert "loads/0000000002.json was counted by the auditor and is gone" in str(refused.exception)
-    assert CliRunner().invoke(verify, [str(w.folder)]).exit_code == 0, "alone it cannot know"
+    assert CliRunner().invoke(verify, ["--warehouse", str(w.folder)]).exit_code == 0, "alone it cannot know"
 
 
 def test_verify_with_an_auditor_that_does_not_answer_says_so(w: Warehouse) -> None:
-    refused = CliRunner().invoke(verify, [str(w.folder), "--auditor", AUDITOR])
+    refused = CliRunner().invoke(verify, ["--warehouse", str(w.folder), "--auditor", AUDITOR])
     assert isinstance(refused.exception, MillraceError)
     assert "no auditor" in str(refused.exception)

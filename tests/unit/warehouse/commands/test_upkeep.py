@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from millrace.errors import MillraceError
 from millrace_warehouse.commands.publishing import compact, publish, tables
-from millrace_warehouse.commands.upkeep import expire, promote, verify
+from millrace_warehouse.commands.upkeep import erase, expire, promote, verify
 from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
@@ -48,16 +50,18 @@ def test_expiry_keeps_what_is_not_published_and_says_why(warehouse: Path) -> Non
 
 def test_verify_ends_with_a_table_or_with_the_problem(warehouse: Path) -> None:
     publish_all(warehouse)
-    good = CliRunner().invoke(verify, [str(warehouse)])
+    good = CliRunner().invoke(verify, ["--warehouse", str(warehouse)])
     assert good.exit_code == 0, (good.output, good.exception)
     assert "180" in good.stdout
-    answer = json.loads(CliRunner().invoke(verify, [str(warehouse), "--rows", "--json"]).stdout)
+    answer = json.loads(
+        CliRunner().invoke(verify, ["--warehouse", str(warehouse), "--rows", "--json"]).stdout
+    )
     assert answer["ok"] is True
     (topic,) = answer["topics"]
     assert (topic["topic"], topic["rows"], topic["published"]) == (TOPIC, 180, 180)
     gone = next((warehouse / TOPIC / "rows").glob("*/2015-05-17T10-*.parquet"))
     gone.unlink()
-    bad = CliRunner().invoke(verify, [str(warehouse), "--json"])
+    bad = CliRunner().invoke(verify, ["--warehouse", str(warehouse), "--json"])
     assert isinstance(bad.exception, MillraceError)
     assert gone.name in str(bad.exception)
     answer = json.loads(bad.stdout)
@@ -68,14 +72,14 @@ def test_verify_ends_with_a_table_or_with_the_problem(warehouse: Path) -> None:
 def test_verify_without_a_catalog_proves_the_loads_alone(warehouse: Path) -> None:
     publish_all(warehouse)
     (warehouse / "catalog.db").unlink()
-    done = CliRunner().invoke(verify, [str(warehouse), "--no-catalog", "--json"])
+    done = CliRunner().invoke(verify, ["--warehouse", str(warehouse), "--no-catalog", "--json"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["topics"][0]["published"] is None
 
 
 @pytest.mark.parametrize("command", [verify, tables, expire, compact])
 def test_what_only_looks_leaves_no_catalog_behind(warehouse: Path, command: Any) -> None:
-    words = [str(warehouse)] if command is verify else [TOPIC, "--warehouse", str(warehouse)]
+    words = [TOPIC, "--warehouse", str(warehouse)]
     words += ["--older-than", "0s"] if command is expire else []
     assert CliRunner().invoke(command, words).exit_code < 2
     assert not (warehouse / "catalog.db").exists()
@@ -104,7 +108,7 @@ def test_a_warehouse_that_is_not_mounted_is_not_taken_for_one_without_loads(
 def test_a_brokers_folder_is_not_told_to_move_its_logs_away(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     (tmp_path / "PageView-0-abc").mkdir()
-    refused = CliRunner().invoke(verify, [str(tmp_path)])
+    refused = CliRunner().invoke(verify, ["--warehouse", str(tmp_path)])
     assert isinstance(refused.exception, MillraceError)
     assert "is a broker's log directory, not a warehouse: check it with `millrace log verify`" in str(
         refused.exception
@@ -114,3 +118,29 @@ def test_a_brokers_folder_is_not_told_to_move_its_logs_away(tmp_path: Path, name
 @pytest.mark.parametrize("command", [expire, promote, verify])
 def test_every_command_s_help_has_an_example(command: Any) -> None:
     assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
+
+
+def test_long_upkeep_counts_what_is_done_in_the_log_and_prints_only_json(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_all(warehouse)
+    for name in ("EVERY_S", "SHORT_S", "OFTEN_S"):
+        monkeypatch.setattr(f"millrace.steps.{name}", 0.0)
+
+    def counted(command: click.Command, *words: str) -> dict[str, str]:
+        """Run a command. Return what its last counts name -> their figures."""
+        done = CliRunner().invoke(command, [*words, "--warehouse", str(warehouse), "--json"])
+        assert done.exit_code == 0, done.exception
+        assert json.loads(done.stdout)
+        line = r"step: [^:]+: (\d+) of (\1 .+) \(100%\), (?:(.*), )?0 s"
+        return {each[2]: each[3] for text in done.stderr.splitlines() if (each := re.fullmatch(line, text))}
+
+    proof = counted(verify, "--rows")
+    hashed, read = f"8 files of {TOPIC} hashed", (f"1 loads of {TOPIC} read", f"7 files of {TOPIC} read")
+    assert proof.keys() == {hashed, *read, f"7 files of {TOPIC} compared with the table"}
+    assert all(figures.startswith("180 rows") for figures in proof.values())
+    erased = counted(erase, TOPIC, "--where", "url IS NOT NULL", "--all-rows", "--reason", "a test")
+    assert erased["1 loads searched"].startswith("180 rows, ")
+    assert "1 loads rewritten" in erased
+    (files,) = (what for what in erased if what.endswith(" files deleted"))
+    assert erased[files].endswith("kB")

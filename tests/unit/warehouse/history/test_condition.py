@@ -175,7 +175,7 @@ def test_times_texts_bytes_and_booleans_are_compared_as_what_they_are() -> None:
         ("url = 1", "does not fit"),
         ("at = 5", "does not fit"),
         ("at = 'yesterday'", "does not fit"),
-        ("member LIKE 'a%'", "takes text"),
+        ("member LIKE 'a%'", "needs text"),
         ("url IS NAN", "never is"),
         ("tags.element = 'a'", "only fields of records"),
         ("header = 'a'", "does not fit"),

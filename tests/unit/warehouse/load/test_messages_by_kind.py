@@ -211,10 +211,10 @@ def test_limits_are_given_for_all_kinds_or_by_name() -> None:
         (b"\x0a\x7f" + b"\xff" * 127, "Protocol Buffers"),
         (b"\x08\xff", "no format that is known here"),
         (b"\xff\xfe\x00\x01", "no format that is known here"),
-        (FRAME + b'{"id": 1}', "JSON in Confluent's framing"),
-        (FRAME + b"\0\x08\x96\x01", "Protocol Buffers in Confluent's framing"),
-        (FRAME + b"\0\x04\x63\x30", "Avro in Confluent's framing"),
-        (FRAME, "Avro in Confluent's framing"),
+        (FRAME + b'{"id": 1}', "JSON in Confluent's wire format"),
+        (FRAME + b"\0\x08\x96\x01", "Protocol Buffers in Confluent's wire format"),
+        (FRAME + b"\0\x04\x63\x30", "Avro in Confluent's wire format"),
+        (FRAME, "Avro in Confluent's wire format"),
     ],
 )
 def test_a_foreign_framing_is_named_by_what_its_bytes_look_like(value: bytes, words: str) -> None:

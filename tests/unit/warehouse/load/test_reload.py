@@ -85,7 +85,7 @@ def test_an_edition_files_its_rows_by_the_bound_of_the_load(scene: Mended) -> No
 def test_a_topic_that_the_cluster_does_not_have_is_one_clear_line(scene: Mended) -> None:
     scene.log.name = "Renamed"
     with pytest.raises(
-        MillraceError, match=r"^topic 'PageView' does not exist on memory:9092: check its name"
+        MillraceError, match=r"^topic 'PageView' does not exist on memory:9092: see `millrace topics list"
     ):
         reload_topic(scene.reload_run(), TOPIC, [1])
 

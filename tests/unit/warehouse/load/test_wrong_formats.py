@@ -49,10 +49,10 @@ TAKES = {
     "objects": ("look like JSON objects", 'format = "json"'),
     "arrays": ("look like JSON arrays", 'format = "text"'),
     "text": ("look like plain text", 'format = "text"'),
-    "framed Avro": ("look like Avro in Confluent's framing", 'format = "avro"'),
+    "framed Avro": ("look like Avro in Confluent's wire format", 'format = "avro"'),
     "unframed Avro": ("look like no format that is known here", 'format = "bytes" or "avro-unframed"'),
-    "framed objects": ("look like JSON in Confluent's framing", 'format = "json"'),
-    "framed Protobuf": ("look like Protocol Buffers in Confluent's framing", 'format = "bytes"'),
+    "framed objects": ("look like JSON in Confluent's wire format", 'format = "json"'),
+    "framed Protobuf": ("look like Protocol Buffers in Confluent's wire format", 'format = "bytes"'),
     "Protobuf": ("look like Protocol Buffers", 'format = "bytes" or "avro-unframed"'),
     "bytes": ("look like no format that is known here", 'format = "bytes" or "avro-unframed"'),
     "empty": ("look like empty values", 'format = "bytes"'),
@@ -98,7 +98,7 @@ def test_a_topic_without_a_value_may_be_avro() -> None:
 def test_a_body_like_protocol_buffers_behind_a_known_schema_id_is_avro() -> None:
     log = topic_of(FRAME + b"\0\x08\x10")
     check_is_avro(log, ORDERS, log.schemas.get)
-    with pytest.raises(MillraceError, match="look like Protocol Buffers in Confluent's framing"):
+    with pytest.raises(MillraceError, match="look like Protocol Buffers in Confluent's wire format"):
         check_is_avro(log, ORDERS, lambda _: None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.publish import catalog as module
 from millrace_warehouse.publish import rest
-from millrace_warehouse.publish.catalog import CatalogError, connect, table_identifier
+from millrace_warehouse.publish.catalog import CatalogError, connect, load_table, table_identifier
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.interface import Storage
 
@@ -78,6 +79,35 @@ def test_a_rest_catalog_that_stands_still_is_not_waited_for_without_end(
         begun = time.monotonic()
         with pytest.raises(CatalogError, match=r"does not answer \(.*Timeout"):
             connect(storage, "lake")
+        assert time.monotonic() - begun < 20
+        unstuck.cancel()
+
+
+@pytest.mark.parametrize("settings", [{}, {"TYPE": "hive", "HIVE__KERBEROS_AUTHENTICATION": "true"}])
+def test_a_missing_client_of_a_metastore_is_named_with_the_command_that_installs_it(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "millrace_warehouse.publish.hive", raising=False)
+    monkeypatch.setitem(sys.modules, "thrift.transport.TSocket", None)
+    for name, value in {"URI": "thrift://127.0.0.1:1", **settings}.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+    extra = r"hive-kerberos\]" if settings else r"hive\]"
+    with pytest.raises(ConfigError, match=rf"thrift is not installed; run pip install 'pyiceberg\[{extra}'"):
+        connect(storage, "lake")
+
+
+def test_a_metastore_that_stands_still_is_not_waited_for_without_end(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_warehouse.publish.hive.ANSWER_S", 0.2)
+    monkeypatch.setattr(module, "TRIES", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"thrift://127.0.0.1:{silent.getsockname()[1]}")
+        unstuck = threading.Timer(20, silent.shutdown, [socket.SHUT_RDWR])
+        unstuck.start()
+        begun = time.monotonic()
+        with connect(storage, "lake") as catalog, pytest.raises(CatalogError, match=r"does not answer \(T"):
+            load_table(catalog, table_identifier("PageView"))
         assert time.monotonic() - begun < 20
         unstuck.cancel()
 

@@ -309,7 +309,7 @@ def test_a_catalog_that_takes_no_commit_is_named_with_its_answer(
     crowded(w)
     with closing(Faulty("millrace", uri=f"sqlite:///{w.folder}/catalog.db")) as catalog:
         catalog.fault, catalog.left = "before", 1000
-        with pytest.raises(MillraceError, match=r"took no commit: 3 tries failed, .*504"):
+        with pytest.raises(MillraceError, match=r"accepted no commit: 3 tries failed, .*504"):
             w.compact(catalog=catalog)
     assert w.problems() == []
 

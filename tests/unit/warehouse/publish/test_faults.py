@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     CommitStateUnknownException,
+    ForbiddenError,
     RESTError,
     TableAlreadyExistsError,
 )
@@ -27,6 +29,7 @@ FAULTS: dict[str, tuple[bool, Exception]] = {
     "before": (False, ConnectionError("refused")),
     "after": (True, ConnectionError("reset by peer")),
     "after, as a conflict": (True, CommitFailedException("409 for a commit that landed")),
+    "403 after": (True, ForbiddenError("403 of a proxy")),
     "500": (False, CommitStateUnknownException("500")),
     "502 after": (True, CommitStateUnknownException("502")),
     "503": (False, RESTError("503 SlowDown")),
@@ -294,3 +297,23 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_the_table_is_as_before(
         assert offsets(table_of(catalog)) == [0, 1, 2]
     publish()
     assert offsets(table_of(catalog)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("error", [BadRequestError("type"), ForbiddenError("rights")])
+def test_a_commit_that_is_refused_three_times_is_given_up_and_another_run_makes_it(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    load(storage, TOPIC, {H10: 3})
+    tries = list[bool]()
+
+    def refuse(*_: Any) -> None:
+        tries.append(True)
+        raise error
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(catalog, "commit_table", refuse)
+        with pytest.raises(CatalogError, match=f"refuses .*{error}"):
+            publish(H10)
+    assert len(tries) == 3
+    publish(H10)
+    assert offsets(table_of(catalog)) == list(range(3))

@@ -51,7 +51,7 @@ def test_a_table_without_the_branch_has_only_lines_of_published_rows(w: Warehous
     w.publish(NINE)
     assert describe_table(w.storage, w.catalog, TOPIC).live is None
     shown = printed(w)
-    assert "\nlive off \n" in shown
+    assert "\nlive: off\n" in shown
     assert "not proven" not in shown
     with pytest.raises(MillraceError, match="has no branch live of PageView: set live = true"):
         open_live(w.catalog, TOPIC)
@@ -65,7 +65,7 @@ def test_a_table_that_was_never_published_has_only_lines_of_the_branch(w: Wareho
     assert described.readers == {}
     assert (live(w).rows, live(w).rows_not_proven, live(w).behind_s) == (5, 5, 0.0)
     shown = printed(w)
-    assert "live shows every load, 5 rows not proven \n" in shown
+    assert "live: shows every load, 5 rows not proven\n" in shown
     assert "\n# DuckDB: branch live, not proven\n" in shown
     assert "\n# DuckDB\n" not in shown
 
@@ -83,7 +83,7 @@ def test_the_branch_is_behind_since_its_last_commit_when_a_load_or_publication_i
     before = time.time()
     behind = live(w).behind_s
     assert before <= head.timestamp_ms / 1000 + behind <= time.time()
-    assert "s, 2 rows not proven \n" in printed(w)
+    assert "s, 2 rows not proven\n" in printed(w)
     follow(w)
     assert (live(w).rows_not_proven, live(w).behind_s) == (3, 0.0)
 
@@ -106,7 +106,7 @@ def test_a_branch_that_another_program_has_dropped_is_named(w: Warehouse) -> Non
     w.table.manage_snapshots().remove_branch(LIVE).commit()
     assert (live(w).snapshot_id, live(w).readers) == (None, {})
     shown = printed(w)
-    assert "live dropped by another program" in shown
+    assert "live: dropped by another program" in shown
     assert "\n# DuckDB\n" in shown
     with pytest.raises(MillraceError, match="has dropped branch live of PageView"):
         open_live(w.catalog, TOPIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.storage import Written, open_storage, webhdfs
 from millrace_warehouse.storage.hadoop_settings import WebHdfs, find_webhdfs, read_settings, web_addresses
 from millrace_warehouse.storage.hdfs import HdfsStorage
-from millrace_warehouse.storage.webhdfs import HdfsNotReady, WebHdfsClient, explained
+from millrace_warehouse.storage.webhdfs import WebHdfsClient
+from millrace_warehouse.storage.webhdfs_errors import NotNow, refusal
+from tests.support import child
 
 NN1, NN2 = "nn1:9870", "nn2:9870"
 CONTENT = b"parquet" * 30_000
@@ -90,7 +93,10 @@ class FakeHdfs:
         size, start = len(self.files.get(path, b"")), int(url.params.get("offset", 0))
         if 0 < size <= start:
             return refused("java.io.IOException", f"Offset={start} out of the range [0, {size}); OPEN")
-        node = "b" if url.params.get("excludedatanodes") == "a" else "a"
+        gone = url.params.get("excludedatanodes", "").split(",")
+        if not (nodes := [node for node in "abc" if node not in gone]):
+            return refused("java.io.IOException", "Failed to find datanode, suggest to check cluster health.")
+        node = nodes[0]
         return httpx.Response(200, json={"Location": str(url.copy_with(host=node, port=9864))})
 
     def _listing(self, path: str, after: str) -> httpx.Response:
@@ -114,11 +120,21 @@ class FakeHdfs:
         return httpx.Response(200, json={"DirectoryListing": {**listing, "remainingEntries": len(names[2:])}})
 
 
+class OnServers(HdfsStorage):
+    """Storage with a client of its own. Its tasks have the client of their process."""
+
+    def __init__(self, root: str, where: WebHdfs, client: WebHdfsClient) -> None:
+        super().__init__(root, where)
+        self._own_client = client
+
+    @property
+    def _client(self) -> WebHdfsClient:
+        return self._own_client
+
+
 def storage_on(hdfs: Handler, patience_s: float = 5.0) -> HdfsStorage:
     where = WebHdfs(addresses=(NN1, NN2), user="loader", patience_s=patience_s)
-    storage = HdfsStorage("hdfs://events/w", where)
-    storage.__dict__["_client"] = WebHdfsClient(where, httpx.MockTransport(hdfs))
-    return storage
+    return OnServers("hdfs://events/w", where, WebHdfsClient(where, httpx.MockTransport(hdfs)))
 
 
 def test_a_file_goes_there_and_back_through_the_active_namenode() -> None:
@@ -213,6 +229,63 @@ def test_a_datanode_that_does_not_answer_is_left_out_the_next_time() -> None:
     assert [each for each in hdfs.seen if each[0] in "ab"] == ["a CREATE", "b CREATE", "a OPEN", "b OPEN"]
 
 
+def test_datanodes_that_do_not_answer_are_all_left_out_until_none_is_left() -> None:
+    hdfs = FakeHdfs()
+    hdfs.answers = {f"{node} CREATE": [httpx.ConnectError("Connection refused")] for node in "abc"}
+    storage_on(hdfs).put("part", io.BytesIO(CONTENT))
+    assert [each[0] for each in hdfs.seen if each[0] in "abc"] == ["a", "b", "c", "a"]
+    assert hdfs.files == {"/w/part": CONTENT}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired"),
+        httpx.Response(404, text="<html>"),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json={"DirectoryListing": None}),
+        httpx.Response(200, json=["DirectoryListing"]),
+        httpx.DecodingError("not compressed"),
+    ],
+)
+def test_a_bad_namenode_does_not_hide_a_good_one(bad: httpx.Response | Exception) -> None:
+    hdfs = FakeHdfs()
+    hdfs.files["/w/a"] = CONTENT
+    hdfs.answers["nn1 LISTSTATUS_BATCH"] = [bad]
+    assert storage_on(hdfs).names("") == ["a"]
+
+
+def test_of_a_bad_namenode_and_a_refusal_the_refusal_is_raised_at_once() -> None:
+    hdfs = FakeHdfs()
+    hdfs.answers["nn1 LISTSTATUS_BATCH"] = [httpx.Response(404, text="<html>")]
+    hdfs.answers["nn2 LISTSTATUS_BATCH"] = [
+        refused("org.apache.hadoop.security.AccessControlException", "Permission denied")
+    ]
+    with pytest.raises(MillraceError, match="Permission denied: let this user write"):
+        storage_on(hdfs).names("")
+
+
+def test_of_bad_namenodes_alone_the_first_is_named() -> None:
+    hdfs = FakeHdfs()
+    hdfs.answers["nn1 LISTSTATUS_BATCH"] = [httpx.Response(404, text="<html>")]
+    hdfs.answers["nn2 LISTSTATUS_BATCH"] = [httpx.ConnectError("Connection refused")]
+    with pytest.raises(MillraceError, match=r"nn1:9870 answers 404 Not Found .*: check what stands at that"):
+        storage_on(hdfs).names("")
+
+
+def test_a_process_has_one_client_and_a_forked_one_another() -> None:
+    where = WebHdfs(addresses=(NN1, NN2), user="loader", new_files={"replication": "2"})
+    one, another = HdfsStorage("hdfs://events/w", where), HdfsStorage("hdfs://events/v", where)
+    assert one._client is another._client
+    assert one._client is not HdfsStorage("hdfs://events/w", replace(where, user="other"))._client
+    here = one._client
+
+    def forked() -> None:
+        assert one._client is not here
+
+    assert child(forked) == 0
+
+
 def test_a_datanode_that_was_given_up_and_goes_on_later_changes_no_file_that_was_confirmed() -> None:
     hdfs, late = FakeHdfs(), []
 
@@ -297,13 +370,14 @@ def test_the_wait_is_bounded_and_names_everybody_who_was_asked() -> None:
     ],
 )
 def test_every_known_failure_says_what_to_do(name: str, message: str, words: str) -> None:
-    assert words in str(explained(name, message))
+    assert words in str(refusal(refused(name, message), "/w/x"))
 
 
 def test_an_unknown_failure_is_left_as_it_is_and_a_passing_one_is_told_apart() -> None:
-    assert explained("java.lang.IllegalStateException", "odd") is None
+    unknown = refusal(refused("java.lang.IllegalStateException", "odd"), "/w/x")
+    assert str(unknown) == "/w/x: java.lang.IllegalStateException: odd"
     for name in (f"{HDFS}.server.namenode.SafeModeException", "java.net.ConnectException"):
-        assert isinstance(explained(name, "no"), HdfsNotReady)
+        assert isinstance(refusal(refused(name, "no"), "/w/x"), NotNow)
 
 
 NAMED = {
@@ -369,22 +443,38 @@ def test_a_warehouse_is_found_by_the_configuration_and_travels_to_tasks(
     )
 
 
+def test_an_address_without_a_namenode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names no NameNode: write hdfs://host:8020/path"):
+        find_webhdfs("hdfs:///lake", {})
+
+
 @pytest.mark.parametrize(
-    ("address", "settings", "words"),
+    ("authentication", "policy", "expected"),
     [
-        ("hdfs:///lake", {}, "names no NameNode: write hdfs://host:8020/path"),
-        ("hdfs://nn/lake", {"hadoop.security.authentication": "kerberos"}, "is kerberos"),
-        ("hdfs://nn/lake", {"dfs.http.policy": "HTTPS_ONLY"}, "is HTTPS_ONLY"),
+        ("simple", "HTTP_ONLY", "http://nn:9870"),
+        ("simple", "HTTP_AND_HTTPS", "http://nn:9870"),
+        ("simple", "HTTPS_ONLY", "https://web:50470"),
+        ("kerberos", "HTTP_ONLY", "http://nn:9870"),
+        ("kerberos", "HTTP_AND_HTTPS", "https://web:50470"),
+        ("kerberos", "HTTPS_ONLY", "https://web:50470"),
     ],
 )
-def test_what_webhdfs_cannot_reach_is_refused(address: str, settings: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        find_webhdfs(address, settings)
+def test_a_token_is_sent_encrypted_where_the_servers_offer_it(
+    authentication: str, policy: str, expected: str
+) -> None:
+    settings = {
+        "hadoop.security.authentication": authentication,
+        "dfs.http.policy": policy,
+        "dfs.namenode.https-address": "web:50470",
+    }
+    _, where = find_webhdfs("hdfs://nn/lake", settings)
+    assert f"{where.scheme}://{where.addresses[0]}" == expected
+    assert where.kerberos == (authentication == "kerberos")
 
 
 def test_a_broken_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert read_settings() == {}
     (tmp_path / "core-site.xml").write_text("<configuration>")
-    with pytest.raises(ConfigError, match=r"core-site.xml: .*: correct it"):
+    with pytest.raises(ConfigError, match=r"core-site.xml: .*: correct this file"):
         read_settings()
