@@ -88,6 +88,7 @@ def start_service(
             str(outcomes),
             *words,
         ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -52,8 +52,9 @@ def test_a_killed_broker_makes_no_report_wrong(home: Home, clients: str, tmp_pat
     topic, outcomes = create(home, f"killed-broker-{clients}"), tmp_path / "outcomes"
     limits = {"delivery_timeout_ms": 5000, "request_timeout_ms": 3000, "linger_ms": 0}
     service = start_service(
-        clients, topic, EVENTS, "slow", outcomes, bootstrap_servers=address(home), **limits
+        clients, topic, EVENTS, "pause", outcomes, bootstrap_servers=address(home), **limits
     )
+    assert service.stdin is not None
     assert service.stdout is not None
     while service.stdout.readline() != "a quarter is sent\n":
         assert service.poll() is None
@@ -65,6 +66,7 @@ def test_a_killed_broker_makes_no_report_wrong(home: Home, clients: str, tmp_pat
         home.process.kill()
         time.sleep(8)
         home.restart()
+    print(file=service.stdin, flush=True)  # it sends its second half to a broker that is back
     finish(service)
     evidence = read_evidence(address(home), topic)
     if clients == "4.1":

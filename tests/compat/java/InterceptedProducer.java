@@ -1,4 +1,6 @@
+import java.io.IOException;
 import java.io.PrintWriter;
+import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.Properties;
 import java.util.concurrent.atomic.AtomicIntegerArray;
@@ -67,8 +69,9 @@ public class InterceptedProducer {
                 if (n / 500 % 3 == 2) producer.abortTransaction();
                 else producer.commitTransaction();
             }
-            if (how.equals("slow") && n % 10 == 0) LockSupport.parkNanos(5_000_000);
+            if ((how.equals("slow") || how.equals("pause")) && n % 10 == 0) LockSupport.parkNanos(5_000_000);
             if (n == events / 4) System.out.println("a quarter is sent");
+            if (n == events / 2 && how.equals("pause")) waitForLine();
         }
         if (how.equals("wait")) {
             producer.flush();
@@ -77,6 +80,15 @@ public class InterceptedProducer {
         }
         if (how.equals("close(0)")) producer.close(Duration.ZERO);
         else producer.close();
+    }
+
+    /** Wait until the test writes a line. */
+    private static void waitForLine() {
+        try {
+            if (System.in.read() < 0) throw new IllegalStateException("the test has ended");
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
     }
 
     /** Headers of a message that another producer has sent, with that producer's audit headers. */
