@@ -8,7 +8,7 @@ the next runs continue to load.
 
 Each topic has an Iceberg table. Publishing an hour also publishes the late rows of earlier hours, in the same
 commit. A topic that cannot be loaded, or whose hour is not complete, delays only its own table. Each load is
-a separate Spark application; MILLRACE_LOADS (4) run at a time, over all runs.
+a separate Spark application; in the group `table`, MILLRACE_LOADS (4) run at a time, over all runs.
 
 Trigger the DAG with `start` and `end` to publish any past hours in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas. MILLRACE_WAIT_MINUTES is the
