@@ -147,6 +147,7 @@ def files_with(secrets: Secrets, folder: Path) -> dict[Path, list[str]]:
     """Every file below a folder that holds secrets, and which."""
     found = {}
     for path in folder.rglob("*"):
-        if path.is_file() and (names := secrets.within(path.read_bytes())):
-            found[path] = names
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            if path.is_file() and (names := secrets.within(path.read_bytes())):
+                found[path] = names
     return found

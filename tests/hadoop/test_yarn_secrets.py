@@ -50,6 +50,10 @@ def test_a_drivers_secrets_are_in_its_script_alone_and_that_is_gone_once_read(
     topic, folder = yarn_warehouse.site.topic("Secrets", 2), yarn_world.yarn.folder
     yarn_warehouse.produce(topic, EVENTS)
     local, secrets = folder / "nodemanager1" / "local", Secrets()
+    script = Secrets()
+    script.know("a driver's script", "from millrace_spark.jobs.yarn import run\n")
+    folders = (folder, yarn_world.hdfs.folder)
+    others = {path for each in folders for path in files_with(script, each)}
     secrets.make("registry")
     login = secrets.login("registry", "ours")
     environment = {
@@ -83,9 +87,12 @@ def test_a_drivers_secrets_are_in_its_script_alone_and_that_is_gone_once_read(
     answers = "".join(str(yarn_world.yarn.ask(path)) for path in ("apps", "info", "scheduler"))
     said = (done.stdout + done.stderr + answers).encode()
     assert secrets.within(said) == kerberos.within(said) == []
-    # Nothing of it is left, neither in words nor packed, on the nodes and in HDFS.
-    secrets.know("packed", "from millrace_spark.jobs.yarn import run\n")
+
+    def is_gone() -> bool:
+        found = {path for each in folders for path in files_with(script, each)}
+        return found <= others and not any(files_with(secrets, each) for each in folders)
+
+    # The job has left no secret on the nodes and in HDFS, and no script, which has the secrets packed.
     # The DataNode deletes a block some seconds after its file.
-    folders = (folder, yarn_world.hdfs.folder)
-    wait_until("nothing is left", lambda: not any(files_with(secrets, each) for each in folders))
+    wait_until("nothing is left", is_gone)
     yarn_warehouse.check(topic)
