@@ -60,13 +60,13 @@ java-service: jar
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs
 
-test-hadoop: setup mvn krb5 ## Loads on an HDFS with Kerberos: failovers, tickets, tokens, clocks and keys that are wrong; loads on a YARN with Kerberos, every part killed (40 min)
+test-hadoop: setup mvn krb5 ## Loads on an HDFS with Kerberos: failovers, tickets, tokens, clocks and keys that are wrong; loads on a YARN with Kerberos, every part killed (29 min)
 	$(BIN)/python -m pytest tests/hadoop
 
-test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed; tables in Hive Metastores (6 min)
+test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed; tables in Hive Metastores (7 min)
 	$(BIN)/python -m pytest tests/objects
 
-test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (40 min)
+test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (17 min)
 	$(BIN)/python -m pytest tests/airflow
 
 test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, Prometheus, Helm, Ansible, containers, ten machines in namespaces, restore, upgrade (10 min)
@@ -114,7 +114,7 @@ attack: setup ## Crafted and random requests for every API, also before a login 
 
 # Every block of these is run by `make docs-test`.
 PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md docs/json-topic.md docs/secure-datacenters.md docs/airflow-standalone.md
-docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (7 min)
+docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (5 min)
 	$(BIN)/python -m tests.trials.docs $(PAGES)
 
 site: setup ## docs/, README and public docstrings as a site into .cache/site, every link checked (10 s)
