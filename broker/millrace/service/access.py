@@ -139,7 +139,7 @@ def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
     if not NAME.fullmatch(name):
         raise ConfigError(f"name {name!r} is not 1 to 100 letters, digits, _ and -")
     if path.exists() and name in {known for known, _ in AccessList(str(path))._entries.values()}:
-        raise ConfigError(f"{path} has a {name} already: delete its lines first")
+        raise ConfigError(f"{path} already has an entry for {name}: delete the lines of this entry first")
     token = secrets.token_urlsafe(32)
     entry = Entry(token_sha256=hashlib.sha256(token.encode()).hexdigest(), roles=roles)
     listed = ", ".join(f'"{role}"' for role in entry.roles)

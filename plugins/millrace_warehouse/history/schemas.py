@@ -318,8 +318,8 @@ def with_layout(
             check_layout(asked, before.schema)
         except ConfigError as error:
             raise MillraceError(
-                f"{topic} cannot be loaded with the layout of its policy: {error}; correct the policy, then"
-                " load again"
+                f"{topic} cannot have the table layout that its policy asks for: {error}. Correct the policy,"
+                " then load again."
             ) from None
         if asked == before.layout:
             return before

@@ -138,13 +138,14 @@ class Rewriting:
         name = f"{self._topic}/{path}"
         if made_from[0] != made[0]:
             raise MillraceError(
-                f"{name} does not hold the rows it was made from: rows by load are {dict(made[0])}, not"
-                f" {dict(made_from[0])}. Nothing was committed. Check the storage, then run again."
+                f"the new file {name} differs from the rows that it copies: its rows by load are"
+                f" {dict(made[0])}, not {dict(made_from[0])}. Nothing was committed. Check the storage, then"
+                " run again."
             )
         if changed := ", ".join(made_from[1].differences(made[1])):
             raise MillraceError(
-                f"{name} does not hold the values of the rows it was made from, in {changed}: nothing was"
-                " committed and no file was deleted. Check the storage, then run again."
+                f"the new file {name} differs from the rows that it copies in the columns {changed}. Nothing"
+                " was committed and no file was deleted. Check the storage, then run again."
             )
 
     def finish(self) -> None:

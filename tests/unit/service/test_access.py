@@ -123,7 +123,7 @@ def test_a_name_is_added_behind_a_last_line_without_its_end(file: Path) -> None:
 
 def test_a_name_is_added_once(file: Path) -> None:
     add_entry(file, "one", ["read"])
-    with pytest.raises(ConfigError, match="has a one already"):
+    with pytest.raises(ConfigError, match="already has an entry for one"):
         add_entry(file, "one", ["read"])
     with pytest.raises(ConfigError, match="is not 1 to 100"):
         add_entry(file, "a.b", ["read"])

@@ -214,7 +214,7 @@ def test_a_copy_that_lost_a_null_is_not_committed(
     monkeypatch.setattr(rewriting, "project", forget_nulls)
     result = w.compact()
     assert result.hours == []
-    assert "does not hold the values of the rows it was made from, in items" in result.kept[HOUR]
+    assert "differs from the rows that it copies in the columns items" in result.kept[HOUR]
     assert table_rows(w) == before
 
 
