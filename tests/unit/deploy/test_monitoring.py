@@ -12,7 +12,7 @@ from tests.support import REPOSITORY
 from tests.unit.deploy.files import DEPLOY, Alert, alerts, dashboards, environment, installed, metrics_in
 
 RUNBOOKS = (REPOSITORY / "docs" / "runbooks.md").read_text()
-PARTS = ["Meaning", "See", "Do", "Over"]
+PARTS = ["Meaning", "See", "Do", "Solved if"]
 
 
 def _sections() -> dict[str, str]:
