@@ -12,7 +12,7 @@ from tests.support import REPOSITORY
 from tests.unit.deploy.files import DEPLOY, Alert, alerts, dashboards, environment, installed, metrics_in
 
 RUNBOOKS = (REPOSITORY / "docs" / "runbooks.md").read_text()
-PARTS = ["Meaning", "See", "Do", "Solved if"]
+PARTS = ["Meaning", "See", "Do", "Solved"]
 
 
 def _sections() -> dict[str, str]:
