@@ -22,10 +22,10 @@ help: ## Show this list
 demo: $(if $(JSON),java-service) setup ## The whole path once on real processes, then the proof [JSON=1] [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
 	$(BIN)/millrace demo $(DEMO)
 
-test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (15 min) [ACCESS_LOG=file]
+test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (10 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest $(AT_ONCE)
 
-test-slow: setup ## The sixty tests that take longest: kills again and again, a Spark cluster, a page of the docs word for word (10 min) [ACCESS_LOG=file]
+test-slow: setup ## Tests that take five seconds or more: kills again and again, a Spark cluster, a page of the docs word for word (15 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest $(AT_ONCE) -m "slow and not long"
 
 check: setup ## Style, types and layers

@@ -66,6 +66,7 @@ def test_a_registry_with_tokens_and_https_serves_its_clients_by_their_urls(
     assert "Traceback" not in process.output
 
 
+@pytest.mark.slow
 def test_strangers_who_say_nothing_do_not_keep_a_services_clients_out(start: Start, tmp_path: Path) -> None:
     registry = start(
         "registry", *("--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/registry.db")
@@ -145,6 +146,7 @@ def test_metrics_of_broker_reader_and_agent_speak_https_and_want_a_token(
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_service_takes_a_new_certificate_without_a_restart(start: Start, tmp_path: Path) -> None:
     first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     issued = first.issue("service")

@@ -517,6 +517,7 @@ def refused(agent: Agent) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_of_two_agents_that_go_on_with_copies_of_a_spool_the_second_is_refused(world: World) -> None:
     topic = world.topic()
     first = world.agent(topic)
@@ -534,6 +535,7 @@ def test_of_two_agents_that_go_on_with_copies_of_a_spool_the_second_is_refused(w
     assert len(world.urls(topic)) == 1 + 10 + 10, "as its operator has said"
 
 
+@pytest.mark.slow
 def test_of_two_agents_that_go_on_with_copies_of_a_spool_at_once_one_is_refused(world: World) -> None:
     topic = world.topic()
     first = world.agent(topic)
@@ -555,6 +557,7 @@ def test_of_two_agents_that_go_on_with_copies_of_a_spool_at_once_one_is_refused(
     assert world.urls(topic) == sorted(["/known", *(f"/{n}" for n in range(10))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_an_older_copy_of_a_spool_that_is_put_back_is_refused(world: World, end: str) -> None:
     topic = world.topic()
@@ -604,6 +607,7 @@ def test_a_copy_of_a_spool_that_had_sent_nothing_yet_is_refused(world: World) ->
     refused(second)
 
 
+@pytest.mark.slow
 def test_a_spool_that_is_moved_to_another_machine_goes_on_without_a_word(world: World) -> None:
     topic = world.topic()
     agent = world.agent(topic)

@@ -38,6 +38,7 @@ def test_new_producer_ids_cost_a_broker_little_and_make_it_forget_nobody_else(tm
     assert not outcome.failures, outcome.failures
 
 
+@pytest.mark.slow
 def test_strangers_cost_a_service_little_and_keep_no_client_out(tmp_path: Path) -> None:
     outcome = Outcome()
     with registry(tmp_path) as service:

@@ -317,6 +317,7 @@ def send_orders(world: World, topic: str, *, instead: bytes | None) -> AuditedPr
     return producer
 
 
+@pytest.mark.slow
 def test_json_with_record_headers_is_proven_from_the_producer_to_the_table(world: World) -> None:
     send_orders(world, "json", instead=b'{"order": 7}')
     world.await_tier("json", "offline", 50)
@@ -345,6 +346,7 @@ def test_json_with_record_headers_is_proven_from_the_producer_to_the_table(world
     assert window.tiers == {"dc1": 50, "offline": 50, "warehouse": 50, "table": 50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "instead", "kind", "sequences"),
     [("json-removed", None, "missing", [[7, 7]]), ("json-changed", b"{}", "altered", [[0, 49]])],
@@ -358,6 +360,7 @@ def test_json_with_record_headers_that_is_removed_or_changed_is_named(
     assert (found.instance, found.server, found.service) == (producer.instance, "dc1-web", "shop")
 
 
+@pytest.mark.slow
 def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> None:
     with world.producer("dc1") as producer:
         for n in range(10):
@@ -393,6 +396,7 @@ def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> N
     assert world.await_verdict("claimed", "complete").windows[0].tiers["warehouse"] == 10
 
 
+@pytest.mark.slow
 def test_branch_live_of_a_table_is_seen_by_the_warehouses_reader_and_told_by_the_auditor(
     world: World,
 ) -> None:
@@ -417,6 +421,7 @@ def test_branch_live_of_a_table_is_seen_by_the_warehouses_reader_and_told_by_the
     wait_until("the branch is off", lambda: world.ask("fresh").live_through is None)
 
 
+@pytest.mark.slow
 def test_rows_that_a_file_has_lost_are_missing_whatever_its_load_has_counted(world: World) -> None:
     with world.producer("dc1") as producer:
         for n in range(40):
@@ -515,6 +520,7 @@ def published(world: World, topic: str) -> dict[str, Any]:
     return dict(answer)
 
 
+@pytest.mark.slow
 def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_up(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(20):
@@ -559,6 +565,7 @@ def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_u
     assert 'millrace_audit_delay_seconds_bucket{le="+Inf",tier="offline",topic="mixed"} 1.0' in numbers
 
 
+@pytest.mark.slow
 def test_an_hour_of_json_objects_is_not_proven_while_one_of_them_is_rejected(world: World) -> None:
     schema = {
         "type": "record",
@@ -597,6 +604,7 @@ def test_an_hour_of_json_objects_is_not_proven_while_one_of_them_is_rejected(wor
     world.await_verdict("orders-json", "carried")
 
 
+@pytest.mark.slow
 def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_replaced(world: World) -> None:
     topic, copy = world.warehouse / "restored", world.folder / "restored-copy"
     with world.producer("dc1") as producer:
@@ -649,6 +657,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_producer_keeps_its_window_unknown_until_an_operator_accepts_it(world: World) -> None:
     script = subprocess.Popen(
         [sys.executable, "-c", SILENT, world.clusters["dc1"].bootstrap, world.registry],

@@ -664,6 +664,7 @@ def breakable(world: World, zookeeper: str, start: Start, tmp_path: Path) -> Wor
     return World(cluster, world.registry)
 
 
+@pytest.mark.slow
 def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apart(breakable: World) -> None:
     topic = breakable.topic()
     producer = breakable.producer(config={"delivery.timeout.ms": 2_000}, report_interval_s=0.3)
@@ -705,6 +706,7 @@ def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apar
     assert reports[-1].closed_through == FOR_EVER
 
 
+@pytest.mark.slow
 def test_failed_values_are_reported_by_the_number_and_fingerprint_that_they_were_sent_with(
     breakable: World,
 ) -> None:

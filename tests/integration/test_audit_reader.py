@@ -467,6 +467,7 @@ def test_wrong_options_end_in_one_line(world: World) -> None:
         assert "\n" not in str(result.exception)
 
 
+@pytest.mark.slow
 def test_one_damaged_partition_is_named_and_all_others_are_counted_on(
     damage: Damage, tier: str, ended: list[Process]
 ) -> None:
@@ -568,6 +569,7 @@ def test_a_segment_that_is_gone_is_said_where_it_is_gone(
         assert "restore the file that held them" in cluster.brokers[1].process.output
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(
     world: World, start: Start, tier: str, ended: list[Process]
 ) -> None:
@@ -618,6 +620,7 @@ def generation(cluster: TestCluster, cluster_id: str) -> int:
     return owner.generation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", [True, False])
 def test_a_reader_that_starts_behind_a_restored_log_reports_where_it_was_cut(
     world: World, tier: str, ended: list[Process], start: Start, tmp_path: Path, beyond: bool

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from millrace.client.cluster_client import LATEST
 from millrace.config import OFFLINE_AUDIT_TOPIC
@@ -55,6 +56,7 @@ def cluster_and_registry(
     return cluster, f"http://{registry.ready()}"
 
 
+@pytest.mark.slow
 def test_a_new_database_knows_an_acceptance_and_who_only_may_produce_can_forge_none(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_new_database_knows_an_acceptance_and_who_only_may_produce_can_forge_n
     assert again.accepted()[2] is None
 
 
+@pytest.mark.slow
 def test_the_auditor_accepts_by_itself_an_instance_that_was_silent_for_as_long_as_its_topic_allows(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:

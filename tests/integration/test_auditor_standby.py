@@ -62,6 +62,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 def test_the_second_auditor_stands_by_and_takes_over_when_the_first_is_killed(
     start: Start, zookeeper: str, tmp_path: Path, database: str

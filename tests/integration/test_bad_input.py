@@ -300,6 +300,7 @@ WRONG_USAGE = {
 """Rows whose command cannot succeed however often it is run: exit code 2."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_it_ends_in_one_line_that_says_what_to_do(
     name: str, ended: Mapping[str, Future[Ended]], places: Mapping[str, str]

@@ -44,6 +44,7 @@ def create_topic(brokers: list[RunningBroker], name: str, partitions: int, **opt
     return topic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_clients_reach_every_partition_through_any_broker(
     brokers: list[RunningBroker], client: KafkaClient
@@ -81,6 +82,7 @@ def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroke
             assert errors == {p: 0 if leader == broker_id else refused for p, leader in leaders.items()}
 
 
+@pytest.mark.slow
 def test_the_other_partitions_go_on_while_a_broker_is_away(brokers: list[RunningBroker]) -> None:
     topic = create_topic(brokers, "away", 2)
     with brokers[0].client() as cluster:

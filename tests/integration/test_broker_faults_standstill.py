@@ -7,6 +7,8 @@ import struct
 import time
 from pathlib import Path
 
+import pytest
+
 from millrace.client.cluster_client import LATEST
 from millrace.wire.messages import ApiKey
 from millrace_broker.partitions.standstill import STANDSTILL_S
@@ -18,6 +20,7 @@ from tests.support import wait_until
 CYCLES = 3
 
 
+@pytest.mark.slow
 def test_a_leader_that_stood_still_acknowledges_nothing_that_goes_with_the_old_topic(
     start: Start, zookeeper: str, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def find_coordinator(bootstrap: str, group: str) -> int:
     return int.from_bytes(answer[:2], "big")
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ["stopped", pytest.param("killed", marks=pytest.mark.long)])
 def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(

@@ -100,6 +100,7 @@ def _gets_in(client: ClusterClient) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named_by", "mechanism"), [("option", "SCRAM-SHA-256"), ("environment", "SCRAM-SHA-512")]
 )
@@ -121,6 +122,7 @@ def test_commands_produce_and_consume_as_the_client_file_says(
     assert sorted(read.stdout.split()) == ["one", "three", "two"], read.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -155,6 +157,7 @@ def test_what_is_wrong_with_a_client_file_is_one_line(
     assert PASSWORD not in done.stderr
 
 
+@pytest.mark.slow
 def test_who_says_nothing_of_security_is_told_what_may_be_missing(closed: Closed) -> None:
     done = closed.run("topics", "list", "--bootstrap", closed.bootstrap)
     assert done.returncode == 1

@@ -490,6 +490,7 @@ def test_a_chosen_theme_stays(laptop: Looked) -> None:
     assert page.evaluate(background) == dark
 
 
+@pytest.mark.slow
 def test_news_are_seen_without_reloading_and_nobody_loses_their_place(own: Looked, own_story: Story) -> None:
     page = own.page
     page.get_by_label("Filter topics or owners").fill("e")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from millrace_audit.auditor.service.app import build_app
 from millrace_audit.auditor.service.cluster_look import ClusterLook
 from millrace_audit.auditor.service.metrics import AuditNumbers
@@ -15,6 +17,7 @@ from tests.unit.audit.story import OPTIONS
 from tests.unit.audit.test_app import Client, Worker
 
 
+@pytest.mark.slow
 def test_partitions_that_lack_a_leader_or_replicas_are_listed(
     start: Start, zookeeper: str, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def reset(world: World, topic: str) -> None:
     assert "goes on at offset" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["away", "connected"])
 def test_a_mirror_stops_where_its_origin_used_offsets_again(world: World, topic: str, tmp_path: Path) -> None:
     world.topic(topic, 1)
@@ -130,6 +131,7 @@ def test_a_mirror_stops_where_its_origin_used_offsets_again(world: World, topic:
     world.await_state(topic, "running")
 
 
+@pytest.mark.slow
 def test_an_origin_that_restarts_or_changes_its_leaders_stops_no_mirror(world: World) -> None:
     world.topic("restarts", 1)
     for number in range(4):
@@ -146,6 +148,7 @@ def test_an_origin_that_restarts_or_changes_its_leaders_stops_no_mirror(world: W
     assert row.position.cursor.epoch > 2
 
 
+@pytest.mark.slow
 def test_an_origin_whose_copied_segments_expire_stops_no_mirror(world: World) -> None:
     world.topic("expires", 1, retention_bytes="2000", segment_bytes="1200")
     for number in range(10):
@@ -165,6 +168,7 @@ def test_an_origin_whose_copied_segments_expire_stops_no_mirror(world: World) ->
     world.await_state("expires", "running")
 
 
+@pytest.mark.slow
 def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, tmp_path: Path) -> None:
     def mirror() -> None:
         request = Mirror(
@@ -200,6 +204,7 @@ def in_sync(world: World, topic: str) -> bool:
         return all(len(one.isr) == 2 for one in client.topic(topic).copies.values())
 
 
+@pytest.mark.slow
 def test_an_origins_only_copy_that_an_operator_lets_serve_stops_the_mirror(
     zookeeper: str, start: Start, tmp_path: Path
 ) -> None:

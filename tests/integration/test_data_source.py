@@ -194,6 +194,7 @@ def reader(spark: SparkSession, world: World, topic: str, **options: str) -> Dat
     return spark.read.format("millrace").options(**given)
 
 
+@pytest.mark.slow
 def test_typed_columns_of_both_schema_versions(spark: SparkSession, world: World, views: str) -> None:
     frame = reader(spark, world, views, registry_url=world.registry, minPartitions="7").load()
     assert frame.schema["header"].dataType.simpleString() == (

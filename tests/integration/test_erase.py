@@ -73,6 +73,7 @@ def test_a_member_is_erased_and_the_logs_say_until_when_they_hold_them(
     assert "give --all-rows" in everything.stderr
 
 
+@pytest.mark.slow
 def test_records_that_nobody_can_decode_are_named_and_their_bytes_go_when_that_is_asked_for(
     zookeeper: str, start: Start, tmp_path: Path
 ) -> None:

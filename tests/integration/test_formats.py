@@ -150,6 +150,7 @@ def test_other_messages_are_loaded_without_a_schema(
     assert (row["value"], row["headers"]) == (value, [{"key": "h", "value": b"\1"}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["json", "text", "bytes"])
 def test_sparks_data_source_has_the_columns_and_rows_of_a_load(
     spark: SparkSession, site: TestSite, tmp_path: Path, format: str
@@ -178,6 +179,7 @@ def test_sparks_data_source_has_the_columns_and_rows_of_a_load(
 NUMBERED = {"type": "record", "name": "Numbered", "fields": [{"name": "id", "type": "long"}]}
 
 
+@pytest.mark.slow
 def test_avro_without_a_frame_is_loaded_with_the_newest_schema_of_the_topic(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_load_that_expects_avro_names_the_format_of_the_messages_and_that_form
     assert load(spark, site, tmp_path / "right", topic, format=format).rows == 120
 
 
+@pytest.mark.slow
 def test_a_load_takes_the_format_of_an_expression_that_matches_the_topic(
     site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def load(
     return load_topics(spark, Load(**{**settings, **changes}))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_line_of_an_access_log_becomes_one_row_in_a_file_of_its_hour(
     spark: SparkSession, site: TestSite, tmp_path: Path, access_log: AccessLog
 ) -> None:

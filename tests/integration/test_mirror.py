@@ -325,6 +325,7 @@ def test_nonsense_is_refused_and_writes_nothing(world: World) -> None:
         assert aggregate.mirror_append("refusals", good).position is None
 
 
+@pytest.mark.slow
 def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> None:
     world.topic("recreated", 1)
     world.topic("steady", 1)
@@ -365,6 +366,7 @@ def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> No
     assert "nothing to reset" in again.stdout
 
 
+@pytest.mark.slow
 def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world: World) -> None:
     world.topic("expiring", 1, retention_bytes="2000", segment_bytes="1200")
     produce(world.origin.bootstrap, "expiring", ["kept"])
@@ -402,6 +404,7 @@ def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world:
     assert len(copied) == len(set(copied)) < 22
 
 
+@pytest.mark.slow
 def test_an_origin_that_lost_its_disk_stops_and_goes_on_where_the_operator_says(world: World) -> None:
     world.topic("disk-lost", 1)
     produce(world.origin.bootstrap, "disk-lost", [f"before {number} " + "x" * 200 for number in range(20)])
@@ -424,6 +427,7 @@ def test_an_origin_that_lost_its_disk_stops_and_goes_on_where_the_operator_says(
     assert copied[20:] == [b"anew 1", b"anew 2"]
 
 
+@pytest.mark.slow
 def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: World) -> None:
     world.topic("origin-kill")
     produce(world.origin.bootstrap, "origin-kill", [f"before {i}" for i in range(300)])
@@ -440,6 +444,7 @@ def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: Wor
     world.assert_equal("origin-kill", 600)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_an_aggregate_broker_killed_while_it_copies_loses_and_repeats_nothing(world: World) -> None:
     world.topic("kills")
@@ -456,6 +461,7 @@ def test_an_aggregate_broker_killed_while_it_copies_loses_and_repeats_nothing(wo
     assert sum(position.records for position in positions if position is not None) == traffic.produced
 
 
+@pytest.mark.slow
 def test_a_copy_moves_to_other_brokers_while_it_grows_and_loses_and_repeats_nothing(world: World) -> None:
     world.topic("moved", 1)
     with Traffic(world, "moved") as traffic:

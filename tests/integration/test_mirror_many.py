@@ -126,6 +126,7 @@ def world(
     nonsense.close()
 
 
+@pytest.mark.slow
 def test_what_appears_at_an_origin_is_copied_by_itself(world: World) -> None:
     produce(world.dc1.bootstrap, world.topic(world.dc1, "New"), [b"1", b"2"])
     world.topic(world.dc1, "private-notes")
@@ -173,6 +174,7 @@ def test_a_mirrored_topic_is_never_mirrored_back(
     back.brokers[1].process.stop()
 
 
+@pytest.mark.slow
 def test_a_limit_paces_one_origin_and_no_other(world: World) -> None:
     value = bytes(10_000)
     names = [world.topic(world.dc2, "Limited-a"), world.topic(world.dc2, "Limited-b", 2)]
@@ -238,6 +240,7 @@ def test_threads_do_not_grow_with_topics(world: World) -> None:
     assert threads < len(names)
 
 
+@pytest.mark.slow
 def test_a_group_moves_to_the_aggregate_and_back_message_by_message(world: World) -> None:
     topic = world.topic(world.dc1, "Moving", 2)
     values = [b"%d" % number for number in range(400)]

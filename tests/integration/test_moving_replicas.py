@@ -165,6 +165,7 @@ def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_repli
     assert "Reason: its disk is gone" in logs
 
 
+@pytest.mark.slow
 def test_a_replica_catches_up_no_faster_than_the_limit_and_replicas_in_sync_go_on(world: World) -> None:
     with world.brokers.client() as client:
         client.create_topic("large", 1, replicas=1)

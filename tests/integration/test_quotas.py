@@ -139,6 +139,7 @@ def consumed(guarded: Guarded, user: str, topic: str, count: int) -> float:
     return took
 
 
+@pytest.mark.slow
 def test_who_writes_and_reads_beyond_a_quota_is_slowed_down_and_nobody_else(guarded: Guarded) -> None:
     topic = guarded.broker.create_topic("limited", 1, flush_ms=5)
     limits = {"producer_byte_rate": float(RATE), "consumer_byte_rate": float(RATE)}

@@ -82,6 +82,7 @@ def guarded(
     return Guarded(broker, ports, authority.ca, password_file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_librdkafka_proves_again_in_time_and_stays_connected(guarded: Guarded, mechanism: str) -> None:
     topic = guarded.broker.create_topic(f"renewed-{mechanism}", 1, flush_ms=5)
@@ -111,6 +112,7 @@ def test_librdkafka_proves_again_in_time_and_stays_connected(guarded: Guarded, m
         assert len(read_topic(client, topic)[0].values) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_our_own_client_goes_on_where_a_login_ends(guarded: Guarded, mechanism: str) -> None:
     security = ClientSecurity(
@@ -145,6 +147,7 @@ def test_who_does_not_prove_again_is_closed_when_the_login_ends(guarded: Guarded
     wait_until("a line", lambda: "its login has expired" in guarded.broker.process.output)
 
 
+@pytest.mark.slow
 def test_who_proves_again_holds_on_and_may_not_do_it_all_the_time(guarded: Guarded) -> None:
     with guarded.raw() as connection:
         assert log_in(connection, "alice", PASSWORD).error_code == 0

@@ -109,6 +109,7 @@ def world(start: Start, database: SQLite | PostgreSQL, tmp_path: Path) -> World:
     return World(start, database, tmp_path)
 
 
+@pytest.mark.slow
 def test_ids_that_an_older_copy_does_not_know_are_not_handed_out_again(world: World) -> None:
     world.start_registries()
     assert [world.register(size, size % 2) for size in (1, 2, 3)] == [1, 2, 3]
@@ -131,6 +132,7 @@ def test_ids_that_an_older_copy_does_not_know_are_not_handed_out_again(world: Wo
         assert [client.schema(number) for number in (3, 6, 7)] == [sized(3), sized(6), sized(4)]
 
 
+@pytest.mark.slow
 def test_an_imported_id_counts_and_a_schema_comes_back_under_its_own(world: World) -> None:
     world.start_registries()
     world.register(1)
@@ -158,6 +160,7 @@ def test_an_imported_id_counts_and_a_schema_comes_back_under_its_own(world: Worl
         assert client.schema(40) == sized(40)
 
 
+@pytest.mark.slow
 def test_without_zookeeper_schemas_are_read_and_no_new_id_is_handed_out(world: World) -> None:
     world.start_registries()
     assert world.register(1) == 1

@@ -421,6 +421,7 @@ def test_a_mirror_goes_on_where_another_broker_leads_its_target(
         assert read_partition(client, "copied", 0).values == sent
 
 
+@pytest.mark.slow
 def test_records_that_were_deleted_stay_so_when_another_replica_leads(start: Start, tmp_path: Path) -> None:
     world = World(start, tmp_path, random.Random(1))
     traffic = world.create("traffic", 3, 2)

@@ -125,6 +125,7 @@ def make(start: Start, zookeeper: str, tmp_path: Path) -> Iterator[Callable[[int
         world.cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("brokers", "minimum"), [(3, 2), (2, 1)])
 def test_a_leader_whose_directory_was_put_back_copies_before_it_leads(
     make: Callable[[int, int], World], brokers: int, minimum: int
@@ -146,6 +147,7 @@ def test_a_leader_whose_directory_was_put_back_copies_before_it_leads(
     world.check()
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_torn_is_set_aside_and_copied_as_a_whole(make: Callable[[int, int], World]) -> None:
     world = make(2, 1)
     world.until_in_sync()
@@ -165,6 +167,7 @@ def test_a_copy_that_was_torn_is_set_aside_and_copied_as_a_whole(make: Callable[
     world.check()
 
 
+@pytest.mark.slow
 def test_a_partition_whose_only_replica_was_put_back_waits_for_an_operator(
     make: Callable[[int, int], World],
 ) -> None:
@@ -232,6 +235,7 @@ def test_a_second_broker_of_one_id_takes_nothing_from_the_first(make: Callable[[
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brokers", [1, 2])
 def test_an_ordinary_restart_changes_nothing(make: Callable[[int, int], World], brokers: int) -> None:
     world = make(brokers, brokers)

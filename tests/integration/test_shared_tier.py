@@ -45,6 +45,7 @@ def send(producer: AuditedProducer, topic: str, first: int, last: int) -> None:
         producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["holder", "other"])
 def test_an_hour_is_exact_although_one_of_two_readers_is_killed_in_its_middle(
     world: World, which: str

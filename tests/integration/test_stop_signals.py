@@ -85,6 +85,7 @@ def seconds_to_end(process: Process, signals: Sequence[int]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name == "up" else ()) for name in TRIES]

@@ -99,6 +99,7 @@ def drain(frame: DataFrame, folder: Path, each: Callable[[DataFrame, int], None]
     assert query.awaitTermination(300)
 
 
+@pytest.mark.slow
 def test_available_now_goes_on_from_its_checkpoint_and_finds_new_topics(
     spark: SparkSession, cluster: TestCluster, tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ def number_in(value_format: str, schema_id: int, number: int) -> bytes:
     return b'{"value":%d}' % number if value_format == "json" else b"%d" % number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_format", ["avro", "json", "text", "bytes"])
 def test_a_stream_decodes_each_format_and_goes_on_from_its_checkpoint(
     spark: SparkSession, cluster: TestCluster, registry: str, tmp_path: Path, value_format: str
@@ -293,6 +295,7 @@ def test_a_stream_decodes_each_format_and_goes_on_from_its_checkpoint(
         assert sorted(found) == [(number, 7, number) for number in range(first, first + 50)]
 
 
+@pytest.mark.slow
 def test_a_broken_message_stops_a_stream_and_in_permissive_mode_it_goes_on_with_a_row_of_nulls(
     spark: SparkSession, cluster: TestCluster, registry: str, tmp_path: Path
 ) -> None:

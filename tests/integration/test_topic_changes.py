@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 from kazoo.client import KazooClient
 
 from millrace.client.cluster_client import EARLIEST, ClusterClient
@@ -20,6 +21,7 @@ def produce(bootstrap: str, topic: str, partition: int, *values: bytes) -> None:
     CONFLUENT.produce(bootstrap, topic, partition, list(values), "none")
 
 
+@pytest.mark.slow
 def test_partitions_settings_and_deletion_reach_every_broker(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:

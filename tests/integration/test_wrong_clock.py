@@ -118,6 +118,7 @@ def test_a_leader_whose_clock_is_eight_days_ahead_keeps_messages_of_seconds_ago(
     wait_until("retention by time goes on", lambda: world.start_of(TIMELY) > 0)
 
 
+@pytest.mark.slow
 def test_what_a_clock_that_was_behind_has_written_does_not_expire_when_the_clock_is_set(world: World) -> None:
     for broker in BROKERS:  # a machine starts so before it has asked the time
         world.cluster.brokers[broker].process.stop()

@@ -104,6 +104,7 @@ def is_whole(state: PartitionState) -> bool:
     return state.leader > 0 and len(state.isr) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("first", [BEHIND, 1])
 def test_a_restored_zookeeper_costs_nothing_acknowledged_though_a_broker_was_behind(
@@ -127,6 +128,7 @@ def test_a_restored_zookeeper_costs_nothing_acknowledged_though_a_broker_was_beh
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_brokers_that_run_on_notice_a_restored_zookeeper_and_lose_nothing(
     start: Start, tmp_path: Path
@@ -149,6 +151,7 @@ def test_brokers_that_run_on_notice_a_restored_zookeeper_and_lose_nothing(
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_brokers_that_run_on_keep_the_logs_of_topics_that_a_restored_zookeeper_does_not_know(
     start: Start, tmp_path: Path

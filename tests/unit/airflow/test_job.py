@@ -79,6 +79,7 @@ def test_a_job_does_not_inherit_airflows_secrets(tmp_path: Path, monkeypatch: py
     assert (inherited["OF_THE_WORKER"], inherited["MILLRACE_REGISTRY"]) == ("kept", "http://given")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_job_leaves_no_client_files(tmp_path: Path, number: signal.Signals) -> None:
     pid_file = tmp_path / "pid"

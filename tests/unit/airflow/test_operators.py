@@ -648,6 +648,7 @@ def test_a_timeout_while_a_job_begins_leaves_none_running(
     wait_until("the command is gone", lambda: pid.read_text() and not Path("/proc", pid.read_text()).exists())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "stops"), [("deferred", False), (None, True), ("failed", True)])
 def test_a_trigger_that_another_triggerer_has_by_now_does_not_stop_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None, stops: bool

@@ -284,6 +284,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["warehouse_load", "warehouse_upkeep"])
 def test_parsing_a_dag_imports_nothing_heavy_and_warns_of_nothing(name: str) -> None:
     heavy = [

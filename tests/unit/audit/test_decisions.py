@@ -134,6 +134,7 @@ def told(request: pytest.FixtureRequest) -> Iterator[Story]:
     story.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(ROUNDS))
 @pytest.mark.parametrize("begun", ["empty", "half"])
 def test_decisions_take_effect_alike_in_any_order_of_the_partitions(
@@ -184,6 +185,7 @@ class Process:
         self._store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(ROUNDS))
 @pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
 def test_two_auditors_that_lose_the_lease_at_random_come_to_the_same_answer(

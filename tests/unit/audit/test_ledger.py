@@ -159,6 +159,7 @@ def troubled(story: Story) -> None:
     story.beats(NOW + 30_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3 * ROUNDS))
 def test_the_order_between_partitions_does_not_matter_nor_where_the_database_began(
     quick: Story, seed: int

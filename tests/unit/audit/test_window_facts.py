@@ -58,6 +58,7 @@ def facts_of(story: Story, windows: list[int], *, is_shared: bool) -> dict[int, 
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_shared_facts_are_those_of_each_window_alone_and_a_digest_changes_exactly_with_them(
     stores: Callable[[str], AuditStore], seed: int

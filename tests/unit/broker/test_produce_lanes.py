@@ -245,6 +245,7 @@ def outcome(
     return facts, errors, counted, {name: len(data) for name, data in logs.items()}, serving.lanes
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(CLIENTS, st.integers(0, 1 << 16))
 def test_what_is_served_together_is_what_is_served_alone(clients: list[list[Sent]], seed: int) -> None:

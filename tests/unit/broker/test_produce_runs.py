@@ -179,6 +179,7 @@ def test_requests_of_different_lengths_in_turn_are_recognised_all(tmp_path: Path
     assert (found[2], found[-1]) == (62, len(kinds)), "a place for each run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_missing", [False, True])
 @pytest.mark.parametrize("length", [10, 200, 20_000])
 def test_what_is_remembered_of_all_clients_requests_is_little(

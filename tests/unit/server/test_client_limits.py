@@ -396,6 +396,7 @@ def test_a_client_that_waits_for_its_turn_and_hangs_up_costs_no_time(start: Star
     assert running.turns - before < 100
 
 
+@pytest.mark.slow
 def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
     start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

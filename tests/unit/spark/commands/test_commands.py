@@ -156,6 +156,7 @@ def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_st
     assert str(shown.exception).startswith("warehouse /proc/x cannot be created")
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
     begun = time.monotonic()
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", str(tmp_path)])

@@ -313,6 +313,7 @@ def test_branches_of_others_are_named(scene: Scene) -> None:
     assert any(CONDITION in each for each in left), left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "published"),
     [

@@ -20,6 +20,7 @@ from tests.unit.warehouse.storages import CutOff, problems
 STEPS = 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_order_of_things_shows_the_newest_editions_of_what_is_published(
     seed: int, tmp_path: Path

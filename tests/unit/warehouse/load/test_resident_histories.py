@@ -223,6 +223,7 @@ def run(seed: int, folder: Path) -> None:
     history.settle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_resident_loaders_load_what_one_load_does_whatever_happens(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path)

@@ -212,7 +212,7 @@ def test_rows_that_the_storage_does_not_give_back_are_not_committed(w: Warehouse
     before = w.table.metadata_location
     result = w.compact(storage=Forgetful(str(w.folder)))
     assert sorted(result.kept) == [NINE, TEN, UNFILED]
-    assert all("does not hold the rows" in reason for reason in result.kept.values())
+    assert all("differs from the rows that it copies" in reason for reason in result.kept.values())
     assert w.table.metadata_location == before
 
 

@@ -138,6 +138,7 @@ class History:
         assert head.summary["total-records"] == str(len(shown)), what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(ROUNDS * 2))
 def test_every_offset_is_once_in_every_look(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -74,6 +74,7 @@ def test_a_rebuild_makes_the_tables_again_whatever_of_their_own_files_is_gone(
     assert not w.publish().published
 
 
+@pytest.mark.slow
 def test_a_folder_from_before_its_first_publication_is_published_again_by_a_rebuild(tmp_path: Path) -> None:
     with warehouse(tmp_path / "w") as w:
         w.load({NINE: 3, TEN: 2})

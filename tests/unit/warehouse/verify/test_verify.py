@@ -352,6 +352,7 @@ def put_in(w: Warehouse, load: int | None) -> None:
     commit(w.table, TableChange(added=[data_file(file, metrics, f"file://{path}")]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_named(w: Warehouse, fault: str) -> None:
     damage, said = FAULTS[fault]
