@@ -277,12 +277,16 @@ def test_raw_columns_offsets_and_a_frozen_end(spark: SparkSession, world: World)
     [
         (b"no prefix", "does not begin with a zero byte and a schema id"),
         (b"\0\0\0\x7f\xff" + b"x", "schema id 32767 is not in the registry"),
-        (b"\0\0\0\0\1" + b"\xff", "reaches past the end"),
+        (b"\0PageView\xff", "reaches past the end"),
     ],
 )
 def test_a_message_that_cannot_be_decoded_fails_the_query_by_its_offset(
     spark: SparkSession, world: World, views: str, value: bytes, reason: str
 ) -> None:
+    with SchemaRegistryClient(world.registry) as registry:
+        schema_id = registry.lookup(views, PAGE_VIEW)
+        assert schema_id is not None
+    value = value.replace(b"PageView", schema_id.schema_id.to_bytes(4, "big"))
     topic = f"bad-{uuid4().hex[:6]}"
     world.topic(topic, 1)
     produce(world, topic, [value])
