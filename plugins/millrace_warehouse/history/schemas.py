@@ -383,8 +383,8 @@ def promote(topic: layout.Topic, schema_id: int, reason: str, lookup: Lookup) ->
     table_schema = _next_schema(topic, before, schema_id, columns, reason, before.messages, before.layout)
     if not pin(topic, table_schema):
         raise MillraceError(
-            f"this promotion of {topic} was not recorded, because another one was recorded at the same moment:"
-            f" see `millrace promote {topic} --list`, then promote again if it is still needed"
+            f"this promotion of {topic} was not recorded, because another one was recorded at the same time."
+            f" See `millrace promote {topic} --list`, then promote again if it is still needed"
         )
     changes = _changes(before.schema, columns)
     return PromoteResult(topic=topic.name, schema_id=schema_id, record=table_schema, changes=changes)
