@@ -237,7 +237,7 @@ def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason:
     """
     named = [_partition(text) for text in partitions]
     if unclean and (not named or replica is None or not reason.strip()):
-        raise ConfigError("--unclean takes partitions, such as PageView-0, --replica and --reason")
+        raise ConfigError("--unclean needs --replica, --reason and a partition, such as PageView-0")
     if not unclean and (replica is not None or reason):
         raise ConfigError("--replica and --reason are for --unclean")
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:

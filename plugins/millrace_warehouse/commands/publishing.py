@@ -49,7 +49,7 @@ def compact(request: Compact, output: Output) -> None:
     """Merge the small files of quiet, published hours of each TOPIC. The rows stay the same.
 
     An hour is compacted when no publication has changed it for 6 h and it has more than 8 files below 64 MiB.
-    Rows are counted by load before and after. If the counts differ, there is no commit.
+    The merged rows are compared with the rows of each load. If they differ, there is no commit.
 
     Example: millrace compact PageView --warehouse /data/warehouse
     """
