@@ -138,7 +138,8 @@ def make_table(catalog: Catalog, topic: layout.Topic, settings: Mapping[str, str
     if ids != {field.name: field.field_id for field in first.fields} or table.spec().spec_id != 0:
         raise MillraceError(
             f"catalog {catalog.name} has given the columns of {'.'.join(identifier)} its own ids, which"
-            f" differ from those in the files of {topic}: drop the table, and use another catalog with --catalog"
+            f" differ from those in the files of {topic}: drop the table, and use another catalog with"
+            " --catalog"
         )
     return table
 
