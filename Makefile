@@ -57,7 +57,7 @@ java-service: jar
 	mvn -q -B -ntp -f plugins/java/demo clean package
 	cp plugins/java/target/millrace-audit-*.jar plugins/java/demo/target/jars
 
-test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
+test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (10 min)
 	$(BIN)/python -m pytest tests/hdfs
 
 test-hadoop: setup mvn krb5 ## Loads on an HDFS with Kerberos: failovers, tickets, tokens, clocks and keys that are wrong; loads on a YARN with Kerberos, every part killed (29 min)
@@ -76,7 +76,7 @@ test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, P
 	@PYTHON="$(PYTHON)" tests/deploy/install.sh .cache/deploy
 	@touch $@
 
-test-kubernetes: setup .cache/kubernetes/.installed ## The Helm chart and loads on a real Kubernetes API server, built here once from Go modules (6 min; the build 12 min of CPU and 4 GB once)
+test-kubernetes: setup .cache/kubernetes/.installed ## The Helm chart and loads on a real Kubernetes API server, built here once from Go modules (3 min; the build 12 min of CPU and 4 GB once)
 	$(BIN)/python -m pytest tests/kubernetes
 
 # At most two compilers at a time: with more of them a small machine runs out of memory. An API server that is built
@@ -92,7 +92,7 @@ VERSION_OF := k8s.io/component-base/version
 	cd tests/peers/kube && nice go build -p 2 -o $(CURDIR)/$(@D)/helm -ldflags '-s -w' helm.sh/helm/v3/cmd/helm
 	@touch $@
 
-test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks; Trino (821 MB, Java 24; 17 min) [ACCESS_LOG=file]
+test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks; Trino (821 MB, Java 24; 9 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest tests/readers
 
 .cache/readers/.installed: tests/readers/requirements.txt
