@@ -33,10 +33,10 @@ MOST_CPU = 0.9
 """Part of a core that judging may take, in turns of its own and before it answers operators: usually half."""
 _COPIES = """
     WITH RECURSIVE back(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM back WHERE n + 1 < :end)
-    INSERT INTO windows (topic, "window", revision, verdict, is_final, is_changed, facts_digest, changed_at,
-        folded, positions, evidence)
-    SELECT topic, "window" - n * :width, revision, verdict, is_final, is_changed, facts_digest, changed_at,
-        folded, positions, evidence
+    INSERT INTO windows (topic, "window", revision, verdict, events, is_final, is_changed, facts_digest,
+        changed_at, folded, positions, evidence)
+    SELECT topic, "window" - n * :width, revision, verdict, events, is_final, is_changed, facts_digest,
+        changed_at, folded, positions, evidence
     FROM windows, back WHERE "window" = :newest
 """
 
