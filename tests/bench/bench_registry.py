@@ -21,13 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 from millrace_registry.avro_schema import parse
 from millrace_registry.store import Store
 from tests import postgres
 from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine
+from tests.bench.replay import cpu_seconds
 from tests.support import start_for_the_test_run
 
 TEXT = """# Look-ups in the schema registry
@@ -79,11 +79,6 @@ def registry(url: str) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask(connection: socket.socket, request: bytes) -> None:

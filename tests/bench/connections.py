@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -26,12 +26,15 @@ from millrace.client.cluster_client import ClusterClient
 from tests.bench import machine, replay
 from tests.bench.broker import meter
 from tests.bench.broker.apache_kafka import ApacheKafka
+from tests.bench.broker.levels import Level
 from tests.bench.broker.millrace import Millrace
-from tests.bench.broker.report import table
+from tests.bench.broker.report import levels_table, table
 from tests.bench.halves import PAGE, write_half
 
 PATTERNS = [(1, 1000), (1, 5), (8, 5), (32, 1), (32, 5), (256, 1), (1000, 1)]
 """(connections, requests in flight on each)."""
+MAIN_PATTERNS = [(8, 5), (32, 1), (256, 1)]
+"""Those that have levels with acks=all, and that idempotent producers are measured with."""
 ROUNDS = 3
 WARM_UP_REQUESTS = 80_000
 REQUESTS = {1: 60_000, 50: 20_000}
@@ -46,17 +49,27 @@ SETTLE_S = 20
 IDLE_S = 30
 BUSY = 0.1
 """From this share of the cores on, the page says that they were shared."""
-HEAD = ("connections x in flight", "system", "requests/s", "messages/s", "broker CPU µs", "client CPU µs")
+HEAD = (
+    "connections x in flight",
+    "Millrace, requests/s",
+    "Apache Kafka, requests/s",
+    "times as many",
+    "Millrace, CPU µs",
+    "Apache Kafka, CPU µs",
+    "client's CPU µs",
+)
 ABOUT = """\
 # Connections and requests in flight
 
 Produce requests with messages of 200 bytes. A rate depends on the number of connections and on how many
 requests each connection has in flight. One client process serves all connections with requests that were
-encoded beforehand; with 32 partitions each request goes to the next partition. Each cell has the median of
-three interleaved rounds and, in brackets, the lowest and the highest; *CPU* is user and system time of one
-request. Other work on the machine changes the rates, but hardly the CPU. With `acks=all` Millrace answers
-after a flush; Apache Kafka with its one replica does not flush. By default Kafka's clients have at most 5
-requests in flight; no real client has 1,000 on one connection.
+encoded beforehand; with 32 partitions each request goes to the next partition. *Idempotent* connections are
+producers with ids and sequences, which Java's producer is by default. Each cell has the median of three
+interleaved rounds and, in brackets, the lowest and the highest; *times as many* is Millrace's rate divided
+by Apache Kafka's in the same round. *CPU* is user and system time of one request: the broker's, and the
+client's with Millrace / with Apache Kafka. Other work on the machine changes the rates, but hardly the CPU.
+With `acks=all` Millrace answers after a flush; Apache Kafka with its one replica does not flush. By default
+Kafka's clients have at most 5 requests in flight; no real client has 1,000 on one connection.
 """
 ABOUT_LEVELS = """\
 ## Levels
@@ -78,11 +91,7 @@ Without the compiled `_runs.c` the first row has 232,348 requests a second (213,
 the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 08:32 UTC. Its level
 is 430,000. Python then checks each record of a batch before it accepts the batch.
 """
-LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "required", "measured", "reached")
-RATIOS = [(1, 32, 1, 1.4), (1, 256, 1, 1.4), (1, 8, 5, 4.0), (1, 32, 5, 4.0), (50, 8, 5, 2.5)]
-"""(messages a request, connections, in flight, how many times Kafka's rate)."""
-CPU_US = [(1, 32, 1, 9.0), (1, 256, 1, 9.0)]
-"""The same, and the most CPU of a broker for a request."""
+TIMES, CPU, CPU_TIMES = "requests/s", "broker's CPU of a request", "broker's CPU"
 ABOUT_IDLE = f"""\
 ## Idle
 
@@ -98,11 +107,12 @@ System = Millrace | ApacheKafka
 
 
 class Cell(NamedTuple):
-    """One row of the table, for every system."""
+    """One row of a table."""
 
     acks: int
     per_request: int
     partitions: int
+    idempotent: bool
     connections: int
     in_flight: int
 
@@ -115,7 +125,21 @@ class Figures(NamedTuple):
     client_us: float
 
 
-Taken = dict[tuple[Cell, System], list[Figures]]
+Rounds = list[tuple[Figures, Figures]]
+"""Of one cell, Millrace and Apache Kafka in each round."""
+LEVELS: list[tuple[str, float, list[Cell]]] = [
+    (TIMES, 1.8, [Cell(1, 1, 1, False, *pair) for pair in [(32, 1), (256, 1)]]),
+    (TIMES, 5.0, [Cell(1, 1, 1, False, *pair) for pair in [(8, 5), (32, 5)]]),
+    (TIMES, 2.5, [Cell(1, 50, 1, False, 8, 5)]),
+    (CPU, 9.0, [Cell(1, 1, 1, False, *pair) for pair in [(32, 1), (256, 1)]]),
+    (CPU, 11.0, [Cell(1, 1, 1, True, *pair) for pair in [(32, 1), (256, 1)]]),
+    (CPU, 13.0, [Cell(1, 1, 32, False, 32, 1)]),
+    (TIMES, 1.2, [Cell(-1, n, p, False, *pair) for n in (1, 50) for p in (1, 32) for pair in MAIN_PATTERNS]),
+    (CPU, 22.0, [Cell(-1, 1, 1, False, *pair) for pair in [(32, 1), (256, 1)]]),
+    (CPU, 35.0, [Cell(-1, 1, 32, False, *pair) for pair in MAIN_PATTERNS]),
+    (CPU_TIMES, 1.0, [Cell(-1, 50, p, False, *pair) for p in (1, 32) for pair in MAIN_PATTERNS]),
+]
+"""What is measured; its least value for TIMES, else its greatest; in which cells."""
 
 
 def main() -> None:
@@ -128,12 +152,16 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything started is ended
     busy, began = machine.busy_share(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    patterns = [pair for pair in PATTERNS if options.only is None or "{}x{}".format(*pair) in options.only]
     cells = [
-        Cell(acks, per_request, partitions, *pair)
-        for acks, per_request, partitions, pair in itertools.product((1, -1), (1, 50), (1, 32), patterns)
+        *(
+            Cell(acks, per_request, partitions, False, *pair)
+            for acks, per_request, partitions, pair in itertools.product((1, -1), (1, 50), (1, 32), PATTERNS)
+        ),
+        *(Cell(acks, 1, 1, True, *pair) for acks, pair in itertools.product((1, -1), MAIN_PATTERNS)),
     ]
-    systems: list[System] = [Millrace(), ApacheKafka(flushed=False)]
+    if options.only:
+        cells = [cell for cell in cells if _pattern(cell, "x") in options.only]
+    systems = (Millrace(), ApacheKafka(flushed=False))
     with ExitStack() as started:
         idle = []
         for system in systems:
@@ -144,11 +172,11 @@ def main() -> None:
             started.callback(system.stop)
             system.start(Path(folder))
             idle.append(_idle(system))
-            _run(system, Cell(1, 1, 1, 1, 1000), int(WARM_UP_REQUESTS * options.share))
+            _run(system, Cell(1, 1, 1, False, 1, 1000), int(WARM_UP_REQUESTS * options.share))
         taken = _measured(systems, cells, options.share)
         text = "\n\n".join(_tables(taken))
-        if patterns == PATTERNS:
-            text += f"\n\n{ABOUT_LEVELS}\n{table(LEVELS_HEAD, _levels(systems, taken))}"
+        if not options.only:
+            text += f"\n\n{ABOUT_LEVELS}\n{levels_table(_levels(taken))}"
         text += f"\n\n{ABOUT_IDLE}\n{table(IDLE_HEAD, idle)}"
         versions = ", ".join(f"{system.title} {system.version}" for system in systems)
     conditions = (
@@ -157,57 +185,63 @@ def main() -> None:
     )
     if busy > BUSY:
         conditions += "\n- Other work ran on the same cores all the time: compare the CPU, not the rates"
-    if patterns == PATTERNS and options.share == 1:
+    if not options.only and options.share == 1:
         write_half(PAGE, "connections", f"{ABOUT}\n{conditions}\n\n{text}")
     print(text)
 
 
-def _measured(systems: Sequence[System], cells: Sequence[Cell], share: float) -> Taken:
-    """Every cell on every system, round by round."""
-    taken: Taken = {pair: [] for pair in itertools.product(cells, systems)}
-    for _, (cell, system) in itertools.product(range(ROUNDS), taken):
+def _measured(systems: tuple[System, System], cells: Sequence[Cell], share: float) -> dict[Cell, Rounds]:
+    """Every cell on both systems, round by round."""
+    taken: dict[Cell, Rounds] = {cell: [] for cell in cells}
+    for _, cell in itertools.product(range(ROUNDS), cells):
         requests = int(REQUESTS[cell.per_request] * share)
         if cell.acks == -1:
             requests = min(requests, WAITING_REQUESTS * cell.connections * cell.in_flight)
-        taken[cell, system].append(_run(system, cell, requests))
+        ours, theirs = systems
+        taken[cell].append((_run(ours, cell, requests), _run(theirs, cell, requests)))
     return taken
 
 
-def _tables(taken: Taken) -> list[str]:
+def _tables(taken: dict[Cell, Rounds]) -> list[str]:
     tables = []
-    for (acks, per_request, partitions), group in itertools.groupby(taken, key=lambda pair: pair[0][:3]):
-        named = "all" if acks == -1 else str(acks)
-        title = f"## acks={named}, {per_request} to a request, {partitions} partition{'s'[: partitions - 1]}"
-        rows = [_row(cell, system, taken[cell, system]) for cell, system in group]
-        tables.append(f"{title}\n\n{table(HEAD, rows)}")
+    for kind, cells in itertools.groupby(taken, lambda cell: cell[:4]):
+        tables.append(f"## {_title(*kind)}\n\n{table(HEAD, [_row(cell, taken[cell]) for cell in cells])}")
     return tables
 
 
-def _levels(systems: Sequence[System], taken: Taken) -> list[list[str]]:
-    """Compare the first system with the second, beside the levels wanted."""
-    ours, theirs = systems
-    rows = []
-    for per_request, connections, in_flight, wanted in RATIOS:
-        cell = Cell(1, per_request, 1, connections, in_flight)
-        rate, their_rate = (statistics.median(run.rate for run in taken[cell, one]) for one in systems)
-        what, figures = f"rate, times {theirs.title}'s", f"≥ {wanted:.1f}|{rate / their_rate:.2f}"
-        rows.append(_level(cell, what, figures, met=rate / their_rate >= wanted))
-    for per_request, connections, in_flight, wanted in CPU_US:
-        cell = Cell(1, per_request, 1, connections, in_flight)
-        used = statistics.median(run.broker_us for run in taken[cell, ours])
-        rows.append(_level(cell, "broker CPU µs", f"≤ {wanted:.1f}|{used:.1f}", met=used <= wanted))
-    return rows
+def _title(acks: int, per_request: int, partitions: int, idempotent: bool) -> str:
+    named, several = "all" if acks == -1 else acks, "s" if partitions > 1 else ""
+    title = f"acks={named}, {per_request} to a request, {partitions} partition{several}"
+    return f"{title}, idempotent" if idempotent else title
 
 
-def _level(cell: Cell, what: str, figures: str, *, met: bool) -> list[str]:
-    pattern = f"{cell.connections} x {cell.in_flight}"
-    return [str(cell.per_request), pattern, what, *figures.split("|"), "yes" if met else "**no**"]
+def _pattern(cell: Cell, between: str = " x ") -> str:
+    return f"{cell.connections}{between}{cell.in_flight}"
+
+
+def _levels(taken: dict[Cell, Rounds]) -> Iterator[Level]:
+    for what, wanted, cells in LEVELS:
+        for cell in cells:
+            yield Level(
+                key="",
+                what=f"{_title(*cell[:4])}, {_pattern(cell)}: {what}",
+                unit="µs" if what == CPU else "times Apache Kafka's",
+                wanted=wanted,
+                measured=statistics.median(_of_level(what, *pair) for pair in taken[cell]),
+                at_least=what == TIMES,
+            )
+
+
+def _of_level(what: str, ours: Figures, theirs: Figures) -> float:
+    if what == TIMES:
+        return ours.rate / theirs.rate
+    return ours.broker_us if what == CPU else ours.broker_us / theirs.broker_us
 
 
 def _run(system: System, cell: Cell, requests: int) -> Figures:
     place = f"bench-{time.time_ns()}"
     _create(system.address, place, cell.partitions)
-    before = meter.cpu_seconds(system.pids())
+    before = sum(map(replay.cpu_seconds, system.pids()))
     try:
         run = replay.produce(
             system.address,
@@ -218,8 +252,9 @@ def _run(system: System, cell: Cell, requests: int) -> Figures:
             in_flight=cell.in_flight,
             connections=cell.connections,
             partitions=cell.partitions,
+            idempotent=cell.idempotent,
         )
-        broker_us = (meter.cpu_seconds(system.pids()) - before) / run.requests * 1e6
+        broker_us = (sum(map(replay.cpu_seconds, system.pids())) - before) / run.requests * 1e6
     finally:
         system.delete(place)
     return Figures(run.requests_per_s, broker_us, run.client_cpu_s / run.requests * 1e6)
@@ -260,22 +295,23 @@ def _idle(system: System) -> list[str]:
     return [system.title, f"{at_start / 1e6:.1f}", f"{memory / 1e6:.1f}", f"{share:.1%}"]
 
 
-def _row(cell: Cell, system: System, runs: Sequence[Figures]) -> list[str]:
-    rates, broker, client = zip(*runs, strict=True)
-    messages = statistics.median(rates) * cell.per_request
+def _row(cell: Cell, rounds: Rounds) -> list[str]:
+    ours, theirs = zip(*rounds, strict=True)
+    client = [f"{statistics.median(run.client_us for run in runs):.1f}" for runs in (ours, theirs)]
     return [
-        f"{cell.connections} x {cell.in_flight}",
-        system.title,
-        _spread(rates),
-        f"{messages:,.0f}",
-        _spread(broker),
-        _spread(client),
+        _pattern(cell),
+        _spread([run.rate for run in ours]),
+        _spread([run.rate for run in theirs]),
+        _spread([_of_level(TIMES, *pair) for pair in rounds], digits=2),
+        _spread([run.broker_us for run in ours]),
+        _spread([run.broker_us for run in theirs]),
+        " / ".join(client),
     ]
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], digits: int | None = None) -> str:
     low, middle, high = min(values), statistics.median(values), max(values)
-    digits = 0 if middle >= 100 else 1
+    digits = digits or (0 if middle >= 100 else 1)
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 

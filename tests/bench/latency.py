@@ -15,16 +15,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tests.bench import machine
 from tests.bench.broker import run
 from tests.bench.broker.apache_kafka import ApacheKafka
+from tests.bench.broker.levels import Level
 from tests.bench.broker.millrace import Millrace
 from tests.bench.broker.rabbitmq import RabbitMq
-from tests.bench.broker.report import table
+from tests.bench.broker.report import levels_table, table
 from tests.bench.broker.system import System
 from tests.bench.connections import BUSY
 from tests.bench.halves import PAGE, write_half
@@ -51,13 +52,17 @@ and, in brackets, the lowest and the highest. Millrace shows only messages that 
 systems never flush here. *Millrace batch* is `log.flush = "batch"`. The rates are the same for all systems,
 not shares of each system's highest rate, because a service does not send more with a faster broker.
 
-The levels are 1 ms for p50 and 8 ms for p99, with at most twice the CPU of *Millrace batch*. A flush and the
-fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads wake each other.
-Millrace begins at most 1,000 flushes a second in the long run because a client waits: at 1,000 messages a
-second nearly every message has a flush of its own, at 10,000 ten messages share one.
+A flush and the fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads
+wake each other. Millrace begins at most 1,000 flushes a second in the long run because a client waits: at
+1,000 messages a second nearly every message has a flush of its own, at 10,000 ten messages share one.
 """
+MOST_P99_MS = 8.0
+MOST_CPU = 2.5
+"""Times the CPU of a broker that nothing hurries to flush."""
 Row = tuple[float, float, float, int, float]
 """p50, p99 and p99.9 in ms, stalls, µs of the broker's CPU a message."""
+Taken = dict[tuple[int, str], list[Row]]
+"""The rounds of each rate and system."""
 
 
 def main() -> None:
@@ -75,9 +80,12 @@ def main() -> None:
             system.install()
             started.callback(system.stop)
             system.start(Path(folder))
-        rows = _measure(systems, options.rates, options.rounds)
+        taken = _measure(systems, options.rates, options.rounds)
         versions = ", ".join(f"{name} {system.version}" for name, system in systems.items())
-    text = table(HEAD, rows)
+    text = table(
+        HEAD,
+        [[f"{rate:,}", name, *map(_spread, zip(*rows, strict=True))] for (rate, name), rows in taken.items()],
+    )
     if systems == SYSTEMS and options.rates == list(RATES) and options.rounds == ROUNDS:
         conditions = (
             f"- Run: `python -m tests.bench.latency`, {began}; other processes used {busy:.0%} of all cores"
@@ -85,6 +93,7 @@ def main() -> None:
         )
         if busy > BUSY:
             conditions += "\n- Other work ran on the same cores all the time: compare the rows of one rate"
+        text = f"{levels_table(_levels(taken))}\n\n{text}"
         write_half(PAGE, "latency", f"{ABOUT}\n{conditions}\n\n{text}")
     print(text)
 
@@ -101,15 +110,34 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(systems: Mapping[str, System], rates: Sequence[int], rounds: int) -> list[list[str]]:
-    taken: dict[tuple[int, str], list[Row]] = {(rate, name): [] for rate in rates for name in systems}
+def _measure(systems: Mapping[str, System], rates: Sequence[int], rounds: int) -> Taken:
+    taken: Taken = {(rate, name): [] for rate in rates for name in systems}
     for number in range(rounds):
         for rate, name in taken:
             taken[rate, name].append(_one(systems[name], f"latency-{rate}-{number}", rate))
-    return [
-        [f"{rate:,}", name, *map(_spread, zip(*values, strict=True))]
-        for (rate, name), values in taken.items()
-    ]
+    return taken
+
+
+def _levels(taken: Taken) -> Iterator[Level]:
+    """Levels of each rate, with the medians of the rounds."""
+    for rate in RATES:
+        ours, batch, peer = (
+            [statistics.median(values) for values in zip(*taken[rate, name], strict=True)]
+            for name in ("Millrace", "Millrace batch", "Apache Kafka")
+        )
+        for what, unit, wanted, measured in (
+            ("p50, Apache Kafka's", "ms", peer[0], ours[0]),
+            ("p99", "ms", MOST_P99_MS, ours[1]),
+            ("CPU, to *Millrace batch*", "times", MOST_CPU, ours[4] / batch[4]),
+        ):
+            yield Level(
+                key=f"{rate}-{what}",
+                what=f"{rate:,} a second: {what}",
+                unit=unit,
+                wanted=wanted,
+                measured=measured,
+                at_least=False,
+            )
 
 
 def _one(system: System, place: str, rate: int) -> Row:

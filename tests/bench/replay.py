@@ -11,6 +11,7 @@ need 0.3 to 1.5 s of CPU for a million messages themselves. Speaks to Millrace a
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 import ssl
@@ -97,8 +98,12 @@ def rss_bytes(pid: int) -> int:
 
 def batch_of(messages: int) -> bytes:
     """One uncompressed batch of messages of 200 random bytes each."""
+    return build_batch(_messages(messages))
+
+
+def _messages(count: int) -> list[Message]:
     now = int(time.time() * 1000)
-    return build_batch([Message(now + i, None, os.urandom(VALUE_BYTES)) for i in range(messages)])
+    return [Message(now + i, None, os.urandom(VALUE_BYTES)) for i in range(count)]
 
 
 def produce_request(topic: str, batches: dict[int, bytes], acks: int) -> bytes:
@@ -141,27 +146,37 @@ def produce(
     in_flight: int = 1000,
     connections: int = 1,
     partitions: int = 1,
+    idempotent: bool = False,
 ) -> Run:
     """Send so many requests over each connection, at most `in_flight` ahead of the answers.
 
     Each is for one partition, the next one for the next partition; connections begin at different ones. With
-    acks=0 nothing limits it; the time then ends with the answer to one more request with acks=1.
+    acks=0 nothing limits it; the time then ends with the answer to one more request with acks=1. With
+    `idempotent` each connection is a producer with an id and sequences, and `acks` is not 0.
     """
     batch = batch_of(per_request)
-    each = [produce_request(topic, {number: batch}, acks) for number in range(partitions)]
     last = produce_request(topic, {0: batch}, 1)
+    if idempotent:
+        sent = [
+            _idempotent_requests(topic, per_request, requests, acks, number, partitions)
+            for number in range(connections)
+        ]
+    else:
+        each = [produce_request(topic, {number: batch}, acks) for number in range(partitions)]
+        firsts = [number % partitions for number in range(connections)]
+        sent = [[*each[first:], *each[:first]] for first in firsts]
     with ExitStack() as stack:
         sockets = [stack.enter_context(connect(address)) for _ in range(connections)]
         started, cpu = time.monotonic(), time.process_time()
         if acks == 0:
-            size = len(each[0])
-            chunk = b"".join(each) * max(1, CHUNK_BYTES // size // partitions)
+            size = len(sent[0][0])
+            chunk = b"".join(sent[0]) * max(1, CHUNK_BYTES // size // partitions)
             for start in range(0, requests * size, len(chunk)):
                 for one in sockets:
                     one.sendall(memoryview(chunk)[: requests * size - start])
-            _replay(sockets, [last], 1, 1, _produced_bytes(topic))
+            _replay(sockets, [[last]] * connections, 1, 1, _produced_bytes(topic))
         else:
-            _replay(sockets, each, requests, in_flight, _produced_bytes(topic))
+            _replay(sockets, sent, requests, in_flight, _produced_bytes(topic))
         return Run(
             requests=requests * connections,
             messages=requests * connections * per_request,
@@ -169,6 +184,19 @@ def produce(
             seconds=time.monotonic() - started,
             client_cpu_s=time.process_time() - cpu,
         )
+
+
+def _idempotent_requests(
+    topic: str, per_request: int, count: int, acks: int, first: int, partitions: int
+) -> list[bytes]:
+    """All requests of one idempotent producer, which begins with partition `first`."""
+    messages, producer_id = _messages(per_request), secrets.randbits(63)
+    requests = []
+    for number in range(count):
+        sequence = number // partitions * per_request
+        batch = build_batch(messages, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+        requests.append(produce_request(topic, {(first + number) % partitions: batch}, acks))
+    return requests
 
 
 def acknowledged_ms(address: str, topic: str, *, requests: int, pause_s: float) -> list[float]:
@@ -196,14 +224,17 @@ def _produced_bytes(topic: str) -> int:
 
 
 def _replay(
-    sockets: Sequence[socket.socket], requests: Sequence[bytes], count: int, in_flight: int, answer_bytes: int
+    sockets: Sequence[socket.socket],
+    requests: Sequence[Sequence[bytes]],
+    count: int,
+    in_flight: int,
+    answer_bytes: int,
 ) -> None:
-    """Send `count` of the requests, all of one size, over each connection, and receive the answers."""
-    open_ones = {}
-    for index, connection in enumerate(sockets):
-        first = index % len(requests)
-        own = [*requests[first:], *requests[:first]]
-        open_ones[connection.fileno()] = _Replayed(connection, own, count, in_flight, answer_bytes)
+    """Send `count` of a connection's requests, all of one size, over each, and receive the answers."""
+    open_ones = {
+        connection.fileno(): _Replayed(connection, own, count, in_flight, answer_bytes)
+        for connection, own in zip(sockets, requests, strict=True)
+    }
     poll = select.poll()
     for descriptor, one in open_ones.items():
         poll.register(descriptor, one.events())

@@ -146,6 +146,8 @@ def test_other_messages_are_loaded_without_a_schema(
         load(spark, site, tmp_path, topic)
     result = load(spark, site, tmp_path, topic, format=format)
     assert (result.rows, result.rejected, result.notes) == (30, 0, [])
+    with pytest.raises(MillraceError, match="with format = 'json': its first load has pinned"):
+        load(spark, site, tmp_path, topic, format="json")
     row = published(tmp_path, topic, "2015-05-17T10").to_pylist()[0]
     assert (row["value"], row["headers"]) == (value, [{"key": "h", "value": b"\1"}])
 

@@ -320,7 +320,7 @@ class UncountedRow(Row):
 
 
 class UnreadableRow(Row):
-    """A partition that a reader cannot read on, according to its newest heartbeat."""
+    """A partition that a reader cannot read any further, according to its newest heartbeat."""
 
     __tablename__ = "unreadable"
     tier: Mapped[TierKey]

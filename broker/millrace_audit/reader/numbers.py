@@ -111,7 +111,9 @@ class ReaderNumbers(TierNumbers):
             PREFIX + "lag", "Offsets of a partition that are visible and not read yet.", labels=names
         )
         stuck = GaugeMetricFamily(
-            PREFIX + "unreadable", "1 for a partition that cannot be read on; else absent.", labels=names
+            PREFIX + "unreadable",
+            "1 for a partition that cannot be read any further; else absent.",
+            labels=names,
         )
         for partition in list(self.partitions):
             label = [self.tier, partition.topic, str(partition.key.partition)]

@@ -133,6 +133,9 @@ def load_context(
     request: Load | Reload, command: str, topic: Topic, run_tasks: RunTasks, *, timeout_s: float = 30
 ) -> Iterator[LoadContext]:
     """Yield the context of a load or re-load while its connections are open."""
+    told = _told(request)
+    if (told.name or told.time) and (table_schema := pinned(topic)) is not None:
+        check_same_format(table_schema, told)  # a topic without new messages asks for no schema later
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, timeout_s=timeout_s, security=of_process())
     with connect() as client, SchemaRegistryClient(request.registry) as registry:
@@ -144,7 +147,7 @@ def load_context(
             run_tasks=run_tasks,
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, topic.storage, registry, subjects, connect, _told(request), policy),
+            pin=partial(_pin, topic.storage, registry, subjects, connect, told, policy),
             progress=to_stderr(f"{command} {topic}"),
             tombstones_as_rows=policy.tombstones_as_rows,
         )

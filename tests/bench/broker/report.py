@@ -44,7 +44,7 @@ def page(result: Result) -> str:
         "runs": "\n".join(map(_run, result.get("runs", ()))),
         "machine": in_words(result.get("machine", {})),
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "Nothing.",
-        "levels": _levels(result),
+        "levels": levels_table(levels(result)),
         "missed": "\n".join(_missed(result)) or "None is missed.",
         "ahead": "\n".join(_ahead(result)) or "No peer is ahead in any cell.",
         "raw": _raw(result),
@@ -108,9 +108,10 @@ def _title(result: Result, system: str) -> str:
     return str(result["systems"][system]["title"])
 
 
-def _levels(result: Result) -> str:
+def levels_table(levels: Iterable[Level]) -> str:
+    """Levels and what was measured, as Markdown: the missed ones first."""
     rows = []
-    for level in levels(result):
+    for level in sorted(levels, key=lambda level: level.met is not False):
         sign = "≥" if level.at_least else "≤"
         measured = "not measured" if level.measured is None else f"{number(level.measured)} {level.unit}"
         met = {True: "yes", False: "**no**", None: "?"}[level.met]

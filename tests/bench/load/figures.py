@@ -109,24 +109,25 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
         measured = rates.get(schema, {}).get("by columns, to Arrow")
         what = f"decoder alone, {schema}, records per CPU-second"
         yield Level(key=key, what=what, unit="M", wanted=5.0, measured=measured)
-    for key, schema in (("parquet-flat", "long and string"), ("parquet", "PageView")):
+    for key, schema, wanted in (("parquet-flat", "long and string", 1.0), ("parquet", "PageView", 0.8)):
         measured = rates.get(schema, {}).get("the same, to Parquet")
         what = f"unzip, frame, decode, Parquet as a task does, {schema}, records per CPU-second"
-        yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
+        yield Level(key=key, what=what, unit="M", wanted=wanted, measured=measured)
 
 
 def _load_levels(result: Result) -> Iterator[Level]:
     load = outcome(result, "load", "millrace")
-    for key, what, measured in (
+    for key, what, wanted, measured in (
         (
             "tasks",
             "its tasks in a warm session",
+            1.0,
             per_worker_cpu(middle(load["warm"])) / 1e6 if load else None,
         ),
-        ("whole", "the whole command with its JVM", per_cpu(load["once"]) / 1e6 if load else None),
+        ("whole", "the whole command with its JVM", 0.4, per_cpu(load["once"]) / 1e6 if load else None),
     ):
         what = f"a load, {what}, records per CPU-second"
-        yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
+        yield Level(key=key, what=what, unit="M", wanted=wanted, measured=measured)
     for key, ours, what in (
         ("spark-kafka", "millrace", "a load to Spark's Kafka source, from_avro, Parquet"),
         ("spark-iceberg", "millrace-table", "load and publish to Spark's Kafka source, from_avro, Iceberg"),

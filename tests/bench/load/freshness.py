@@ -27,7 +27,7 @@ from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from tests.bench import machine
 from tests.bench.broker.levels import Level
-from tests.bench.broker.report import UNEXPLAINED, number, short_of, table
+from tests.bench.broker.report import UNEXPLAINED, levels_table, short_of, table
 from tests.bench.broker.system import Missing
 from tests.bench.connections import BUSY
 from tests.bench.halves import PAGE, write_half
@@ -185,22 +185,13 @@ def _commit() -> str:
 
 
 def report(found: Mapping[str, Measured], engine: str) -> str:
-    """Return the levels, missed ones first, and the figures of each writer."""
-    levels = sorted(_levels(found[OURS], engine), key=lambda level: level.met is not False)
-    rows = [
-        [
-            level.what,
-            f"≤ {number(level.wanted)} s",
-            f"{number(level.measured or 0)} s",
-            "yes" if level.met else "**no**",
-        ]
-        for level in levels
-    ]
+    """Return the levels and the figures of each writer."""
+    levels = list(_levels(found[OURS], engine))
     missed = [f"- *{level.what}* is {short_of(level)}. {UNEXPLAINED}" for level in levels if not level.met]
     missing = [f"- **{each.title} is missing: {each.missing}**" for each in found.values() if each.missing]
     there = [each for each in found.values() if not each.missing]
     parts = [
-        table(["level", "required", "measured", "reached"], rows),
+        levels_table(levels),
         "\n".join([*missed, *missing]),
         table(["writer", "reader", "events", "p50 s", "p99 s", "max s"], _latencies(there)),
         table(COSTS, _costs(there)),

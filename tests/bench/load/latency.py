@@ -34,7 +34,7 @@ from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from tests.bench import machine
 from tests.bench.broker.levels import Level
-from tests.bench.broker.report import number, table
+from tests.bench.broker.report import levels_table, table
 from tests.bench.halves import PAGE, write_half
 from tests.bench.load.servers import SCHEMA, TOPIC
 from tests.brokers import free_port
@@ -142,22 +142,13 @@ def main() -> None:
 
 def report(found: Mapping[str, Any]) -> str:
     """The levels, the percentiles, and what each load took."""
-    levels = [
-        [
-            level.what,
-            f"≤ {number(level.wanted)} s",
-            f"{number(level.measured or 0)} s",
-            "yes" if level.met else "**no**",
-        ]
-        for level in _levels(found)
-    ]
     rows = [
         [title, f"{found[way]['count']:,}", *(f"{found[way][which]:.3f}" for which in ("p50", "p99", "max"))]
         for way, title in WAYS.items()
     ]
     return "\n\n".join(
         [
-            table(["level", "required", "measured", "reached"], levels),
+            levels_table(_levels(found)),
             table(["way", "events", "p50 s", "p99 s", "max s"], rows),
             "From the start of each load's command to its manifest: "
             + ", ".join(f"{seconds:.1f}" for seconds in found["loads"])

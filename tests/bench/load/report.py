@@ -13,7 +13,7 @@ from string import Template
 from typing import Any
 
 from tests.bench.broker.levels import Level
-from tests.bench.broker.report import UNEXPLAINED, number, short_of, table
+from tests.bench.broker.report import UNEXPLAINED, levels_table, short_of, table
 from tests.bench.load import figures
 from tests.bench.load.accounting import GROUPS
 from tests.bench.load.figures import Result
@@ -36,7 +36,7 @@ def half(result: Result) -> str:
         "machine": in_words(result.get("machine", {})),
         "versions": ", ".join(result.get("versions", ())) or "?",
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "Nothing.",
-        "levels": _levels(result),
+        "levels": levels_table(figures.levels(result)),
         "missed": "\n".join(_missed(result)) or "None is missed.",
         "ahead": "\n".join(_ahead(result)) or "No alternative is ahead in any cell.",
         "data": _data(result),
@@ -83,16 +83,6 @@ def _ways(result: Result) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _cores(result: Result) -> int:
     return int(result.get("machine", {}).get("cores", 2))
-
-
-def _levels(result: Result) -> str:
-    rows = []
-    for level in figures.levels(result):
-        sign = "≥" if level.at_least else "≤"
-        measured = "not measured" if level.measured is None else f"{number(level.measured)} {level.unit}"
-        met = {True: "yes", False: "**no**", None: "?"}[level.met]
-        rows.append([level.what, f"{sign} {number(level.wanted)} {level.unit}", measured, met])
-    return table(["level", "required", "measured", "reached"], rows)
 
 
 def _notes() -> dict[str, dict[str, str]]:

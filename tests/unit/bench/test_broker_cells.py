@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.records import BatchHeader, iter_records
-from tests.bench import replay
+from millrace.records import BatchHeader, iter_records, split_batches
+from tests.bench import bench_hot_path, replay
 from tests.bench.broker import __main__ as benchmark
 from tests.bench.broker import activemq, cells, report, run
 from tests.bench.broker.encrypted import EncryptedMillrace
@@ -115,6 +115,20 @@ def test_a_consumer_is_measured_alone_on_messages_that_were_there_before(
     assert files.client.asked == [f"produce {LARGE}", "consume"]
     assert measured == [1, 1], "one after the other"
     assert list(outcome.roles) == ["consume"]
+
+
+def test_idempotent_connections_are_producers_with_ids_and_sequences(tmp_path: Path) -> None:
+    with bench_hot_path.broker(tmp_path) as (address, _), ClusterClient(address) as client:
+        client.create_topic("t", 2)
+        replay.produce(
+            address, "t", per_request=3, requests=4, acks=-1, connections=2, partitions=2, idempotent=True
+        )
+        fetched = client.fetch("t", {0: 0, 1: 0}, max_bytes=1 << 20, max_wait_ms=1000)
+    headers = [header for number in (0, 1) for header, _ in split_batches(fetched[number].records)]
+    ids = {header.producer_id for header in headers}
+    assert len(ids - {-1}) == 2
+    sequences = sorted((header.producer_id, header.base_sequence) for header in headers)
+    assert sequences == [(number, sequence) for number in sorted(ids) for sequence in (0, 0, 3, 3)]
 
 
 def test_millrace_stands_beside_activemq_and_rabbitmq_that_flush_in_the_background() -> None:

@@ -139,14 +139,16 @@ def test_the_page_says_of_each_level_what_was_measured_and_whether_it_is_reached
     assert lines(page, "| decoder alone, PageView", "≥ 5 M", "5.5 M", "| yes |")
     assert lines(page, "| decoder alone, long and string", "4 M", "| **no** |")
     assert lines(page, "| a load, its tasks", "≥ 1 M", "1.25 M", "| yes |")
-    assert lines(page, "| a load, the whole command", "0.5 M", "| **no** |")
+    assert lines(page, "| a load, the whole command", "≥ 0.4 M", "0.5 M", "| yes |")
     assert lines(page, "| mirror of Apache Kafka |", "≥ 300 MB/s", "248 MB/s", "| **no** |")
 
 
 def test_a_missed_level_says_by_how_much_and_what_held_the_load_up() -> None:
-    page = report.half(RESULT)
+    result = copy.deepcopy(RESULT)
+    result["load"]["millrace"]["once"] = [run(16.0, workers=15.0, compiler=3.0, python=2.0)]
+    page = report.half(result)
 
-    assert lines(page, "- *a load, the whole command", "is 50% below its level. Bottleneck: not all cores")
+    assert lines(page, "- *a load, the whole command", "is 38% below its level. Bottleneck: not all cores")
     assert lines(page, "- *mirror of Apache Kafka* is 18% below its level. Bottleneck: waiting (mirror 0.49")
     assert not lines(page, "- *a load, its tasks")
 

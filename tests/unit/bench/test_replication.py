@@ -47,8 +47,8 @@ def test_a_missed_level_says_who_used_the_cores_or_what_the_disk_takes() -> None
             (FIFTY, 3, report.OURS): [quick],
         },
         latencies={
-            (1, report.OURS): [Latency(p50=2.5, p99=8, brokers=1)],
-            (3, report.OURS): [Latency(p50=5, p99=30, brokers=1)],
+            (1, report.OURS): [Latency(p50=2.5, p99=5, brokers=1)],
+            (3, report.OURS): [Latency(p50=5, p99=7.2, brokers=1)],
         },
         flushes_ms=[2.0] * 99 + [12.0],
     )

@@ -301,7 +301,7 @@ class TopicFacts:
         return Debt(instance, DebtState.REPORT_MISSING if instance.missing_reports else DebtState.OPEN)
 
     def _follow(self, positions: Mapping[str, Mapping[str, int]], closes_at: int, blocked: set[str]) -> _Way:
-        """Find out how far each tier has read a window; `blocked` tiers cannot be read on."""
+        """Find out how far each tier has read a window; `blocked` tiers cannot be read further."""
         way, ends = _Way(), dict[str, Ends]()
         reported, counted = positions.get("reported", {}), positions.get("counted", {})
         origins = sorted(positions.get("origins", ()))

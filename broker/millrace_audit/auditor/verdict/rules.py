@@ -200,7 +200,7 @@ def _legs(state: LegState) -> Find:
                 since = iso(case.facts.read_at.get(before, NOTHING))
                 origins = ", ".join(case.facts.origins)
                 gaps = [gap for gap in case.facts.gaps if gap.tier == leg.tier and gap.is_ongoing]
-                why = gap_text(gaps[0], case.facts.topic) if gaps else "its log cannot be read on"
+                why = gap_text(gaps[0], case.facts.topic) if gaps else "its log cannot be read any further"
                 yield {"origin": leg.origin, "since": since, "origins": origins, "why": why}
 
     return find
@@ -435,17 +435,19 @@ RULES = (
          _each("gaps", kind=GapKind.COUNTS_LOST, is_late=False),
          "audit records were lost before the auditor read them: counts of {tier} from {since} to {until}", "",
          "{tier}"),
-    Rule("partition-unreadable", UNKNOWN, "A partition cannot be read on.",
+    Rule("partition-unreadable", UNKNOWN, "A partition cannot be read any further.",
          _each("gaps", kind=GapKind.UNREADABLE, is_late=False),
          "the log of {topic}-{partition} in {tier} cannot be read at offset {start}: {cause}",
          "millrace log verify DIR", "{tier}", "MillracePartitionUnreadable"),
-    Rule("offline-blocked", UNKNOWN, "Events wait for a partition of the copy that cannot be read on.",
+    Rule("offline-blocked", UNKNOWN,
+         "Events wait for a partition of the copy that cannot be read any further.",
          _legs(LegState.BLOCKED),
          "{why}", "millrace log verify DIR", "offline", "MillracePartitionUnreadable"),
-    Rule("upstream-blocked", UNKNOWN, "A later tier is not compared with a home that cannot be read on.",
+    Rule("upstream-blocked", UNKNOWN,
+         "A later tier is not compared with a home whose log cannot be read any further.",
          _legs(LegState.UPSTREAM_BLOCKED),
-         "later tiers are not compared with {origin}, which cannot be read on", "millrace log verify DIR",
-         "{origin}", "MillracePartitionUnreadable"),
+         "later tiers are not compared with {origin}, whose log cannot be read any further",
+         "millrace log verify DIR", "{origin}", "MillracePartitionUnreadable"),
     Rule("difference-unproven", UNKNOWN, "Events seem wrong, and a gap that began later may explain it.",
          _unproven,
          "{count} seem {kind} at {tier} ({who}), but {gap}", "", "{tier}"),
