@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -68,8 +69,9 @@ producers with ids and sequences, which Java's producer is by default. Each cell
 interleaved rounds and, in brackets, the lowest and the highest; *times as many* is Millrace's rate divided
 by Apache Kafka's in the same round. *CPU* is user and system time of one request: the broker's, and the
 client's with Millrace / with Apache Kafka. Other work on the machine changes the rates, but hardly the CPU.
-With `acks=all` Millrace answers after a flush; Apache Kafka with its one replica does not flush. By default
-Kafka's clients have at most 5 requests in flight; no real client has 1,000 on one connection.
+With `acks=all` Millrace answers after a flush; Apache Kafka with its one replica does not flush. What a run
+leaves unwritten is written before the next one begins. By default Kafka's clients have at most 5 requests in
+flight; no real client has 1,000 on one connection.
 """
 ABOUT_LEVELS = """\
 ## Levels
@@ -174,10 +176,8 @@ def main() -> None:
             idle.append(_idle(system))
             _run(system, Cell(1, 1, 1, False, 1, 1000), int(WARM_UP_REQUESTS * options.share))
         taken = _measured(systems, cells, options.share)
-        text = "\n\n".join(_tables(taken))
-        if not options.only:
-            text += f"\n\n{ABOUT_LEVELS}\n{levels_table(_levels(taken))}"
-        text += f"\n\n{ABOUT_IDLE}\n{table(IDLE_HEAD, idle)}"
+        parts = [] if options.only else [f"{ABOUT_LEVELS}\n{levels_table(levels(taken))}"]
+        text = "\n\n".join([*parts, *_tables(taken), f"{ABOUT_IDLE}\n{table(IDLE_HEAD, idle)}"])
         versions = ", ".join(f"{system.title} {system.version}" for system in systems)
     conditions = (
         f"- Run: `python -m tests.bench.connections`, {began}; other processes used {busy:.0%} of all cores"
@@ -219,7 +219,8 @@ def _pattern(cell: Cell, between: str = " x ") -> str:
     return f"{cell.connections}{between}{cell.in_flight}"
 
 
-def _levels(taken: dict[Cell, Rounds]) -> Iterator[Level]:
+def levels(taken: Mapping[Cell, Rounds]) -> Iterator[Level]:
+    """Every level, with the median of its cell's rounds."""
     for what, wanted, cells in LEVELS:
         for cell in cells:
             yield Level(
@@ -241,6 +242,7 @@ def _of_level(what: str, ours: Figures, theirs: Figures) -> float:
 def _run(system: System, cell: Cell, requests: int) -> Figures:
     place = f"bench-{time.time_ns()}"
     _create(system.address, place, cell.partitions)
+    os.sync()  # else the flushes of this run write what an earlier one has left unwritten
     before = sum(map(replay.cpu_seconds, system.pids()))
     try:
         run = replay.produce(

@@ -21,6 +21,8 @@ from millrace_broker.server.request import NOTHING, Arrived, C, Client, Request
 
 logger = logging.getLogger("millrace.broker.produce_lane")
 
+_PRODUCE = int(ApiKey.PRODUCE)
+
 
 class LaneAnswer:
     """Answers the requests of a lane, each client's by themselves."""
@@ -59,19 +61,21 @@ class LaneAnswer:
         """Answer every client. A bug while answering closes only this client's connection."""
         self._request.parts = ()
         target, answers = self._target, []
-        if not self.acks_all and set(map(type, outcomes)) == {int}:
+        if set(map(type, outcomes)) == {int}:
             answers = produce.encode_each_success(
                 target.version, target.topic, target.partition, self._ids, outcomes, log_start_offset
             )
         for number, client in enumerate(self._clients):
             begin, end = self._ends[number], self._ends[number + 1]
             try:
-                if self._places:
-                    self._places[number].appended(0, outcomes[begin:end], log_start_offset)
-                elif answers:
-                    client.reply(answers[begin] if end - begin == 1 else b"".join(answers[begin:end]))
+                if answers:
+                    own = answers[begin] if end - begin == 1 else b"".join(answers[begin:end])
+                    if self._places:
+                        self._places[number].answer_frames(own)
+                    else:
+                        client.reply(own)
                 elif not client.closed:
-                    self._keep_place(number).appended(0, outcomes[begin:end], log_start_offset)
+                    self._refuse(number, outcomes[begin:end], log_start_offset)
             except Exception:
                 logger.exception("a bug while answering %s", client.address)
                 client.abort("a bug was met while its request was answered")
@@ -82,14 +86,21 @@ class LaneAnswer:
         for client in self._clients:
             client.abort(reason)
 
-    def _keep_place(self, number: int) -> Answer:
+    def _keep_place(self, number: int) -> Request:
         """Keep a place for the answer to a client."""
-        target, client = self._target, self._clients[number]
-        ids = self._ids[self._ends[number] : self._ends[number + 1]]
-        request = Request(client, int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
+        client, begin, end = self._clients[number], self._ends[number], self._ends[number + 1]
+        request = Request(
+            client, _PRODUCE, self._target.version, self._ids[begin], NOTHING, count=end - begin
+        )
         client.keep_place(request)
-        topics, partitions = ((target.topic, 1),), (target.partition,)
-        return Answer(request, target.acks, target.timeout_ms, ids, topics, partitions)
+        return request
+
+    def _refuse(self, number: int, outcomes: Outcomes, log_start_offset: int) -> None:
+        """Answer a client's requests, of which some may have succeeded."""
+        request, target = self._places[number] if self._places else self._keep_place(number), self._target
+        ids, topics = self._ids[self._ends[number] : self._ends[number + 1]], ((target.topic, 1),)
+        answer = Answer(request, target.acks, target.timeout_ms, ids, topics, (target.partition,))
+        answer.appended(0, outcomes, log_start_offset)
 
 
 def serve_lane(
@@ -116,7 +127,7 @@ def serve_lane(
         return None, lane
     rest += [arrived for arrived, count in zip(allowed, counts, strict=True) if not count]
     clients = [arrived.client for arrived, count in zip(allowed, counts, strict=True) if count]
-    request = Request(clients[0], int(ApiKey.PRODUCE), target.version, ids[0], NOTHING, count=len(ids))
+    request = Request(clients[0], _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
     answer = LaneAnswer(request, target, clients, list(filter(None, counts)), ids)
     services.broker.stage(partition, batches, answer)
     return request, rest

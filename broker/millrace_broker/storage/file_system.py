@@ -24,8 +24,10 @@ KERNEL = (5, 17)
 (commit 5679897eb104, "vfs: make sync_filesystem return errors from ->sync_fs")."""
 SLOW_S = 0.02
 """Seconds above which a sync counts as slow: others write much to the same file system."""
-REST = 50
-"""Length of the time without a sync after a slow one, in multiples of its own length."""
+REST = 5
+"""Length of the time without a sync after a slow one, in multiples of its own length. It doubles with each
+further slow sync, to REST_IN_THE_END: a sync that finds much written once is fast the next time."""
+REST_IN_THE_END = 80
 MAX_REST_S = 60.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,7 +49,7 @@ class FileSystem:
         """Take the file system as of the opening of `fd`, any file in it: earlier errors are not noticed."""
         self._directory, self._fd = directory, fd
         self._tells_errors = kernel_release() >= KERNEL and file_system_of(directory) in FILE_SYSTEMS
-        self._rests_until = 0.0
+        self._rests_until, self._rest = 0.0, REST
         self._began: float | None = None
         """Begin of the sync that is running, in monotonic time."""
 
@@ -79,9 +81,11 @@ class FileSystem:
         finally:
             self._began = None
         took = time.monotonic() - began
-        if took > SLOW_S:
-            rest = min(REST * took, MAX_REST_S)
-            self._rests_until = began + took + rest
+        if took <= SLOW_S:
+            self._rest = REST
+        else:
+            rest = min(self._rest * took, MAX_REST_S)
+            self._rests_until, self._rest = began + took + rest, min(2 * self._rest, REST_IN_THE_END)
             logger.info("syncfs took %.3f s: each log is synced by itself for %.1f s", took, rest)
         return True
 

@@ -43,5 +43,5 @@ def test_a_half_without_its_end_is_an_error_that_names_it(tmp_path: Path) -> Non
 def test_the_page_of_the_project_has_the_broker_half_marked() -> None:
     text = PAGE.read_text()
 
-    assert text.startswith("<!-- begin: broker -->\n# The broker, measured\n")
+    assert text.count("\n<!-- begin: broker -->\n# The broker, measured\n") == 1
     assert text.count("<!-- end: broker -->\n") == 1

@@ -234,6 +234,13 @@ def test_a_slow_sync_is_not_repeated_at_once(tmp_path: Path, monkeypatch: pytest
     def syncfs(fd: int) -> None:
         now[0] += took
 
+    def rest() -> float:
+        """Time until a sync is worth its time again, in multiples of its length."""
+        ended = now[0]
+        while not one.is_ready:
+            now[0] += took / 10
+        return round((now[0] - ended) / took)
+
     monkeypatch.setattr(file_system, "syncfs", syncfs)
     monkeypatch.setattr(file_system, "file_system_of", lambda directory: "xfs")
     monkeypatch.setattr("millrace_broker.storage.file_system.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -241,19 +248,22 @@ def test_a_slow_sync_is_not_repeated_at_once(tmp_path: Path, monkeypatch: pytest
     one = FileSystem(tmp_path, fd)
     took = file_system.SLOW_S / 2
     assert one.sync()
-    is_ready = [one.is_ready]
+    assert rest() == 0
     took = 2 * file_system.SLOW_S
-    assert one.sync(), "slow, but done"
-    is_ready.append(one.is_ready)
-    now[0] += 0.99 * file_system.REST * took
-    is_ready.append(one.is_ready)
-    now[0] += 0.02 * file_system.REST * took
-    is_ready.append(one.is_ready)
+    rests = []
+    for _ in range(6):
+        assert one.sync(), "slow, but done"
+        rests.append(rest())
+    assert rests == [5, 10, 20, 40, 80, 80]
+    took = file_system.SLOW_S / 2
+    assert one.sync()
+    took = 4 * file_system.SLOW_S
+    assert one.sync()
+    assert rest() == 5, "the last one was fast"
     took = 100.0
     assert one.sync()
     now[0] += file_system.MAX_REST_S
-    is_ready.append(one.is_ready)
-    assert is_ready == [True, False, False, True, True]
+    assert one.is_ready
     os.close(fd)
 
 
