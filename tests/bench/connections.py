@@ -85,8 +85,9 @@ A ratio is the median of the rounds' ratios. Why levels are missed:
 - *32 partitions*: no two requests share an append. Each costs a receive, a write and a send (2.4 µs together
   in a bare loop), and some forty functions of the interpreter: a third reads and checks, a third appends, a
   sixth answers. With `acks=all` one `syncfs` stands for all flushes of a turn, but each partition still
-  begins and ends its own. Tried and dropped: to serve together the clients that go from partition to partition. To
-  sort their bytes by target costs 7 µs a request, more than the 6 µs of reading each client by itself.
+  begins and ends its own. Tried and dropped: to serve together the clients that go from partition to
+  partition. To sort their bytes by target costs 7 µs a request, more than the 6 µs of reading each client by
+  itself.
 - *Idempotent*: the interpreter compares each batch with the state of its producer, and keeps the new state.
 - *50 to a request*: the bytes count, not the requests. The kernel copies 10 kB in and into the page cache,
   and the checksum reads them; Kafka does the same with two cores.
