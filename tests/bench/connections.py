@@ -76,22 +76,25 @@ flight; no real client has 1,000 on one connection.
 ABOUT_LEVELS = """\
 ## Levels
 
-The levels hold for `acks=1` and one partition; the rates are the medians of the rounds. Levels are missed
-where requests come alone on their connections: each request then takes too much CPU, the broker's one loop
-is busy all the time, and Kafka's threads have both cores. The kernel takes two fifths of the CPU (perf,
-cpu-clock, on an AMD EPYC): a receive, a send that wakes up the client, a share of the wait and of the write;
-a bare echo loop in Python took 5.8 µs there. The interpreter takes the rest, in about forty functions of
-0.1 to 0.6 µs each: a third of it reads and sends, a third checks frame, rights and batch, and a third
-appends to the log and answers. Only the code that requests share when they come together is compiled. With
-`acks=all` and many connections Kafka is faster, because it answers from memory.
+A ratio is the median of the rounds' ratios. Why levels are missed:
 
-The ratio to Kafka's rate depends on the machine. On the same AMD EPYC everything takes longer, and Kafka
-most of all: the rates are 1.69, 1.38, 5.68, 3.99 and 1.60 times Kafka's, in the order of the table, with
-17.2 and 20.4 µs (2026-11-27 01:28 UTC, e3d33721).
+- *acks=all*: Millrace waits for the disk, Apache Kafka does not. Of 32 connections with one request each, the
+  first few begin a flush and the others wait for the next one. So 32 answers take two flushes (0.2 ms each on
+  a free disk), and four hand-overs between the loop and the thread that flushes. With more requests in flight
+  more of them share a flush, and Millrace is ahead.
+- *32 partitions*: no two requests share an append. Each costs a receive, a write and a send (2.4 µs together
+  in a bare loop), and some forty functions of the interpreter: a third reads and checks, a third appends, a
+  sixth answers. With `acks=all` one `syncfs` stands for all flushes of a turn, but each partition still
+  begins and ends its own. Tried and dropped: to serve together the clients that go from partition to
+  partition. To sort their bytes by target costs 7 µs a request, more than the 6 µs of reading each client by
+  itself.
+- *Idempotent*: the interpreter compares each batch with the state of its producer, and keeps the new state.
+- *50 to a request*: the bytes count, not the requests. The kernel copies 10 kB in and into the page cache,
+  and the checksum reads them; Kafka does the same with two cores.
 
-Without the compiled `_runs.c` the first row has 232,348 requests a second (213,521 to 240,407) and 4.0 µs:
-the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 08:32 UTC. Its level
-is 430,000. Python then checks each record of a batch before it accepts the batch.
+Without the compiled `_runs.c`, Python checks each record of a batch. On an Intel Xeon, where the first row
+had 942,750 requests a second, it then had 232,348 (`--only 1x1000` in a checkout without `_runs.abi3.so`,
+2026-11-27).
 """
 TIMES, CPU, CPU_TIMES = "requests/s", "broker's CPU of a request", "broker's CPU"
 ABOUT_IDLE = f"""\

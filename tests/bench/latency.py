@@ -55,6 +55,10 @@ not shares of each system's highest rate, because a service does not send more w
 A flush and the fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads
 wake each other. Millrace begins at most 1,000 flushes a second in the long run because a client waits: at
 1,000 messages a second nearly every message has a flush of its own, at 10,000 ten messages share one.
+
+The missed levels are the price of the flush. The consumer's answer waits for it, about 0.2 ms on a free disk,
+and for two hand-overs between the loop and the thread that flushes; Apache Kafka shows what is only in
+memory. *Millrace batch* saves the CPU because it flushes ten times a second.
 """
 MOST_P99_MS = 8.0
 MOST_CPU = 2.5
