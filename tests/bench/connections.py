@@ -89,8 +89,8 @@ A ratio is the median of the rounds' ratios. Why levels are missed:
   partition. To sort their bytes by target costs 7 µs a request, more than the 6 µs of reading each client by
   itself.
 - *Idempotent*: the interpreter compares each batch with the state of its producer, and keeps the new state.
-- *50 to a request*: the bytes count, not the requests. The kernel copies 10 kB in and into the page cache,
-  and the checksum reads them; Kafka does the same with two cores.
+- *50 to a request*: the kernel copies 10 kB twice, and the checksum reads them. The broker's one loop is busy
+  with that, while Apache Kafka's threads have both cores.
 
 Without the compiled `_runs.c`, Python checks each record of a batch. On an Intel Xeon, where the first row
 had 942,750 requests a second, it then had 232,348 (`--only 1x1000` in a checkout without `_runs.abi3.so`,

@@ -130,9 +130,9 @@ def _levels(taken: Taken) -> Iterator[Level]:
             for name in ("Millrace", "Millrace batch", "Apache Kafka")
         )
         for what, unit, wanted, measured in (
-            ("p50, Apache Kafka's", "ms", peer[0], ours[0]),
+            ("p50, at most Apache Kafka's", "ms", peer[0], ours[0]),
             ("p99", "ms", MOST_P99_MS, ours[1]),
-            ("CPU, to *Millrace batch*", "times", MOST_CPU, ours[4] / batch[4]),
+            ("CPU, compared with *Millrace batch*", "times", MOST_CPU, ours[4] / batch[4]),
         ):
             yield Level(
                 key=f"{rate}-{what}",

@@ -116,7 +116,7 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
 
 
 def _load_levels(result: Result) -> Iterator[Level]:
-    load = outcome(result, "load", "millrace")
+    load, local = outcome(result, "load", "millrace"), outcome(result, "load", "millrace-local")
     for key, what, wanted, measured in (
         (
             "tasks",
@@ -125,9 +125,18 @@ def _load_levels(result: Result) -> Iterator[Level]:
             per_worker_cpu(middle(load["warm"])) / 1e6 if load else None,
         ),
         ("whole", "the whole command with its JVM", 0.4, per_cpu(load["once"]) / 1e6 if load else None),
+        ("local", "the whole command, --engine local", 0.4, per_cpu(local["once"]) / 1e6 if local else None),
     ):
         what = f"a load, {what}, records per CPU-second"
         yield Level(key=key, what=what, unit="M", wanted=wanted, measured=measured)
+    spark = outcome(result, "load", "spark-kafka")
+    yield Level(
+        key="local-cpu",
+        what="--engine local to Spark's Kafka source, from_avro, Parquet: whole command, per CPU-second",
+        unit="times",
+        wanted=4.0,
+        measured=per_cpu(local["once"]) / per_cpu(spark["once"]) if local and spark else None,
+    )
     for key, ours, what in (
         ("spark-kafka", "millrace", "a load to Spark's Kafka source, from_avro, Parquet"),
         ("spark-iceberg", "millrace-table", "load and publish to Spark's Kafka source, from_avro, Iceberg"),
