@@ -271,7 +271,7 @@ def main() -> None:
         rows += fingerprint_figures() + database_figures()
     text = "\n".join(
         [
-            "## The audit",
+            "# The audit",
             "",
             f"- Run: `make bench-audit`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; other processes used"
             f" {busy:.0%} of all cores before it",

@@ -52,7 +52,7 @@ END = 1_431_907_200_000
 EVIDENCE = random.Random(1).randbytes(1500)
 """As large as that of a window of 200 instances, folded."""
 ROUNDS = 10
-TEXT = """## The auditor's page
+TEXT = """# The auditor's page
 
 - Run: `python -m tests.bench.bench_console`, {day}; other processes used {busy:.0%} of all cores
 - Machine: {machine}

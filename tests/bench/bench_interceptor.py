@@ -20,7 +20,7 @@ from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine
 from tests.compat.java_interceptor import compile_programs
 
-TEXT = """## The Java interceptor
+TEXT = """# The Java interceptor
 
 CPU nanoseconds that the interceptor adds to one event of a producer: `onSend` and `onAcknowledgement`,
 called by one thread without a producer, with 1,000 events outstanding. The same loop without the interceptor

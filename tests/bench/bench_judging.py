@@ -37,7 +37,7 @@ NOW = bench_console.END
 BEAT_MS = 5000
 PRODUCERS = 50
 DAY = 144
-TEXT = """## Judging
+TEXT = """# Judging
 
 - Run: `python -m tests.bench.bench_judging`, {day}; other processes used {busy:.0%} of all cores
 - Machine: {machine}
@@ -47,7 +47,7 @@ CPU time of one round: new heartbeats are applied, and all windows that they can
 heartbeats of three tiers. *Behind a mirror*: {windows:,} windows that no mirror has copied, {producers}
 producers; a heartbeat of their origin. PostgreSQL's own processes are not measured.
 
-| situation | database | target, s | CPU, s, median | least to most |
+| situation | database | level, s | CPU, s, median | least to most |
 |---|---|---:|---:|---:|
 {rows}
 """

@@ -68,10 +68,9 @@ encoded beforehand; with 32 partitions each request goes to the next partition. 
 producers with ids and sequences, which Java's producer is by default. Each cell has the median of three
 interleaved rounds and, in brackets, the lowest and the highest; *times as many* is Millrace's rate divided
 by Apache Kafka's in the same round. *CPU* is user and system time of one request: the broker's, and the
-client's with Millrace / with Apache Kafka. Other work on the machine changes the rates, but hardly the CPU.
-With `acks=all` Millrace answers after a flush; Apache Kafka with its one replica does not flush. What a run
-leaves unwritten is written before the next one begins. By default Kafka's clients have at most 5 requests in
-flight; no real client has 1,000 on one connection.
+median of the client's with Millrace / with Apache Kafka. With `acks=all` Millrace answers after a flush;
+Apache Kafka with its one replica does not flush. Before each run a `sync` writes what earlier ones have left.
+Java's producer has at most 5 requests in flight by default.
 """
 ABOUT_LEVELS = """\
 ## Levels
@@ -80,32 +79,27 @@ A ratio is the median of the rounds' ratios. Why levels are missed:
 
 - *acks=all*: Millrace waits for the disk, Apache Kafka does not. Of 32 connections with one request each, the
   first few begin a flush and the others wait for the next one. So 32 answers take two flushes (0.2 ms each on
-  a free disk), and four hand-overs between the loop and the thread that flushes. With more requests in flight
-  more of them share a flush, and Millrace is ahead.
-- *32 partitions*: no two requests share an append. Each costs a receive, a write and a send (2.4 µs together
-  in a bare loop), and some forty functions of the interpreter: a third reads and checks, a third appends, a
-  sixth answers. With `acks=all` one `syncfs` stands for all flushes of a turn, but each partition still
-  begins and ends its own. Tried and dropped: to serve together the clients that go from partition to
-  partition. To sort their bytes by target costs 7 µs a request, more than the 6 µs of reading each client by
-  itself.
+  a free disk), four hand-overs between the loop and the thread that flushes, and about three times the CPU of
+  acks=1. With 32 x 5 on one partition more requests share a flush, and Millrace is ahead.
+- *32 partitions*: with one request in flight, no two requests share an append. Each costs a receive, a write
+  and a send (2.4 µs together in a bare loop), and some forty functions of the interpreter: a third reads and
+  checks, a third appends, a sixth answers. With `acks=all` one `syncfs` flushes all partitions, but the
+  broker still keeps the books of each. We tried to serve several clients together that go from partition to
+  partition: to sort their bytes costs 7 µs a request, to read each client by itself 6 µs.
 - *Idempotent*: the interpreter compares each batch with the state of its producer, and keeps the new state.
 - *50 to a request*: the kernel copies 10 kB twice, and the checksum reads them. The broker's one loop is busy
   with that, while Apache Kafka's threads have both cores.
 
-Without the compiled `_runs.c`, Python checks each record of a batch. On an Intel Xeon, where the first row
-had 942,750 requests a second, it then had 232,348 (`--only 1x1000` in a checkout without `_runs.abi3.so`,
-2026-11-27).
+Without the compiled `_runs.c`, Python checks each record of a batch. On an Intel Xeon, 1 x 1000 with acks=1
+fell from 942,750 to 232,348 requests a second without it (`--only 1x1000`, 2026-11-27).
 """
 TIMES, CPU, CPU_TIMES = "requests/s", "broker's CPU of a request", "broker's CPU"
 ABOUT_IDLE = f"""\
 ## Idle
 
-A broker just started, then with {IDLE_PARTITIONS} partitions that have a few messages each and
-{IDLE_CONNECTIONS:,} connections that have produced once: resident memory, and CPU over {IDLE_S} seconds
-without a request, {SETTLE_S} seconds after the last one. Millrace's levels: at most 70 MB and 1 % of a core.
-
-The broker wakes up six times a second. A core that has slept is slow at first: the same broker took only
-0.3 % while another process kept the machine awake.
+Resident memory just after the start, and with {IDLE_PARTITIONS} partitions and {IDLE_CONNECTIONS:,}
+connections that have produced a few messages. The CPU is of {IDLE_S} seconds without a request, beginning
+{SETTLE_S} seconds after the last one. Millrace's levels: at most 70 MB and 1 % of a core.
 """
 IDLE_HEAD = ("system", "MB at the start", "MB then", "CPU of a core")
 System = Millrace | ApacheKafka

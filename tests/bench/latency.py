@@ -49,11 +49,11 @@ streams: one partition, one producer and one consumer, for 10 seconds after 3 se
 *Stalls* is how often messages came later than 20 ms; consecutive late messages count once. *CPU* is the CPU
 of the broker's process, its work when idle included. Each cell has the median of three interleaved rounds
 and, in brackets, the lowest and the highest. Millrace shows only messages that were flushed; the other
-systems never flush here. *Millrace batch* is `log.flush = "batch"`. The rates are the same for all systems,
-not shares of each system's highest rate, because a service does not send more with a faster broker.
+systems never flush here. *Millrace batch* is `log.flush = "batch"`. All systems get the same rates: a service
+sends the same number of messages to any broker.
 
-A flush and the fetch after it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads
-wake each other. Millrace begins at most 1,000 flushes a second in the long run because a client waits: at
+A flush and the fetch after it cost about 0.25 ms of CPU, two fifths of it in the kernel, where the threads
+wake each other. For waiting consumers Millrace begins at most 1,000 flushes a second in the long run: at
 1,000 messages a second nearly every message has a flush of its own, at 10,000 ten messages share one.
 
 The missed levels are the price of the flush. The consumer's answer waits for it, about 0.2 ms on a free disk,

@@ -132,14 +132,18 @@ def _load_levels(result: Result) -> Iterator[Level]:
     spark = outcome(result, "load", "spark-kafka")
     yield Level(
         key="local-cpu",
-        what="--engine local to Spark's Kafka source, from_avro, Parquet: whole command, per CPU-second",
+        what="--engine local, compared with Spark's Kafka source: whole command, per CPU-second",
         unit="times",
         wanted=4.0,
         measured=per_cpu(local["once"]) / per_cpu(spark["once"]) if local and spark else None,
     )
     for key, ours, what in (
-        ("spark-kafka", "millrace", "a load to Spark's Kafka source, from_avro, Parquet"),
-        ("spark-iceberg", "millrace-table", "load and publish to Spark's Kafka source, from_avro, Iceberg"),
+        ("spark-kafka", "millrace", "a load, compared with Spark's Kafka source, from_avro, Parquet"),
+        (
+            "spark-iceberg",
+            "millrace-table",
+            "load and publish, compared with Spark's Kafka source, from_avro, Iceberg",
+        ),
     ):
         own, peer = outcome(result, "load", ours), outcome(result, "load", key)
         for suffix, how, rate, form, wanted in (
@@ -171,7 +175,7 @@ def _mirror_levels(result: Result) -> Iterator[Level]:
                 times = mirror_cpu_per_gb(peer, with_target=with_target) / mirror_cpu_per_gb(ours)
             yield Level(
                 key=f"{key}-cpu",
-                what=f"{what}, per CPU-second, to MirrorMaker 2{more}",
+                what=f"{what}, per CPU-second, compared with MirrorMaker 2{more}",
                 unit="times",
                 wanted=5.0,
                 measured=times,

@@ -63,11 +63,11 @@ new, the engine reads the columns `_topic_partition`, `_offset` and `_timestamp`
 does not have. An event's time begins when it was due and ends when the row is in the reader's memory, so a
 stall anywhere counts. The run fails if a reader lacks an event of a window or has one twice.
 
-*CPU* is the CPU time of the writer with all its processes in the windows, for a million rows. Of a small
-topic most of it is the fixed cost of an interval: do not multiply it for a larger one. *With its end* adds
-the time from SIGTERM on. Millrace then makes a load, as every 5 minutes: it writes the rows of its small
-files again, one file for each hour. Spark's small files stay as they are. The JVM's compiler does less in a
-stream that runs for hours, and Spark's heap may grow to 4 GB.
+*CPU* is the CPU time of the writer with all its processes in the windows, for a million rows. For a small
+topic most of it is the fixed cost of an interval: do not scale it up. *With its end* adds the time from
+SIGTERM on. Millrace then makes a load, which it otherwise makes every 5 minutes: it writes the rows of its
+small files again, one file for each hour. Spark's small files stay as they are. The JVM's compiler does less
+in a stream that runs for hours, and Spark's heap may grow to 4 GB.
 
 Spark stands for the Iceberg sink of Kafka Connect: Maven Central has no runtime bundle of it, and it needs
 transactions, which Millrace's brokers refuse.

@@ -23,11 +23,12 @@ for `acks=all`, hold messages of 200 bytes, were encoded beforehand, and go to t
 10,000 messages or 100 ms. In addition Millrace answers `acks=all` only after a flush on every replica in
 sync; Apache Kafka does not wait for one. Apache Kafka serves one request of a connection at a time, so there
 are several connections. Each cell has the median of three interleaved rounds and, in brackets, the
-lowest and the highest. *CPU* is user and system time: of the leader's process, and of the two other brokers
-together. Apache Kafka's controller is in one of its brokers; Millrace's ZooKeeper is idle meanwhile and is
-not counted. A *gigabyte* counts messages alone. *A bare relay* is what this machine does with as many bytes
-when nothing is parsed, checked or acknowledged: one process receives and writes them and sends them on
-from its file, the other processes write what they receive, and all flush every 9 MB.
+lowest and the highest. *CPU* is user and system time: of the leader's process, of the two other brokers
+together (*followers*), and of all three (*brokers*). Apache Kafka's controller is in one of its brokers;
+Millrace's ZooKeeper is idle meanwhile and is not counted. A *gigabyte* counts messages alone. *A bare relay*
+is what this machine does with as many bytes when nothing is parsed, checked or acknowledged: one process
+receives and writes them and sends them on from its file, the other processes write what they receive, and
+all flush every 9 MB.
 """
 WHY: Mapping[Load, str] = {
     LARGE: "In a profile (perf) the kernel takes 72 % of the three brokers' CPU, two thirds of it for copies"
