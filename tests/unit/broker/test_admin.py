@@ -573,7 +573,8 @@ def test_ids_of_topics_that_are_not_there_do_not_cost_a_look_at_all_topics_each(
     topics = [{"name": None, "topic_id": uuid.uuid4()} for _ in range(900)]
     answer = ask(running, ApiKey.DELETE_TOPICS, 6, {"topics": topics, "timeout": 1000})
     assert {result.error_code for result in answer.responses} == {ErrorCode.UNKNOWN_TOPIC_ID}
-    assert (len(answer.responses), len(looks)) == (900, 2), "to count them, and for all ids together"
+    assert len(answer.responses) == 900
+    assert len(looks) < 10, "to count them, for all ids together, and whenever the broker has stood still"
 
 
 @pytest.mark.parametrize("auto_create", [True, False])
