@@ -48,11 +48,11 @@ LEVELS = {"local": {"p50": 5.0, "p99": 10.0}, "spark": {"p50": 15.0}}
 """Required seconds, by the engine of the resident loader."""
 COSTS = ("writer", "rows", "CPU s/M rows", "of it JVM compiler", "with its end", "peak memory MB")
 ABOUT = """\
-# Freshness{topic}
+# Freshness
 
 The time from an event in dc1 to a row that a reader of the table has. One AuditedProducer sends {rate} events
 a second into dc1 of a `millrace up` topology, and the aggregate cluster mirrors them. *Millrace* is
-`millrace load --follow --live --every {every_s:g}s{option}`, and the readers read branch `live`. *Spark's
+`millrace load --follow --live --every {every_s:g}s`, and the readers read branch `live`. *Spark's
 stream* is Spark 4.1 with its Kafka source, from_avro and Iceberg's runtime, triggered every {every_s:g} s; it
 appends to the table's main branch. Both read the aggregate cluster and fill a new table, partitioned by hour,
 in a SQLite catalog. Rounds in which they take turns: {rounds}. A round has a window of {seconds:g} s for each
@@ -71,6 +71,12 @@ in a stream that runs for hours, and Spark's heap may grow to 4 GB.
 
 Spark stands for the Iceberg sink of Kafka Connect: Maven Central has no runtime bundle of it, and it needs
 transactions, which Millrace's brokers refuse.
+"""
+ABOUT_LARGE = """\
+# Freshness of a large topic
+
+The same as [Freshness](#freshness), but with {rate} events a second and with `millrace load --follow --live
+--every {every_s:g}s --engine spark`. Rounds: {rounds}, with a window of {seconds:g} s for each writer.
 """
 
 
@@ -138,13 +144,8 @@ def main() -> None:
     text = f"{run}\n\n{report(found, plan.engine)}"
     if options.page:
         is_on_spark = plan.engine == "spark"
-        about = ABOUT.format(
-            topic=" of a large topic" if is_on_spark else "",
-            option=" --engine spark" if is_on_spark else "",
-            rate=f"{plan.rate:,}",
-            every_s=plan.every_s,
-            seconds=plan.seconds,
-            rounds=plan.rounds,
+        about = (ABOUT_LARGE if is_on_spark else ABOUT).format(
+            rate=f"{plan.rate:,}", every_s=plan.every_s, seconds=plan.seconds, rounds=plan.rounds
         )
         write_half(PAGE, "freshness-spark" if is_on_spark else "freshness", f"{about}\n{text}")
     print(text)
