@@ -147,7 +147,7 @@ def value_figures(at: Site, events: int, rounds: int) -> list[str]:
     """Measure producer and reader of events with record headers."""
     least = min(cost(value_producer, at, events) for _ in range(rounds))
     size = len(json.dumps(EVENT))
-    line = f"| `AuditedProducer.send_value`, JSON of {size} bytes, record header | {least:.2f} us |"
+    line = f"| `AuditedProducer.send_value`, JSON of {size} bytes, record header | {least:.2f} µs |"
     return [line, *reader_figures(at, "json", "record headers", rounds)]
 
 
@@ -171,11 +171,11 @@ def producer_figures(at: Site, events: int, rounds: int) -> list[str]:
         print("plain {:.2f} us, fast {:.2f} us, strong {:.2f} us".format(*costs[-1]), flush=True)
     size = len(EventSchema(PAGE_VIEW, 1).encode(_header(), EVENT))
     plain, *least = (min(some) for some in zip(*costs, strict=True))
-    lines = [f"| producer, an event of {size} bytes, without reports | {plain:.2f} us |"]
+    lines = [f"| producer, an event of {size} bytes, without reports | {plain:.2f} µs |"]
     for n, (topic, audited_us) in enumerate(zip(FINGERPRINTS, least, strict=True), start=1):
         added = statistics.median(each[n] / each[0] - 1 for each in costs)
         lines += [
-            f"| `AuditedProducer`, the same event, {topic} fingerprints | {audited_us:.2f} us |",
+            f"| `AuditedProducer`, the same event, {topic} fingerprints | {audited_us:.2f} µs |",
             f"| added, median of {rounds} rounds of {events:,} events | {added:+.1%} |",
         ]
     return lines
@@ -196,7 +196,7 @@ def fingerprint_figures() -> list[str]:
             for _ in range(5_000):
                 total += digest(value)
             times.append((time.process_time() - began) / 5_000 * 1e6)
-        lines.append(f"| {topic} fingerprint and its sum, a message | {min(times):.2f} us |")
+        lines.append(f"| {topic} fingerprint and its sum, a message | {min(times):.2f} µs |")
     return lines
 
 
@@ -248,7 +248,7 @@ def reader_figures(at: Site, topic: str, kind: str, rounds: int) -> list[str]:
         costs.append((cpu_seconds(reader.pid) - begun) / seen[0] * 1e6)
         reader.kill()
         print(f"reader, {topic}, {costs[-1]:.3f} us for each of {seen[0]:,} messages", flush=True)
-    return [f"| auditing reader, a message, {kind}; best of {rounds} | {min(costs):.2f} us |"]
+    return [f"| auditing reader, a message, {kind}; best of {rounds} | {min(costs):.2f} µs |"]
 
 
 def main() -> None:
