@@ -35,7 +35,7 @@ from tests.bench.halves import PAGE, write_half
 PATTERNS = [(1, 1000), (1, 5), (8, 5), (32, 1), (32, 5), (256, 1), (1000, 1)]
 """(connections, requests in flight on each)."""
 MAIN_PATTERNS = [(8, 5), (32, 1), (256, 1)]
-"""Those that have levels with acks=all, and that idempotent producers are measured with."""
+"""Patterns that have levels with acks=all, and with which idempotent producers are measured."""
 ROUNDS = 3
 WARM_UP_REQUESTS = 80_000
 REQUESTS = {1: 60_000, 50: 20_000}
@@ -125,7 +125,7 @@ class Figures(NamedTuple):
 
 
 Rounds = list[tuple[Figures, Figures]]
-"""Of one cell, Millrace and Apache Kafka in each round."""
+"""Figures of Millrace and of Apache Kafka in each round of one cell."""
 LEVELS: list[tuple[str, float, list[Cell]]] = [
     (TIMES, 1.8, [Cell(1, 1, 1, False, *pair) for pair in [(32, 1), (256, 1)]]),
     (TIMES, 5.0, [Cell(1, 1, 1, False, *pair) for pair in [(8, 5), (32, 5)]]),
@@ -138,7 +138,7 @@ LEVELS: list[tuple[str, float, list[Cell]]] = [
     (CPU, 35.0, [Cell(-1, 1, 32, False, *pair) for pair in MAIN_PATTERNS]),
     (CPU_TIMES, 1.0, [Cell(-1, 50, p, False, *pair) for p in (1, 32) for pair in MAIN_PATTERNS]),
 ]
-"""What is measured; its least value for TIMES, else its greatest; in which cells."""
+"""(measure; required value, the least for TIMES and the greatest for the others; cells)."""
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ class LaneAnswer:
                     else:
                         client.reply(own)
                 elif not client.closed:
-                    self._refuse(number, outcomes[begin:end], log_start_offset)
+                    self._answer_each(number, outcomes[begin:end], log_start_offset)
             except Exception:
                 logger.exception("a bug while answering %s", client.address)
                 client.abort("a bug was met while its request was answered")
@@ -95,8 +95,8 @@ class LaneAnswer:
         client.keep_place(request)
         return request
 
-    def _refuse(self, number: int, outcomes: Outcomes, log_start_offset: int) -> None:
-        """Answer a client's requests, of which some may have succeeded."""
+    def _answer_each(self, number: int, outcomes: Outcomes, log_start_offset: int) -> None:
+        """Answer a client's requests, each with its own base offset or error."""
         request, target = self._places[number] if self._places else self._keep_place(number), self._target
         ids, topics = self._ids[self._ends[number] : self._ends[number + 1]], ((target.topic, 1),)
         answer = Answer(request, target.acks, target.timeout_ms, ids, topics, (target.partition,))

@@ -26,8 +26,8 @@ SLOW_S = 0.02
 """Seconds above which a sync counts as slow: others write much to the same file system."""
 REST = 5
 """Length of the time without a sync after a slow one, in multiples of its own length. It doubles with each
-further slow sync, to REST_IN_THE_END: a sync that finds much written once is fast the next time."""
-REST_IN_THE_END = 80
+further slow sync, to MAX_REST, until none was slow for MAX_REST_S: others may write much once, or often."""
+MAX_REST = 80
 MAX_REST_S = 60.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -81,11 +81,11 @@ class FileSystem:
         finally:
             self._began = None
         took = time.monotonic() - began
-        if took <= SLOW_S:
-            self._rest = REST
-        else:
+        if took > SLOW_S:
+            if began - self._rests_until > MAX_REST_S:
+                self._rest = REST
             rest = min(self._rest * took, MAX_REST_S)
-            self._rests_until, self._rest = began + took + rest, min(2 * self._rest, REST_IN_THE_END)
+            self._rests_until, self._rest = began + took + rest, min(2 * self._rest, MAX_REST)
             logger.info("syncfs took %.3f s: each log is synced by itself for %.1f s", took, rest)
         return True
 

@@ -36,7 +36,7 @@ WHY: Mapping[Load, str] = {
     FIFTY: "The followers' interpreter takes 2 to 3 µs for each batch, and the flushes of three logs wait"
     " for one disk.",
 }
-"""Where the time goes when a level of this traffic is missed."""
+"""Reasons why a level is missed, by its traffic."""
 
 
 @dataclass(frozen=True, slots=True)
