@@ -43,7 +43,11 @@ class HttpAuditor:
             verdict = _verdict(answer, window, now)
             incident = window.incidents[0] if window.incidents else ""
             judgements[hour] = Judgement(
-                verdict=verdict, loads=counted, rejected=window.rejected, incident=incident
+                verdict=verdict,
+                is_carried=verdict.verdict == COMPLETE != window.verdict,
+                loads=counted,
+                rejected=window.rejected,
+                incident=incident,
             )
         return judgements
 

@@ -9,7 +9,7 @@ compare sequence numbers; `closing` does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millrace_audit.answer import Changes, LoadHour
@@ -21,6 +21,8 @@ class Judgement:
     """An auditor's answer on one hour of a topic."""
 
     verdict: HourVerdict
+    is_carried: bool = False
+    """True if the hour is proven only because `carried` is enough for the topic."""
     loads: Sequence[LoadHour] = ()
     """Loads on whose rows the verdict is based, with the edition that was counted."""
     rejected: int = 0
@@ -61,6 +63,19 @@ class TableRows:
     """Load -> its edition, its manifest's hash, and its rows of the hour by that manifest."""
     rows: int
     """Number of rows by the table's entries, with the added rows and without the removed rows."""
+
+
+def filed_by(field: str, judged: Judgement) -> Judgement:
+    """Return the judgement of a table's hour that has the rows with this hour in `field`.
+
+    The auditor judges a message without a header in the hour of its record's time. So a later message may
+    still bring a row of a carried hour.
+    """
+    if not judged.is_carried:
+        return judged
+    why = f"rows are filed by {field}, judged by the record's time: later messages may belong to this hour"
+    verdict = replace(judged.verdict, verdict="carried", reasons=[why, *judged.verdict.reasons[1:]])
+    return replace(judged, verdict=verdict, is_carried=False)
 
 
 def refusal(topic: str, judged: Sequence[LoadHour], held: TableRows) -> HourVerdict | None:

@@ -43,12 +43,13 @@ from millrace_warehouse.history.manifest import (
     PreviousPublication,
     Publication,
 )
+from millrace_warehouse.history.schemas import pinned
 from millrace_warehouse.publish.catalog import CatalogError, table_identifier
 from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
-from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, refusal
+from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Judgement, TableRows, filed_by, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.layouts import TableLayouts
 from millrace_warehouse.publish.live import follow
@@ -126,6 +127,8 @@ class _Attempts:
     def __init__(self, context: Context, request: Publish, topic: layout.Topic, auditor: Auditor) -> None:
         self._context, self._request, self._topic, self._auditor = context, request, topic, auditor
         self._judgements: dict[str, Judgement] = {}
+        newest = pinned(topic)
+        self._time_field = "" if newest is None else newest.time_field
         self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
         self._read = ""
@@ -203,8 +206,14 @@ class _Attempts:
             self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)
         new = sorted(asked.keys() - self._judgements.keys())
         for _, together in groupby(new, lambda hour: number_of(hour) // MOST_HOURS):
-            self._judgements |= self._auditor.judge(self._topic.name, [*together])
+            self._judgements |= self._judge([*together])
         return {hour: self._judgements[hour].verdict for hour in asked}
+
+    def _judge(self, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        judgements = self._auditor.judge(self._topic.name, hours)
+        if not self._time_field:
+            return judgements
+        return {hour: filed_by(self._time_field, judged) for hour, judged in judgements.items()}
 
     def _hold_back(self, table: Table | None, state: TableState) -> None:
         """Change the verdict of each complete hour whose rows are not the judged rows."""
@@ -277,7 +286,7 @@ class _Attempts:
         topic = self._topic.name
         if refusal(topic, self._judgements[hour].loads, held) is None:
             return None
-        self._judgements[hour] = judged = self._auditor.judge(topic, [hour])[hour]
+        self._judgements[hour] = judged = self._judge([hour])[hour]
         return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
 
     def _follow(self, state: TableState) -> None:

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.records import Message
 from millrace_audit.answer import Changes, Completeness, Finding, JudgedHour, Window, overall
 from millrace_audit.show import print_completeness
 from millrace_warehouse.commands import auditor as asking
@@ -27,7 +28,9 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import open_storage
 from tests.counted import counted_loads
-from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
+from tests.unit.warehouse.load.test_formats import ORDERS, order, topic_of
+from tests.unit.warehouse.load.test_formats import loaded as load_orders
+from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, filled_log, load_run
 
 HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
 AUDITOR = "http://127.0.0.1:1"
@@ -245,6 +248,39 @@ def test_a_carried_hour_is_printed_as_carried_where_that_is_enough(
     printed = dict(re.findall(r"(2015-05-17T1\d) .* (\w+) +first", done.stdout))
     assert printed == {HOURS[0]: "carried", HOURS[1]: "complete"}
     assert f"proven until {HOURS[2]}" in done.stdout
+
+
+def test_an_hour_filed_by_a_field_is_never_complete_because_carried_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = topic_of(order(1, placedAt=START))
+    load_orders(log, tmp_path)
+    auditor(monkeypatch, tmp_path, "carried", h10="carried", h11="carried")
+    words = [ORDERS, "--auditor", AUDITOR, "--proven"]
+    (waits,) = answers(tmp_path, publish, *words)
+    (hour,) = waits["waiting"]
+    assert (hour["hour"], hour["verdict"]["verdict"]) == (HOURS[0], "carried")
+    assert hour["verdict"]["reasons"] == [
+        "rows are filed by placedAt, judged by the record's time: later messages may belong to this hour"
+    ]
+    (done,) = answers(tmp_path, publish, *words, "--unproven-after", "1h")
+    assert [change["verdict"]["verdict"] for change in done["changes"]] == ["carried"]
+    assert done["complete_until"] is None
+    log.append(0, [Message(START + HOUR, b"k", order(2, placedAt=START))])  # the reason for all this
+    load_orders(log, tmp_path, run_id="run-2")
+    (late,) = answers(tmp_path, publish, *words)
+    assert [(change["hour"], change["kind"], change["added"]) for change in late["changes"]] == [
+        (HOURS[0], "late", 1)
+    ]
+
+
+def test_an_hour_filed_by_a_field_is_complete_if_producers_have_reported_every_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_orders(topic_of(order(1, placedAt=START)), tmp_path)
+    auditor(monkeypatch, tmp_path, "carried", h10="complete")
+    (done,) = answers(tmp_path, publish, ORDERS, "--auditor", AUDITOR, "--proven")
+    assert done["complete_until"] == HOURS[1]
 
 
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
