@@ -53,6 +53,8 @@ PUBLISH_TIMEOUT_S = 5.0
 """Longest time for which a hello or report may delay the events. Then it is retried later."""
 CLUSTER_WAIT_S = 1.0
 """Timeout of the request for the brokers' cluster id."""
+CHECK_AGAIN_S = 0.5
+"""Wait before the cluster and the claim are checked again, after a check that failed."""
 TOPICS_WAIT_S = 5.0
 """Timeout of the request whether a topic exists."""
 STALLED_S = 60.0
@@ -172,7 +174,8 @@ class Carrier:
         Raise WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
         when another agent uses a copy of the spool.
         """
-        while not self._may_send and not stop.is_set():
+        self._step(self._check)
+        while not self._may_send and not stop.wait(CHECK_AGAIN_S):
             self._step(self._check)
         due = 0.0
         while not stop.is_set():

@@ -2,12 +2,12 @@
 
 Two copies of a spool have the same next instance and, for each instance that has not ended, the same key for
 its next report. The first hello or report with such an instance or key in the topic decides: its agent
-continues, and the other agent must not send. The check depends neither on events nor on the spool's tables.
+continues, and the other agent must not send. An agent that may not read the topic must not send either. The
+check depends neither on events nor on the spool's tables.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from millrace.client.cluster_client import ClusterClient
@@ -18,8 +18,6 @@ from millrace_agent.spool import Spool, SpooledInstance
 from millrace_audit.answer import iso
 from millrace_audit.reports.batches import messages_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, Hello, Report
-
-logger = logging.getLogger("millrace.agent")
 
 _FETCH_BYTES = 8 << 20
 _TIMEOUT_S = 5.0
@@ -61,7 +59,10 @@ class Claim:
             self._own.add(message)
 
     def check(self) -> None:
-        """Read the topic's new messages. Raise SpoolCopied if another agent's message comes first."""
+        """Read the topic's new messages. Raise SpoolCopied if another agent's message comes first.
+
+        Raise MillraceError if the agent may not read the topic, even while the topic is empty.
+        """
         if not self._awaited:
             return
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
@@ -71,27 +72,26 @@ class Claim:
             start, end = client.bounds(AUDIT_TOPIC, 0)
             if not start <= self._offset <= end:  # expired, or of a topic that was recreated
                 self._offset = start
+            self._read(client, self._offset, end)
             while self._awaited and self._offset < end:
-                self._read(client, self._offset)
+                self._read(client, self._offset, end)
 
-    def _read(self, client: ClusterClient, offset: int) -> None:
+    def _read(self, client: ClusterClient, offset: int, end: int) -> None:
         fetched = client.fetch(
             AUDIT_TOPIC, {0: offset}, max_bytes=_FETCH_BYTES, partition_max_bytes=_FETCH_BYTES, max_wait_ms=0
         )[0]
         where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
         if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            logger.warning(
-                "this agent cannot notice if another agent uses a copy of its spool: allow its user"
-                " `read` on topic %s",
-                AUDIT_TOPIC,
+            raise MillraceError(
+                f"this agent sends nothing, because it may not read topic {AUDIT_TOPIC} and so cannot notice"
+                " another agent with a copy of its spool: grant the right with `millrace acls allow"
+                f" User:NAME read --topic {AUDIT_TOPIC} --bootstrap {self._bootstrap}`"
             )
-            self._awaited.clear()
-            return
         for header, batch, readable in batches_from(fetched, offset, where):
             for message in messages_of(header, batch) if readable else ():
                 self._look_at(message.value)
             self._offset = header.next_offset
-        if self._awaited and self._offset == offset:
+        if self._awaited and self._offset == offset < end:
             raise MillraceError(f"{where} returns no messages at offset {offset}")
 
     def _look_at(self, value: bytes) -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from millrace.client.cluster_client import LATEST
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
 from millrace.errors import MillraceError, TopicAlreadyExists
@@ -450,12 +451,14 @@ def test_a_broker_without_an_authorizer_says_that_it_has_none(
     assert refused.value.args[0].code() == KafkaError.SECURITY_DISABLED
 
 
-def test_an_agent_that_may_not_read_the_audit_sends_and_says_what_it_cannot_notice(
+def test_an_agent_that_may_not_read_the_audit_keeps_its_events_until_it_has_the_right_that_it_names(
     guarded: Guarded, start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    with guarded.broker.client() as client, suppress(TopicAlreadyExists):  # by another test
-        client.create_topic("audit", 1)
     topic = guarded.topic("handed-in")
+    with guarded.broker.client() as client:
+        with suppress(TopicAlreadyExists):  # by another test
+            client.create_topic("audit", 1)
+        before = [client.list_offsets(name, LATEST)[0] for name in (topic, "audit")]
     for name in (topic, "audit"):
         guarded.acls("allow", "User:writer", "write", "--topic", name)
     registry = start("registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/r.db")
@@ -475,6 +478,23 @@ def test_an_agent_that_may_not_read_the_audit_sends_and_says_what_it_cannot_noti
     at = f"http://{agent.ready()}"
     event = {"time": START, "event": EVENT}
     assert httpx.post(f"{at}/v1/topics/{topic}/events", json=event, timeout=WAIT_S).status_code == 200
-    sent_all = lambda: "millrace_agent_spool_events 0.0" in httpx.get(f"{at}/metrics").text  # noqa: E731
-    wait_until("it is sent", sent_all)
-    assert "allow its user `read` on topic audit" in agent.output
+    command = f"acls allow User:NAME read --topic audit --bootstrap {guarded.logins}"
+
+    def problems() -> list[str]:
+        return [str(problem) for problem in httpx.get(f"{at}/healthz").json()["problems"]]
+
+    def has(metric: str) -> bool:
+        return f"millrace_agent_{metric}\n" in httpx.get(f"{at}/metrics").text
+
+    wait_until("it names the right", lambda: any(f"`millrace {command}`" in each for each in problems()))
+    assert httpx.get(f"{at}/healthz").status_code == 503
+    assert has("troubles 1.0")
+    assert has("spool_events 1.0")
+    with guarded.broker.client() as client:
+        assert [client.list_offsets(name, LATEST)[0] for name in (topic, "audit")] == before, (
+            "nothing is sent"
+        )
+    guarded.acls("allow", "User:writer", "read", "--topic", "audit")
+    wait_until("it is sent", lambda: has("spool_events 0.0"))
+    wait_until("no problem is left", lambda: not problems())
+    assert agent.output.count("it may not read topic audit") == 1, "one line, whatever the number of tries"
