@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,10 +147,10 @@ class Intake:
             given = _read_array(source, body, schema.item)
         except Refused:
             raise
-        except Exception as error:  # fastavro raises a dozen types of errors for bytes that are no Avro
+        except Exception:  # fastavro raises a dozen types of errors for bytes that are no Avro
             raise Refused(
-                f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
-                f" {_one_line(error)}): GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"
+                f"the body is no Avro array of events of schema {schema_id} at byte {source.tell()}:"
+                f" GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"
             ) from None
         if rest := len(body) - source.tell():
             raise Refused(f"{rest} bytes follow the Avro array: send one array in a body")
@@ -309,6 +310,8 @@ def read_each(given: Sequence[T], read: Callable[[T, int], Event], kind: str = "
         except MillraceError as error:
             where = f"{kind} {number}: " if len(given) > 1 else ""
             raise Refused(f"{where}{_one_line(error)}") from None
+        except RecursionError:  # this stands a few frames deeper than the reading of the request's JSON
+            raise Refused(TOO_DEEP) from None
     return events
 
 
@@ -321,8 +324,8 @@ def time_and_key(given: Any, fields: Sequence[str], latest_ms: int) -> tuple[int
     time_ms, key = given.get("time"), given.get("key")
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= latest_ms:
         raise Refused(
-            f"time: {str(time_ms)[:40]} is no time in ms since the epoch between {iso(FIRST_EVENT_MS)} and"
-            f" {iso(latest_ms)}, a day ahead of the clock here"
+            f"time: {json.dumps(time_ms)[:40]} is no time in ms since the epoch between"
+            f" {iso(FIRST_EVENT_MS)} and {iso(latest_ms)}, a day ahead of the clock here"
         )
     if key is not None and not isinstance(key, str | bytes):
         raise Refused("key: give a text or null")
@@ -345,12 +348,7 @@ def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
     fields = given.get("event")
     if not isinstance(fields, dict):
         raise Refused("event: give an object with the fields of the schema")
-    try:
-        body = _body(schema.encoder, fields)
-    except MillraceError:
-        raise
-    except Exception as error:  # no event from outside may end the thread that reads it
-        raise Refused(f"event: {type(error).__name__}: {_one_line(error)}") from None
+    body = _body(schema.encoder, fields)
     check_size("event", body, key)
     if isinstance(schema.encoder, EventSchema):
         return Event(topic, schema.schema_id, time_ms, key, body)
@@ -370,14 +368,18 @@ def parse_json(body: bytes | str) -> Any:
     """Return the content of a JSON text, which has no constants such as NaN. Raise Refused otherwise."""
 
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no JSON")
+        raise Refused(f"{word} is no JSON: give a number or null")
 
     try:
         return json.loads(body, parse_constant=refuse)
     except RecursionError:
         raise Refused(TOO_DEEP) from None
-    except ValueError as error:
+    except UnicodeDecodeError as error:
+        raise Refused(f"it is no JSON: byte {error.start} is no UTF-8") from None
+    except json.JSONDecodeError as error:
         raise Refused(f"it is no JSON: {_one_line(error)}") from None
+    except ValueError:  # Python reads no longer integers
+        raise Refused(f"an integer has more than {sys.get_int_max_str_digits()} digits: shorten it") from None
 
 
 def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:

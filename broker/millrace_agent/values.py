@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
-from millrace_agent.intake import TOO_DEEP, Refused, check_size, listed, parse_json, read_each, time_and_key
+from millrace_agent.intake import Refused, check_size, listed, parse_json, read_each, time_and_key
 from millrace_agent.spool import Event
 
 _FIELDS = ("time", "key", "value", "value_base64")
@@ -32,10 +32,7 @@ def read_values(topic: str, body: bytes) -> list[Event]:
     except UnicodeDecodeError as error:
         raise Refused(f"it is no JSON: byte {error.start} is no UTF-8") from None
     given, texts = listed(parse_json(text)), _value_texts(text)
-    try:
-        return read_each(given, lambda one, latest_ms: _message(topic, one, texts, latest_ms), "message")
-    except RecursionError:  # the second reading stands a few frames deeper than the first
-        raise Refused(TOO_DEEP) from None
+    return read_each(given, lambda one, latest_ms: _message(topic, one, texts, latest_ms), "message")
 
 
 def _message(topic: str, given: Any, texts: Iterator[str], latest_ms: int) -> Event:

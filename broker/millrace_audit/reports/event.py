@@ -10,26 +10,24 @@ one message at a time, and uses neither topics nor brokers.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import fastavro
-from fastavro.validation import ValidationError
 
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records.messages import read_varint, write_bytes, write_varint
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.misfit import misfit
 
 PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
 """Longest name of a server or service. A message with a longer name is not audited, so counts stay small."""
 HEADER_FIELD = "header"
-_LONGEST = 100  # characters of a value or type in an error
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
-_DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
+_UNCHECKED = {"null": (type(None),), "boolean": (bool,), "float": (int, float), "double": (int, float)}
+"""Plain types of which fastavro's writer takes any value."""
 _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 
 
@@ -119,24 +117,23 @@ def instance_bytes(server: str, service: str, instance: int) -> bytes:
 class _Schema:
     """A schema under its registry id, and the checks that fastavro's writer does not make."""
 
-    def __init__(
-        self, schema: Mapping[str, Any], schema_id: int, fields: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """`fields` are those that an event has."""
+    def __init__(self, schema: Mapping[str, Any], schema_id: int, first: int) -> None:
+        """An event has the schema's fields from `first` on."""
         self.name = str(schema.get("name", "?"))
-        self._schema: Any = fastavro.parse_schema(dict(schema))
+        self._named: dict[str, Any] = {}
+        self._schema = cast(Any, fastavro.parse_schema(dict(schema), self._named))
         self._prefix = b"\0" + schema_id.to_bytes(4, "big")
-        self._numbers = [
-            (f["name"], _INT_BOUNDS[f["type"]])
-            for f in fields
-            if isinstance(f["type"], str) and f["type"] in _INT_BOUNDS
-        ]
-        self._is_flat = all(_is_plain(f["type"]) for f in fields)
+        self._fields: list[Any] = self._schema["fields"][first:]
+        plain = [(f["name"], f["type"]) for f in self._fields if isinstance(f["type"], str)]
+        self._numbers = [(name, _INT_BOUNDS[kind]) for name, kind in plain if kind in _INT_BOUNDS]
+        self._unchecked = [(name, _UNCHECKED[kind]) for name, kind in plain if kind in _UNCHECKED]
+        self._is_flat = all(_is_plain(f["type"]) for f in self._fields)
 
     def _fits(self, event: Mapping[str, Any]) -> bool:
         """Return True if only fastavro's writer has to check the event.
 
-        The writer truncates a float to an integer and writes an int of any size.
+        The writer truncates a float to an integer, writes an int of any size, and takes any value as a
+        boolean, a text as a float, and anything as null.
         """
         if not self._is_flat:
             return False
@@ -144,17 +141,22 @@ class _Schema:
             value = event.get(name)
             if value is not None and not (type(value) is int and -bound <= value < bound):
                 return False
-        return True
+        return all(name not in event or type(event[name]) in types for name, types in self._unchecked)
 
-    def _does_not_fit(self, error: Exception) -> MillraceError:
-        return MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}")
+    def _does_not_fit(self, event: Any) -> MillraceError:
+        try:
+            reason = misfit(event, self._fields, self._named)
+        except RecursionError:
+            reason = "it is nested too deeply"
+        about = f"the event does not fit schema {self.name}"
+        return MillraceError(about if reason is None else f"{about}: {reason}")
 
 
 class ValueSchema(_Schema):
     """Encodes events of a schema without a header: their audit header is a record header."""
 
     def __init__(self, schema: Mapping[str, Any], schema_id: int) -> None:
-        super().__init__(schema, schema_id, schema["fields"])
+        super().__init__(schema, schema_id, 0)
 
     def encode(self, event: Mapping[str, Any]) -> bytes:
         """Return the value of an event.
@@ -167,8 +169,8 @@ class ValueSchema(_Schema):
                 fastavro.validate(event, self._schema, raise_errors=True)
             out.write(self._prefix)
             fastavro.schemaless_writer(out, self._schema, event, strict_allow_default=True)
-        except (*_DOES_NOT_FIT, ValidationError) as error:
-            raise self._does_not_fit(error) from error
+        except Exception as error:  # fastavro raises a dozen types of errors
+            raise self._does_not_fit(event) from error
         return out.getvalue()
 
 
@@ -181,13 +183,12 @@ class EventSchema(_Schema):
                 f"schema {schema.get('name', '?')} cannot be audited: its first field must be `header`, an"
                 f" AuditHeader {{{', '.join(_HEADER_FIELDS)}}} as in schemas/PageView.avsc"
             )
-        fields = schema["fields"][1:]
-        super().__init__(schema, schema_id, fields)
+        super().__init__(schema, schema_id, 1)
         # An instance's headers differ in two numbers only. Building them from the other bytes halves the
         # cost of an event. It requires a header of just these fields, whose type no other field uses.
         self._body: Any = None
         if self._is_flat and len(schema["fields"][0]["type"]["fields"]) == len(_HEADER_FIELDS):
-            self._body = fastavro.parse_schema({**schema, "fields": fields})
+            self._body = fastavro.parse_schema({**schema, "fields": schema["fields"][1:]})
         self._instance: tuple[Any, Any, Any] | None = None
         self._instance_bytes = b""
 
@@ -208,8 +209,8 @@ class EventSchema(_Schema):
                     fastavro.validate(record, self._schema, raise_errors=True)
                 out.write(self._prefix)
                 fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
-        except (*_DOES_NOT_FIT, ValidationError) as error:
-            raise self._does_not_fit(error) from error
+        except Exception as error:  # fastavro raises a dozen types of errors
+            raise self._does_not_fit(event) from error
         return out.getvalue()
 
     def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
@@ -230,21 +231,3 @@ def _is_plain(kind: Any) -> bool:
     """
     branches = kind if isinstance(kind, list) else [kind]
     return all(isinstance(branch, str) and branch in _PLAIN for branch in branches)
-
-
-def _misfit(entry: Any) -> str:
-    """Say which field has a value of another type than the schema's, in the words of JSON and Avro."""
-    kind = entry.schema if isinstance(entry.schema, str) else json.dumps(entry.schema)
-    field = (entry.field or "the event").partition(".")[2] or "the event"
-    return f"{field} is {_short(json.dumps(entry.datum, default=repr))}, and its type is {_short(kind)}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):  # one entry for each branch of a union that refuses the value
-        return "; ".join(map(_misfit, error.errors))
-    text = re.sub(r" \(type <class '[\w.]+'>\)", "", str(error))  # Python's name of the type
-    return " ".join(text.split())

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
 from millrace_agent import intake
 from millrace_agent.intake import Intake, Refused, Unavailable
 from millrace_agent.spool import Form, Spool
+from millrace_agent.values import read_values
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion
 from millrace_registry.subjects import Subjects
@@ -94,6 +100,93 @@ def test_what_is_wrong_with_an_event_is_said_in_a_short_text_that_can_be_written
     with pytest.raises(Refused) as refused:
         taking.from_json("t", json.dumps([event]).encode())
     assert len(str(refused.value).encode()) < 500
+
+
+EVERY_TYPE = {
+    "type": "record",
+    "name": "EveryType",
+    "fields": [
+        {"name": name, "type": kind, "default": default}
+        for name, kind, default in (
+            ("a", {"type": "array", "items": ["null", "int"]}, []),
+            ("b", "bytes", ""),
+            ("d", ["null", {"type": "bytes", "logicalType": "decimal", "precision": 4}], None),
+            ("e", {"type": "enum", "name": "E", "symbols": ["0"]}, "0"),
+            ("f", "float", 0),
+            ("h", {"type": "fixed", "name": "H", "size": 1}, "0"),
+            ("m", {"type": "map", "values": ["long", "string"]}, {}),
+            ("r", ["null", "EveryType"], None),
+            ("t", {"type": "long", "logicalType": "timestamp-millis"}, 0),
+            ("u", {"type": "string", "logicalType": "uuid"}, "0"),
+            ("y", "boolean", False),
+            ("z", "null", None),
+        )
+    ],
+}
+SCHEMAS: dict[str, Any] = {path.stem: json.loads(path.read_text()) for path in Path("schemas").glob("*.avsc")}
+SCHEMAS["EveryType"] = EVERY_TYPE
+"""The example schemas by name, and one with every kind of type."""
+
+
+class Examples(Registry):
+    def latest(self, subject: str, **_: Any) -> RegisteredVersion:
+        return RegisteredVersion(1, 1, SCHEMAS[subject])
+
+
+NAMES = sorted({field["name"] for schema in SCHEMAS.values() for field in schema["fields"]})
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([1 << 70, 10**400, 1e300])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("0/\0\ud800", max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*NAMES, "\ud800"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+EVENTS = st.fixed_dictionaries(
+    {"time": st.just(START), "event": st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=12)}
+)
+PYTHON = re.compile(
+    r"<class|Traceback|\bcodec\b|sys\.|\w+(Error|Exception)\b"
+    r"|\b(None|NoneType|True|False|str|int|float|bool|dict|list|tuple|bytearray|Decimal)\b"
+)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intake]:
+    spool = Spool(tmp_path_factory.mktemp("examples"), 1 << 30)
+    yield Intake(Examples(), Topics(), spool, Subjects.parse([]))  # type: ignore[arg-type]
+    spool.close()
+
+
+@given(
+    st.sampled_from(sorted(SCHEMAS)),
+    (EVENTS | ANY_JSON | st.lists(EVENTS, max_size=2)).map(lambda value: json.dumps(value).encode())
+    | st.binary(max_size=9)
+    | st.just(b'{"time": ' + b"1" * 5000 + b"}"),
+)
+@example("EveryType", json.dumps({"time": START, "event": {"r": {"y": "no"}}}).encode())
+@example("EveryType", b'{"time": %d, "event": %s}' % (START, b'{"r":' * 300 + b"{}" + b"}" * 300))
+@example("EveryType", b'{"time": %d, "event": %s}' % (START, b'{"r":' * 900 + b"{}" + b"}" * 900))
+def test_no_answer_speaks_of_python_whatever_json_comes(examples: Intake, topic: str, body: bytes) -> None:
+    for read in (examples.from_json, read_values):
+        answer = ""
+        try:
+            read(topic, body)
+        except MillraceError as error:
+            answer = str(error)
+        assert PYTHON.search(answer) is None
+
+
+def test_an_event_that_is_nested_too_deeply_is_refused_at_every_depth(examples: Intake) -> None:
+    for depth in range(800, 1_010):
+        deep = "[" * depth + "]" * depth
+        for event in (f'{{"time": {deep}}}', f'{{"time": {START}, "event": {{"a": {deep}}}}}'):
+            with pytest.raises(Refused):
+                examples.from_json("EveryType", event.encode())
 
 
 def test_brokers_that_do_not_answer_are_not_asked_again_by_each_request(tmp_path: Path) -> None:

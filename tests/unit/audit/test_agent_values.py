@@ -67,7 +67,7 @@ GOOD: dict[str, Any] = {"time": START, "value": {"order": 1}}
     [
         (7, "it is no object {time, key, value, value_base64}"),
         ({**GOOD, "event": {}}, "event: no such field, the fields are time, key, value, value_base64"),
-        ({"value": {}}, "time: None is no time in ms since the epoch between 2000-01-01"),
+        ({"value": {}}, "time: null is no time in ms since the epoch between 2000-01-01"),
         ({**GOOD, "time": 1 << 62}, "time: 4611686018427387904 is no time"),
         ({**GOOD, "key": 5}, "key: give a text or null"),
         ({**GOOD, "key": "\ud800"}, "key: it has half of a surrogate pair"),

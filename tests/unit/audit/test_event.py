@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.event import EventHeader, EventSchema, NotAudited, has_header, read_header
+from millrace_audit.reports.event import (
+    EventHeader,
+    EventSchema,
+    NotAudited,
+    ValueSchema,
+    has_header,
+    read_header,
+)
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.directory import AUDIT_HEADER
 
@@ -78,7 +85,7 @@ def test_a_message_cut_inside_its_header_is_refused(cut: int) -> None:
         ({"memberId": 1 << 63}, "memberId"),
         ({"url": None}, "url"),
         ({"url": b"/"}, "url"),
-        ({"url": "\ud800"}, "surrogates"),
+        ({"url": "\ud800"}, "url has half of a surrogate pair"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
@@ -89,6 +96,93 @@ def test_an_event_that_does_not_fit_is_refused_in_one_line_naming_the_field(
         PAGE_VIEW.encode(HEADER, {**EVENT, **change})
     assert "\n" not in str(caught.value)
     assert "class '" not in str(caught.value), "an agent's client reads it, who need not know Python"
+
+
+SHAPES = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "paid", "type": "boolean", "default": False},
+        {"name": "total", "type": "double", "default": 0},
+        {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 4}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW"]}, "default": "NEW"},
+        {"name": "labels", "type": {"type": "map", "values": "string"}, "default": {}},
+        {
+            "name": "lines",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "Line",
+                    "fields": [
+                        {"name": "price", "type": ["null", "int"]},
+                        {"name": "gift", "type": ["null", "Line"], "default": None},
+                    ],
+                },
+            },
+            "default": [],
+        },
+    ],
+}
+FLAT = {**SHAPES, "fields": SHAPES["fields"][:4]}
+ORDER = {"id": 1, "note": None}
+NESTED_ORDER = {**ORDER, "hash": b"abcd"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"note": 5}, "note must be null or a string, not 5"),
+        ({"note": [None]}, "note must be null or a string, not [null]"),
+        ({"id": "x"}, 'id must be an integer of 64 bits, not "x"'),
+        ({"id": None}, "id must be an integer of 64 bits, not null"),
+        ({"id": 1 << 63}, "id must be an integer of 64 bits, not 9223372036854775808"),
+        ({"paid": "no"}, 'paid must be true or false, not "no"'),
+        ({"paid": None}, "paid must be true or false, not null"),
+        ({"paid": 0}, "paid must be true or false, not 0"),
+        ({"total": "5"}, 'total must be a number, not "5"'),
+        ({"total": True}, "total must be a number, not true"),
+        ({"total": None}, "total must be a number, not null"),
+        ({"total": 10**400}, "total must be a number, not 1000"),
+        ({"x": 1}, "x is no field of the schema: leave it out"),
+    ],
+)
+@pytest.mark.parametrize(("shape", "order"), [(FLAT, ORDER), (SHAPES, NESTED_ORDER)], ids=["flat", "nested"])
+def test_an_event_of_the_wrong_shape_is_refused_in_words_of_json(
+    shape: dict[str, Any], order: dict[str, Any], change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(MillraceError) as caught:
+        ValueSchema(shape, 1).encode({**order, **change})
+    assert str(caught.value).startswith(f"the event does not fit schema Order: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hash": "abcd"}, 'hash must be 4 bytes, which JSON cannot hold, not "abcd"'),
+        ({"state": "OLD"}, 'state must be one of "NEW", not "OLD"'),
+        ({"labels": []}, "labels must be an object, not []"),
+        ({"labels": {"a": 1}}, "labels.a must be a string, not 1"),
+        ({"lines": {}}, "lines must be an array, not {}"),
+        (
+            {"lines": [{"price": 1}, {"price": "1"}]},
+            'lines[1].price must be null or an integer of 32 bits, not "1"',
+        ),
+        ({"lines": [5]}, "lines[0] must be an object of the type Line, not 5"),
+        ({"lines": [{}]}, "lines[0].price is missing: give null or an integer of 32 bits"),
+        ({"lines": [{"price": 1, "gift": {"prize": 1}}]}, "lines[0].gift.price is missing"),
+        (
+            {"lines": [{"price": 1, "gift": 7}]},
+            "lines[0].gift must be null or an object of the type Line, not 7",
+        ),
+    ],
+)
+def test_a_wrong_value_inside_another_is_named_with_its_path(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MillraceError) as caught:
+        ValueSchema(SHAPES, 1).encode({**NESTED_ORDER, **change})
+    assert str(caught.value).startswith(f"the event does not fit schema Order: {reason}")
 
 
 @pytest.mark.parametrize("field", ["url", "method", "status"])
