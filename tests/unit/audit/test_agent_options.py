@@ -1,14 +1,18 @@
-"""Options that `millrace agent` refuses before it accepts any message."""
+"""Options that `millrace agent` refuses before it accepts any message, and those that its page shows."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from millrace.cli import cli
 from millrace.errors import ConfigError
+from tests.support import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,27 @@ def test_a_subject_that_only_a_record_names_is_refused_at_the_start(
     assert isinstance(result.exception, ConfigError), result.output
     assert f"give --subject {topic}=SUBJECT" in str(result.exception)
     assert not spool.exists()
+
+
+def test_the_pod_of_the_page_has_arguments_that_the_agent_takes_and_keeps_the_spool_on_a_persistent_volume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", (REPOSITORY / "docs/agent.md").read_text(), re.M | re.S)
+    spec = yaml.safe_load(block)["spec"]
+    (agent,) = spec["initContainers"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in agent["volumeMounts"]}
+    for variable in agent["env"]:
+        if "value" in variable:
+            assert "secret" in mounts[str(Path(variable["value"]).parent)]
+        monkeypatch.setenv(variable["name"], "of the Secret")
+    command, *words = agent["args"]
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    given = found.make_context(command, words).params
+    assert given["registry"] == "of the Secret"
+    assert "persistentVolumeClaim" in mounts[str(given["spool"].parent)]
+    assert given["listen"] == "127.0.0.1:8083"
+    build = (REPOSITORY / "deploy/container/Containerfile").read_text()
+    assert f"--tag {agent['image']} " in build
+    assert f"USER 10001:{spec['securityContext']['fsGroup']}\n" in build
