@@ -119,7 +119,7 @@ def _asked(verdict: Mapping[str, Any]) -> str:
 
 
 def _outcome(answer: Mapping[str, Any]) -> str:
-    """Return one line with the publication, if any, and the time until which the table is complete."""
+    """Return one line with the publication, if any, and the range [from, until) of complete hours."""
     hours = answer["hours"]
     if not hours:
         what = f"{answer['table']} has nothing to change"
@@ -127,8 +127,9 @@ def _outcome(answer: Mapping[str, Any]) -> str:
         what = f"publication {answer['publication']} of {answer['table']} changed {hours:,} hour(s)"
     else:
         what = f"would change {hours:,} hour(s) of {answer['table']}"
-    until = answer["complete_until"]
-    return f"{what}; {answer['rows'] or 0:,} rows{f', proven until {until}' if until else ''}"
+    first, until = answer["complete_from"], answer["complete_until"]
+    proven = f", proven from {first} until {until}" if first != until else ""
+    return f"{what}; {answer['rows'] or 0:,} rows{proven}"
 
 
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:

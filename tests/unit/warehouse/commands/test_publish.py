@@ -23,7 +23,7 @@ from millrace_audit.answer import Changes, Completeness, Finding, JudgedHour, Wi
 from millrace_audit.show import print_completeness
 from millrace_warehouse.commands import auditor as asking
 from millrace_warehouse.commands import execute
-from millrace_warehouse.commands.publishing import compact, publish, tables
+from millrace_warehouse.commands.publishing import _outcome, compact, publish, tables
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.requests import Publish
 from millrace_warehouse.storage import open_storage
@@ -62,7 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
 
     def publish_one(request: Publish, topic: str, progress: Callable[[str], None]) -> dict[str, Any]:
         seen.append(request)
-        none = {**dict.fromkeys(("publication", "complete_until", "rows")), "hours": 0}
+        none = {**dict.fromkeys(("publication", "complete_from", "complete_until", "rows")), "hours": 0}
         return {
             "topic": topic,
             "table": "t",
@@ -247,7 +247,7 @@ def test_a_carried_hour_is_printed_as_carried_where_that_is_enough(
     done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
     printed = dict(re.findall(r"(2015-05-17T1\d) .* (\w+) +first", done.stdout))
     assert printed == {HOURS[0]: "carried", HOURS[1]: "complete"}
-    assert f"proven until {HOURS[2]}" in done.stdout
+    assert f"proven from {HOURS[0]} until {HOURS[2]}" in done.stdout
 
 
 def test_an_hour_filed_by_a_field_is_never_complete_because_carried_is_enough(
@@ -290,12 +290,27 @@ def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
     done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
     assert done.exit_code == 0, done.output
     assert f"{HOURS[0]}" in done.stdout
-    assert "proven until 2015-05-17T11" in done.stdout
+    assert "proven from 2015-05-17T10 until 2015-05-17T11" in done.stdout
     assert f"{HOURS[1]}: " in done.stderr
     assert "incomplete" in done.stderr
     (old,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--unproven-after", "1d")
     assert [change["hour"] for change in old["changes"]] == [HOURS[2]]
     assert [hour["hour"] for hour in old["waiting"]] == [HOURS[1]]
+
+
+def test_the_printed_range_of_proven_hours_begins_after_an_incomplete_hour(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor(monkeypatch, loaded, h10="incomplete", h11="complete", h12="complete")
+    first = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--hour", HOURS[0])
+    assert first.stdout.endswith("changed 1 hour(s); 87 rows\n")
+    done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
+    assert done.stdout.endswith(f"180 rows, proven from {HOURS[1]} until 2015-05-17T13\n")
+
+
+def test_a_range_of_proven_hours_that_has_become_empty_is_not_printed() -> None:
+    answer = {"hours": 0, "table": "t", "rows": 1, "complete_from": HOURS[0], "complete_until": HOURS[0]}
+    assert _outcome(answer) == "t has nothing to change; 1 rows"
 
 
 def test_an_auditor_that_has_stopped_applying_records_proves_nothing(
