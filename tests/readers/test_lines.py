@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,11 +17,13 @@ import pytest
 
 from millrace_warehouse.context import Context
 from millrace_warehouse.history.hours import UNFILED
+from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.publish.live import Live
 from millrace_warehouse.publish.readers import describe_table
 from tests.loaded import pin
 from tests.published import TOPIC, Warehouse
 from tests.readers.engines import OLDER_PYSPARKS, POM, environment, iceberg_jars, older_pyspark
+from tests.unit.warehouse.memory_log import SCHEMA, SCHEMA_ID, START, MemoryLog, load_run
 
 H10, H11, H12 = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 READERS = ("DuckDB", "pandas", "polars", "PySpark 4.0 to 4.3", "Spark 4.1 with Iceberg")
@@ -43,6 +46,11 @@ EVENT = {
         {"name": "id", "type": {"type": "fixed", "name": "Id", "size": 16, "logicalType": "uuid"}},
         {"name": "raw", "type": {"type": "fixed", "name": "Raw", "size": 4}},
     ],
+}
+PART = [{"name": "a", "type": "int"}, {"name": "inner", "type": ["null", {"type": "array", "items": "int"}]}]
+PARTS = {
+    "name": "parts",
+    "type": ["null", {"type": "array", "items": {"type": "record", "name": "Part", "fields": PART}}],
 }
 
 
@@ -97,6 +105,24 @@ def test_a_reader_of_files_shows_the_published_rows_or_those_of_the_branch(
     published(scene)
     shown = shell(lines_of(scene, rows)[reader], home)
     assert len(set(re.findall(r"/\d+\b", shown))) == rows, shown
+
+
+@pytest.mark.parametrize(
+    ("reader", "column"), [("polars", "to_list()"), ("pandas", "to_json(orient='values')")]
+)
+def test_a_null_list_of_records_is_null_to_polars_and_empty_to_pandas(
+    scene: Warehouse, home: Path, reader: str, column: str
+) -> None:
+    log = MemoryLog(1)
+    log.schemas = {SCHEMA_ID: {**SCHEMA, "fields": [*SCHEMA["fields"], PARTS]}}
+    for parts in (None, [], [{"a": 1, "inner": None}, {"a": 2, "inner": []}]):
+        log.append_events(0, [START], parts=parts)
+    assert load_topic(load_run(log, scene.storage), TOPIC).rejected == 0
+    scene.publish(H10)
+    python, c, code = shlex.split(lines_of(scene, 7)[reader])
+    code = code.removesuffix(")") + f"['parts'].{column})"
+    expected = [None if reader == "polars" else [], [], [{"a": 1, "inner": None}, {"a": 2, "inner": []}]]
+    assert literal_eval(shell(shlex.join([python, c, code]), home).replace("null", "None")) == expected
 
 
 @pytest.mark.parametrize("rows", [7, 9])
@@ -161,7 +187,7 @@ def test_the_description_of_a_table_is_what_the_table_holds(scene: Warehouse) ->
     assert (described.table, described.catalog, described.publication) == ("millrace.PageView", "millrace", 2)
     assert (described.rows, described.published, described.complete) == (
         7,
-        f"{H10} to {H11}",
+        f"{H10} to {H12}",
         f"{H10} to {H12}",
     )
     assert (described.through_load, described.loads_behind) == (2, 1)

@@ -18,6 +18,13 @@ from millrace_warehouse.requests import Compact, Publish, Tables
 
 SHOWN = 10
 """Most lines about waiting hours. A last line counts the remaining hours."""
+ONE_SNAPSHOT = "one snapshot: for later rows run `millrace tables` again"
+NOTES = {
+    "DuckDB": ONE_SNAPSHOT,
+    "pandas": f"{ONE_SNAPSHOT}; shows a null list or map of records as empty, which polars keeps null",
+    "polars": ONE_SNAPSHOT,
+}
+"""Reader -> what its printed line does not show."""
 
 
 @command_of(Publish, Output)
@@ -187,5 +194,6 @@ def _live_state(live: Mapping[str, Any]) -> str:
 
 def _show_lines(readers: Mapping[str, str], what: str) -> None:
     for reader, line in readers.items():
-        for shown in ("", f"# {reader}{what}", *line.splitlines()):
+        note = f" ({NOTES[reader]})" if reader in NOTES else ""
+        for shown in ("", f"# {reader}{what}{note}", *line.splitlines()):
             say(shown)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import hour_of, number_of
 from millrace_warehouse.history.layout import Topic, load_numbers, read_checked
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.branch_commit import LIVE
@@ -67,7 +68,7 @@ class TableDescription:
     """Number of the publication's schema in `schema/`."""
     rows: int = 0
     published: str = ""
-    """First and last published hour; hours between them may wait."""
+    """The range [from, to) from the first to the end of the last published hour; hours in it may wait."""
     complete: str = ""
     """The hours [from, to) that are complete by the auditor's verdict, without a gap."""
     through_load: int = 0
@@ -143,7 +144,7 @@ def _published(publication: Publication) -> dict[str, Any]:
         "published_at": publication.created,
         "schema": publication.schema,
         "rows": publication.rows,
-        "published": f"{hours[0][0]} to {hours[-1][1]}" if hours else "",
+        "published": f"{hours[0][0]} to {hour_of(number_of(hours[-1][1]) + 1)}" if hours else "",
         "complete": f"{publication.complete_from} to {until}" if until else "",
         "through_load": publication.loads.load,
         "waiting_hours": len(publication.unpublished),
@@ -173,7 +174,7 @@ def _readers(topic: Topic, catalog: Catalog, table: Table, live: Snapshot | None
     metadata = table.metadata_location
     options = ("" if local else f", catalog={catalog.name!r}") + (", live=True" if live else "")
     lines = {
-        "DuckDB": shlex.join(["duckdb", "-c", f"INSTALL iceberg; LOAD iceberg; {_duckdb(metadata, live)}"]),
+        "DuckDB": _shell(["duckdb", "-c", f"INSTALL iceberg; LOAD iceberg; {_duckdb(metadata, live)}"]),
         "pandas": _python(
             "from pyiceberg.table import StaticTable",
             f"scan = StaticTable.from_metadata({metadata!r}).scan()",
@@ -198,13 +199,13 @@ def _readers(topic: Topic, catalog: Catalog, table: Table, live: Snapshot | None
         words += [f"--conf={prefix}{key}={value}" for key, value in settings.items()]
         name = ".".join([catalog.name, *table.name()])
         branch = f"{name} VERSION AS OF '{LIVE}'" if live else name
-        lines["Spark 4.1 with Iceberg"] = shlex.join([*words, "-e", f"SELECT * FROM {branch} LIMIT 10"])
+        lines["Spark 4.1 with Iceberg"] = _shell([*words, "-e", f"SELECT * FROM {branch} LIMIT 10"])
         if live:
             # By file, so that each row of the branch is there once, whatever is published meanwhile.
             proven = (
                 f"SELECT *, _file IN (SELECT file_path FROM {name}.files) AS proven FROM {branch} LIMIT 10"
             )
-            lines["Spark 4.1 with Iceberg and a column `proven`"] = shlex.join([*words, "-e", proven])
+            lines["Spark 4.1 with Iceberg and a column `proven`"] = _shell([*words, "-e", proven])
     return lines
 
 
@@ -230,4 +231,11 @@ def _spark_settings(storage: Storage, catalog: Catalog, *, local: bool) -> dict[
 
 
 def _python(*statements: str) -> str:
-    return shlex.join(["python", "-c", "; ".join(statements)])
+    return _shell(["python", "-c", "; ".join(statements)])
+
+
+def _shell(words: Sequence[str]) -> str:
+    """Return a shell's line of the words. Code with single quotes gets double quotes where that is safe."""
+    return " ".join(
+        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word) for word in words
+    )

@@ -417,6 +417,7 @@ def test_the_table_is_described_with_a_line_for_each_reader_that_reads_it(loaded
     answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--hour", HOURS[2])
     (table,) = answers(loaded, tables, TOPIC)
     assert (table["table"], table["publication"], table["rows"]) == ("millrace.PageView", 1, 142)
+    assert table["published"] == f"{HOURS[0]} to 2015-05-17T13", "half-open, as is `complete`"
     assert (table["through_load"], table["loads_behind"]) == (1, 0)
     assert (table["waiting_hours"], table["waiting_rows"]) == (1, 38)
     line = table["readers"]["pandas"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,8 +67,31 @@ def test_a_table_that_was_never_published_has_only_lines_of_the_branch(w: Wareho
     assert (live(w).rows, live(w).rows_not_proven, live(w).behind_s) == (5, 5, 0.0)
     shown = printed(w)
     assert "live: shows every load, 5 rows not proven\n" in shown
-    assert "\n# DuckDB: branch live, not proven\n" in shown
-    assert "\n# DuckDB\n" not in shown
+    assert "\n# DuckDB: branch live, not proven (one snapshot: for later rows run" in shown
+    assert "\n# DuckDB (" not in shown
+
+
+def test_a_line_of_an_ordinary_warehouse_shows_its_code_as_it_is_written(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    w.publish(NINE)
+    readers = describe_table(w.storage, w.catalog, TOPIC).readers
+    metadata = w.table.metadata_location
+    code = f"import polars; scan = polars.scan_iceberg('{metadata}'); print(scan.collect())"
+    assert readers["polars"] == f'python -c "{code}"'
+    assert f"\"INSTALL iceberg; LOAD iceberg; FROM iceberg_scan('{metadata}')\"" in readers["DuckDB"]
+
+
+@pytest.mark.parametrize("folder", ["plain", "it's", "it's $HOME `x`", "it's !1", "both \" and '", "\\"])
+def test_a_shell_takes_a_line_as_its_words_whatever_the_path_holds(tmp_path: Path, folder: str) -> None:
+    with warehouse(tmp_path / folder) as made:
+        made.load({NINE: 3})
+        made.publish(NINE)
+        described = describe_table(made.storage, made.catalog, TOPIC)
+    print_words = f"printf '%s\\n' {described.readers['polars']}"
+    words = subprocess.check_output(["/bin/sh", "-c", print_words], text=True)
+    python, c, code = words.splitlines()
+    assert (python, c) == ("python", "-c")
+    assert f"polars.scan_iceberg({described.metadata_location!r})" in code
 
 
 def test_the_branch_is_behind_since_its_last_commit_when_a_load_or_publication_is_not_shown(
@@ -107,7 +131,7 @@ def test_a_branch_that_another_program_has_dropped_is_named(w: Warehouse) -> Non
     assert (live(w).snapshot_id, live(w).readers) == (None, {})
     shown = printed(w)
     assert "live: dropped by another program" in shown
-    assert "\n# DuckDB\n" in shown
+    assert "\n# DuckDB (one snapshot: for later rows run `millrace tables` again)\n" in shown
     with pytest.raises(MillraceError, match="has dropped branch live of PageView"):
         open_live(w.catalog, TOPIC)
 
