@@ -58,7 +58,7 @@ def test_a_command_with_a_ticket_and_no_keytab_loads_and_its_processes_have_none
     warehouse.check_loads(topic)
 
 
-@pytest.mark.parametrize("step", ["planned", "written", "described"])
+@pytest.mark.parametrize("step", ["planned", "written", "prepared"])
 def test_namenodes_that_fail_over_at_a_step_do_not_end_a_load(
     warehouse: RemoteWarehouse, hdfs: Hdfs, step: str
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support import wait_until
 ROWS = 600
 
 
-@pytest.mark.parametrize("step", ["planned", "written", "described", "published"])
+@pytest.mark.parametrize("step", ["planned", "written", "prepared", "committed"])
 def test_a_namenode_killed_at_a_step_and_restarted_a_load_goes_on(
     warehouse: RemoteWarehouse, hdfs: Hdfs, step: str
 ) -> None:

@@ -15,7 +15,7 @@ from tests.jobs import kill_at_a_step
 from tests.remote_warehouse import RemoteWarehouse, at_each_step
 from tests.support import Process, run_millrace
 
-STEPS = ("planned", "written", "described", "published", "recorded", "counted")
+STEPS = ("planned", "written", "prepared", "committed", "recorded", "counted")
 ROWS = 600
 PATIENCE_S = 300
 """For a job to reach a step on a machine that does other things, too."""
@@ -30,7 +30,7 @@ def test_a_driver_killed_at_a_step_and_run_again_loads_every_message_once(
     warehouse.produce(topic, ROWS)
     assert warehouse.load(topic).load == 1
     warehouse.produce(topic, ROWS)
-    # The first step of every driver but the first is `healed`.
+    # The first step of every driver but the first is `ledger checked`.
     command = warehouse.command("load", topic, "--run-id", "killed")
     kill_at_a_step(Process(command), steps=step + 2, pause_s=0, timeout_s=PATIENCE_S)
     again = warehouse.load(topic, run_id="killed")
@@ -94,8 +94,8 @@ def test_of_two_zombies_that_create_one_number_at_the_same_moment_one_wins(
 
         def hold(step: str, ready: threading.Barrier = ready, steps: list[str] = steps) -> None:
             steps.append(step)
-            if step == "described" and steps.count("described") <= 2:
-                ready.wait(PATIENCE_S)  # both have written and described the load of this number
+            if step == "prepared" and steps.count("prepared") <= 2:
+                ready.wait(PATIENCE_S)  # both have written and prepared the load of this number
 
         with at_each_step(hold), ThreadPoolExecutor(2) as drivers:
             results = list(
@@ -103,7 +103,7 @@ def test_of_two_zombies_that_create_one_number_at_the_same_moment_one_wins(
             )
         assert [result.load for result in results] == [turn, turn]
         assert sorted(result.published for result in results) == [False, True]
-        assert Counter(steps)["published"] == 1
+        assert Counter(steps)["committed"] == 1
     warehouse.check_loads(topic)
     assert len(warehouse.storage.names(f"{topic}/rows")) == RACES  # who lost has cleaned up
 
@@ -114,7 +114,7 @@ def test_a_zombie_that_wakes_up_after_others_went_on_counts_nothing_twice(wareho
     sleeping, wake = threading.Event(), threading.Event()
 
     def sleep_before_the_create(step: str) -> None:
-        if step == "described" and not sleeping.is_set():
+        if step == "prepared" and not sleeping.is_set():
             sleeping.set()
             assert wake.wait(PATIENCE_S)
 

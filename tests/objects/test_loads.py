@@ -49,7 +49,7 @@ def test_loads_the_table_late_rows_and_the_proof(lake: RemoteWarehouse, seaweedf
     assert table.scan(selected_fields=("_load",)).to_arrow().num_rows == 2_040
 
 
-@pytest.mark.parametrize("steps", [2, 4, 5], ids=["planned", "described", "published"])
+@pytest.mark.parametrize("steps", [2, 4, 5], ids=["planned", "prepared", "committed"])
 def test_a_driver_killed_at_a_step_and_run_again_loads_every_message_once(
     lake: RemoteWarehouse, steps: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_store_killed_while_tasks_upload_and_before_the_manifest_a_load_goes_o
         bounce()
 
     def begin(step: str) -> None:
-        chosen = {"planned": bounce_while_tasks_upload, "described": bounce}.get(step)
+        chosen = {"planned": bounce_while_tasks_upload, "prepared": bounce}.get(step)
         if chosen:
             restarts.append(threading.Thread(target=chosen))
             restarts[-1].start()

@@ -41,11 +41,11 @@ def make(topic: Topic, load: int, edition: int, write: Write, progress: Progress
     except BaseException:
         discard(topic, load, attempt)
         raise
-    progress("described")
+    progress("prepared")
     if not create(topic, manifest):
         discard(topic, load, attempt)
         return None
-    progress("published")
+    progress("committed")
     return manifest
 
 

@@ -117,7 +117,7 @@ def heal(context: range_writer.LoadContext, newest: LoadManifest | None) -> None
     if newest is None:
         return
     record(context.storage, newest)
-    context.progress("healed")
+    context.progress("ledger checked")
 
 
 def record(storage: Storage, load: LoadManifest) -> None:

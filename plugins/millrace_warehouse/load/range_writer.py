@@ -440,7 +440,7 @@ def _check_gaps(context: LoadContext, topic: str, partitions: Sequence[Partition
     part, gap = absent[0]
     raise RefusedLog(
         f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
-        " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
+        " nothing was loaded: run `millrace log verify` on its broker and restore it, or load with"
         " --accept-gaps to continue without them"
     )
 
@@ -470,7 +470,7 @@ def _check_rejected(
         cures.append(_cure(kind, look, pinned.table_schema.message_format))
     if over:
         raise RefusedLog(
-            f"{pinned.table_schema.topic}: {'; '.join(over.values())}; nothing was published:"
+            f"{pinned.table_schema.topic}: {'; '.join(over.values())}; nothing was loaded:"
             f" {', '.join(cures)}, or raise --max-rejected"
         )
 

@@ -258,7 +258,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
             if not any(before.start <= gap.start and gap.end <= before.end for before in old.gaps):
                 raise MillraceError(
                     f"{where}: offsets [{gap.start}, {gap.end}) were in the log and are gone,"
-                    " nothing was published: run `millrace log verify` on its broker"
+                    " nothing was loaded: run `millrace log verify` on its broker"
                 )
 
 

@@ -214,7 +214,7 @@ class Resident:
     def _seal(self, load: OpenLoad) -> LoadResult | None:
         manifest = load.manifest or load.complete()
         if create(self._topic, manifest):
-            self._run.context.progress("published")
+            self._run.context.progress("committed")
             return self._made(load, manifest)
         self._lose(load)
         return None

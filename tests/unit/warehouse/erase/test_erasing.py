@@ -26,22 +26,22 @@ CONDITION = f"{TOPIC}/erasures/4711.where"
 STEPS = (
     "looked at load 2",
     "erasure recorded",
-    "published",  # of the load that fences
+    "committed",  # the load that fences
     "fenced",
-    "described:2",
+    "prepared:2",
     "edition made",
     "edition made:2",
     "publication written",
-    "committed",
+    "committed:5",  # the publication
     "recorded",
-    "published:5",
+    "published",
     "done",
     "snapshots forgotten",
     "written down",
     "deleted",
     "deleted:5",
 )
-FEW = ("erasure recorded", "edition made", "committed", "snapshots forgotten")
+FEW = ("erasure recorded", "edition made", "committed:5", "snapshots forgotten")
 """`make soak` kills at the others, too."""
 
 

@@ -18,8 +18,8 @@ from millrace_warehouse.without_pandas import keep_pandas_out
 from tests.support import child
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
-LOAD_STEPS = ("planned", "written", "described", "published", "recorded")
-RELOAD_STEPS = ("written", "described", "published", "recorded")
+LOAD_STEPS = ("planned", "written", "prepared", "committed", "recorded")
+RELOAD_STEPS = ("written", "prepared", "committed", "recorded")
 KILLED = 9
 
 

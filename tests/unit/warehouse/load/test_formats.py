@@ -196,7 +196,7 @@ def test_a_first_load_that_is_killed_before_it_is_made_is_repeated_with_the_form
         pass
 
     def progress(step: str) -> None:
-        if step == "described":
+        if step == "prepared":
             raise Killed
 
     log = topic_of(order(1))

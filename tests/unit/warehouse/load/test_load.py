@@ -337,7 +337,7 @@ def test_the_loser_of_a_race_starts_over_and_loads_nothing_twice(tmp_path: Path)
     raced: list[int | None] = []
 
     def overtaken(step: str) -> None:
-        if step == "described" and not raced:
+        if step == "prepared" and not raced:
             raced.append(None)
             log.append_events(1, [START])
             raced[0] = load_topic(load_run(log, tmp_path, "other"), TOPIC).load
@@ -363,7 +363,7 @@ def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path
     done: list[bool] = []
 
     def overtaken(step: str) -> None:
-        if step == "described" and not done:
+        if step == "prepared" and not done:
             done.append(True)
             load_topic(early, TOPIC)
 
@@ -388,10 +388,10 @@ def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser
     done: list[bool] = []
 
     def overtaken(step: str) -> None:
-        if step == "described" and not done:
+        if step == "prepared" and not done:
             done.append(True)
             with pytest.raises(InterruptedError):
-                load_topic(winner_at("published"), TOPIC)
+                load_topic(winner_at("committed"), TOPIC)
 
     result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken), TOPIC)
     assert (result.load, result.rows) == (2, 5)

@@ -174,7 +174,7 @@ def test_the_error_names_all_kinds_over_their_limits(tmp_path: Path) -> None:
         "PageView: 120 of 200 records have a foreign framing, allowed are 100 records: 120 times 'the message"
         " does not begin with a zero byte and a schema id: it looks like plain text'; one of them begins with"
         " 74 65 78 74; 80 of 200 records have a schema id that the registry does not know, allowed are 1 %:"
-        " 80 times 'schema id 99 is not in the registry'; nothing was published: the first looks like plain"
+        " 80 times 'schema id 99 is not in the registry'; nothing was loaded: the first looks like plain"
         ' text: load them into a new warehouse, with format = "text" for the topic, register the schema, or'
         " raise --max-rejected"
     )
@@ -229,7 +229,7 @@ def test_the_error_for_a_foreign_framing_says_what_the_messages_look_like(tmp_pa
     assert str(caught.value) == (
         "PageView: 200 of 200 records have a foreign framing, allowed are 0.1 % or 100 records: 200 times"
         " 'the message does not begin with a zero byte and a schema id: it looks like JSON'; one of them"
-        " begins with 7b 22 69 64 22 3a 20 30; nothing was published: the first looks like JSON: load"
+        " begins with 7b 22 69 64 22 3a 20 30; nothing was loaded: the first looks like JSON: load"
         ' them into a new warehouse, with format = "json" for the topic, or raise --max-rejected'
     )
 

@@ -52,7 +52,7 @@ def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothi
         load_topic(load_run(log, tmp_path), TOPIC)
     assert str(caught.value) == (
         "PageView: 101 of 308 records have a schema id that the registry does not know, allowed are 0.1 % or"
-        " 100 records: 101 times 'schema id 99 is not in the registry'; nothing was published: register the"
+        " 100 records: 101 times 'schema id 99 is not in the registry'; nothing was loaded: register the"
         " schema, or raise --max-rejected"
     )
     storage = open_storage(str(tmp_path))

@@ -104,7 +104,7 @@ def test_the_loser_of_a_race_for_an_edition_reads_again_as_the_next_one(scene: M
     raced: list[bool] = []
 
     def overtaken(step: str) -> None:
-        if step == "described" and not raced:
+        if step == "prepared" and not raced:
             raced.append(True)
             reload_topic(scene.reload_run(run_id="faster"), TOPIC, [1])
 
@@ -134,7 +134,7 @@ def test_the_ledger_entry_that_a_crash_behind_the_create_left_out_is_made_by_the
         pass
 
     def killed(at: str) -> None:
-        if at == "published":
+        if at == "committed":
             raise Killed
 
     with pytest.raises(Killed):

@@ -416,7 +416,7 @@ def test_too_many_rejected_records_make_no_load_and_are_shown_no_more(tmp_path: 
     files = [*branch.shown]
     assert files
     branch.clock.now += SEAL_S
-    with pytest.raises(RefusedLog, match=r"101 of 281 records have a foreign framing.*nothing was published"):
+    with pytest.raises(RefusedLog, match=r"101 of 281 records have a foreign framing.*nothing was loaded"):
         loader.turn()
     assert loads_of(tmp_path) == []
     assert branch.rows() == []

@@ -146,9 +146,7 @@ def test_a_load_that_is_told_a_wrong_format_fails_with_the_format_that_takes_the
     )
     named = "JSON" if values == "objects" else look.removeprefix("look like ")
     singular = {"JSON arrays": "a JSON array", "empty values": "an empty value"}
-    assert f"nothing was published: the first looks like {singular.get(named, named)}: load" in str(
-        caught.value
-    )
+    assert f"nothing was loaded: the first looks like {singular.get(named, named)}: load" in str(caught.value)
 
 
 def test_bytes_that_are_no_text_are_to_be_loaded_as_bytes(tmp_path: Path) -> None:

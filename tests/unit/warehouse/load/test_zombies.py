@@ -41,7 +41,7 @@ def test_a_driver_that_sleeps_while_its_number_is_taken_makes_no_load(tmp_path: 
     slept: list[str] = []
 
     def sleep(step: str) -> None:
-        if step == "described" and not slept:
+        if step == "prepared" and not slept:
             (folder,) = storage.names(f"{TOPIC}/rows")
             slept.append(folder)
             log.append_events(0, [START])

@@ -114,7 +114,7 @@ def load_with_zombies(folder: Path, pause_at: str) -> None:
         return [in_a_process(task) for task in tasks]
 
     def wake_up(step: str) -> None:
-        for pid in {"described": zombies[::2], "published": zombies[1::2]}.get(step, []):
+        for pid in {"prepared": zombies[::2], "committed": zombies[1::2]}.get(step, []):
             os.kill(pid, signal.SIGCONT)
             os.waitpid(pid, 0)
 
