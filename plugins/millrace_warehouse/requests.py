@@ -62,7 +62,7 @@ def option(
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def command_options(cls: type[V]) -> type[V]:
     """Make a class a frozen dataclass whose fields may be options."""
-    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+    return dataclass(frozen=True, kw_only=True)(cls)
 
 
 def command_line_fields(cls: type) -> Iterator[tuple[str, Option]]:

@@ -10,6 +10,7 @@ import pytest
 
 from millrace.cli import SECTIONS, cli
 from millrace.help_texts import EXIT_CODES
+from millrace_warehouse.commands.textfile import METRICS
 from tests import commands_page, json_answers
 
 LEAVES = dict(commands_page.leaves())
@@ -69,6 +70,15 @@ def test_no_option_has_the_name_of_a_type_for_its_value() -> None:
                 command.name,
                 option.opts,
             )
+
+
+def test_only_the_commands_that_write_metrics_have_an_option_for_their_folder() -> None:
+    having = {
+        words
+        for words, command in LEAVES.items()
+        if any(option.opts[0] == "--metrics-dir" for option in commands_page.options(command))
+    }
+    assert having == METRICS.keys()
 
 
 @pytest.mark.parametrize("words", LEAVES)

@@ -81,7 +81,7 @@ class Invocation(Output):
 
     def packages_for(self, request: Any) -> Sequence[str]:
         """Return the packages that a job needs; `--engine local` does without Spark."""
-        packages = Output.packages_for(self, request)  # slots: no super()
+        packages = super().packages_for(request)
         return packages if self.processes_for(request) else (*packages, "pyspark")
 
     def processes_for(self, request: Any) -> int:

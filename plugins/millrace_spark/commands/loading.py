@@ -18,15 +18,20 @@ from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job, run_resident_job
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import command_of
+from millrace_warehouse.commands.options import MeasuredOutput, command_of
 from millrace_warehouse.option_values import SPARK
-from millrace_warehouse.requests import Load, Mirror, Reload
+from millrace_warehouse.requests import Load, Mirror, Reload, command_options
 from millrace_warehouse.table_layout import TableLayout
 from millrace_warehouse.without_pandas import keep_pandas_out
 
 
-@command_of(Load, Invocation)
-def load(request: Load, invocation: Invocation) -> None:
+@command_options
+class LoadInvocation(Invocation, MeasuredOutput):
+    """Options of a load's job."""
+
+
+@command_of(Load, LoadInvocation)
+def load(request: Load, invocation: LoadInvocation) -> None:
     """Load the new messages of each TOPIC into the warehouse exactly once, with one manifest per topic.
 
     Several topics are loaded at a time. A topic that fails does not stop the remaining topics. Records that
@@ -66,7 +71,7 @@ def load(request: Load, invocation: Invocation) -> None:
         _load_once(request, invocation, without_schema)
 
 
-def _load_once(request: Load, invocation: Invocation, without_schema: Sequence[str]) -> None:
+def _load_once(request: Load, invocation: LoadInvocation, without_schema: Sequence[str]) -> None:
     """Load the topics by a job. Print the loads, and the topics that were left out."""
     answer = run_job("load", request, invocation)
     reason = "no schema is registered for it"
@@ -77,7 +82,7 @@ def _load_once(request: Load, invocation: Invocation, without_schema: Sequence[s
         raise MillraceError("; ".join(reasons))
 
 
-def _follow(request: Load, invocation: Invocation) -> None:
+def _follow(request: Load, invocation: LoadInvocation) -> None:
     """Load the topics until SIGTERM or Ctrl-C. Print every load."""
     stop = threading.Event()
     stop_on_signals(stop.set)

@@ -42,6 +42,19 @@ class Output(Silent):
     """Options for the printing of a command's answer."""
 
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
+
+    def print(self, answer: Any, show: Callable[[Any], None]) -> None:
+        """Print an answer as JSON, or let `show` print it for people."""
+        if self.as_json:
+            print_json(answer)
+        else:
+            show(answer)
+
+
+@command_options
+class MeasuredOutput(Output):
+    """Options of a command that also writes metrics."""
+
     metrics_dir: str = option(
         "--metrics-dir DIR",
         "Folder of node_exporter's textfile collector, for the command's metrics.",
@@ -61,13 +74,6 @@ class Output(Silent):
             for answer in answers:
                 if "error" not in answer:
                     write_metrics(Path(self.metrics_dir), command, answer, time.time())
-
-    def print(self, answer: Any, show: Callable[[Any], None]) -> None:
-        """Print an answer as JSON, or let `show` print it for people."""
-        if self.as_json:
-            print_json(answer)
-        else:
-            show(answer)
 
 
 def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None]], click.Command]:

@@ -11,7 +11,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.printing import print_table, say
 from millrace.steps import own_steps
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import Output, command_of
+from millrace_warehouse.commands.options import MeasuredOutput, Output, command_of
 from millrace_warehouse.history.manifest import ACCEPTED
 from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.requests import Compact, Publish, Tables
@@ -27,8 +27,8 @@ NOTES = {
 """Reader -> what its printed line does not show."""
 
 
-@command_of(Publish, Output)
-def publish(request: Publish, output: Output) -> None:
+@command_of(Publish, MeasuredOutput)
+def publish(request: Publish, output: MeasuredOutput) -> None:
     """Bring the Iceberg table of each TOPIC up to date with its loads, in one commit for all hours.
 
     Late rows of published hours, and re-loaded rows, need no option. Hours that are not published yet need an
@@ -92,7 +92,7 @@ def _each_topic(
             except MillraceError as error:
                 answers.append({"topic": topic, "error": str(error)})
     output.print(answers, lambda every: show_answers([answer for answer in every if "error" not in answer]))
-    if isinstance(request, Publish) and not request.dry_run:
+    if isinstance(output, MeasuredOutput) and isinstance(request, Publish) and not request.dry_run:
         output.measure(what, answers)
     if reasons := [answer["error"] for answer in answers if "error" in answer]:
         raise MillraceError("; ".join(reasons))
