@@ -95,7 +95,7 @@ def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
     yield f"registry   {without_secret(endpoints.registry_url)}"
     yield f"auditor    {without_secret(endpoints.auditor_url)}"
     yield f"console    {without_secret(endpoints.auditor_url)}/console"
-    yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
+    yield "ready: everything is up"
 
 
 def _echo(*lines: str) -> None:

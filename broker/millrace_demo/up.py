@@ -200,12 +200,7 @@ class Deployment:
         options = ["--port", str(port), "--data-dir", str(self._data / "zookeeper")]
         options += ["--heap-mb", str(self._config.zookeeper_heap_mb)]
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
-        zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
-        places = ("--database-url", self._database("registry"), "--zookeeper", zookeeper_address)
-        listen = ("--listen", self._config.registry)
-        registry = self._run(
-            "registry", "registry", *listen, *places, *self._guard("registry"), again=_LISTEN
-        )
+        zookeeper_address = _address_of(zookeeper, "zookeeper")
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
             self._bootstraps[name] = bootstrap
@@ -213,7 +208,7 @@ class Deployment:
             if cluster.mirror is not None and cluster.bootstrap:
                 fill = self._adopt_copies if cluster.mirror.by_mirrormaker else self._start_mirror
                 fill(name, cluster.mirror, zookeeper_address)
-        self._registry = registry.wait_until_ready(READY_TIMEOUT_S)
+        self._registry = self._start_registry(zookeeper_address)
         auditor_url = self._start_audit(zookeeper_address)
         registry_url = self._url("registry", self._registry)
         return Endpoints(
@@ -223,10 +218,11 @@ class Deployment:
     def _run(
         self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
     ) -> Child:
-        """Start a command of Millrace. With `user` it connects to the brokers and the registry
-        as that user.
+        """Start a command of Millrace. With `user` it connects to the brokers as that user, and with a token
+        of its own to a registry that has started.
         """
-        environment = {"MILLRACE_REGISTRY": self._url("registry", self._registry, name)} if user else {}
+        asks = user and self._registry
+        environment = {"MILLRACE_REGISTRY": self._url("registry", self._registry, name)} if asks else {}
         if self._security and user:
             environment[VARIABLE] = str(self._security.client_file(user))
         return self._supervisor.start(name, [*_MILLRACE, command, *options], again, environment)
@@ -250,6 +246,14 @@ class Deployment:
 
     def _database(self, service: str) -> str:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
+
+    def _start_registry(self, zookeeper: str) -> str:
+        """Start the registry, which shows the topics of the aggregate cluster; return its address."""
+        options = ["--listen", self._config.registry, "--database-url", self._database("registry")]
+        options += ["--zookeeper", zookeeper, "--bootstrap", self._bootstraps[self._aggregate]]
+        options += self._guard("registry")
+        registry = self._run("registry", "registry", *options, again=_LISTEN, user="consumer")
+        return _address_of(registry, "registry")
 
     def _start_brokers(self, name: str, zookeeper: str) -> str:
         """Start a cluster's brokers and wait for all of them; return its bootstrap addresses."""
@@ -278,7 +282,7 @@ class Deployment:
             if self._broker_command and name == self._aggregate:
                 command = [*self._broker_command, str(file)]
             brokers.append(self._supervisor.start(label, command, again=("--set", f"{key}={{address}}")))
-        return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
+        return ",".join(_address_of(broker, f"clusters.{name}.brokers") for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
         """Return the lines that the files of all the cluster's brokers share."""
@@ -336,7 +340,25 @@ class Deployment:
             options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
             options += [*zookeeper_at, "--interval-ms", str(config.audit_interval_ms)]
             self._run(_reader_of(_WAREHOUSE), "audit-warehouse", *options, user="reader")
-        return self._url("auditor", auditor.wait_until_ready(READY_TIMEOUT_S))
+        return self._url("auditor", _address_of(auditor, "auditor"))
+
+
+def _address_of(child: Child, key: str) -> str:
+    """Wait until a child is ready, and return its address. If the address is in use, the MillraceError names
+    its key in the deployment's file.
+    """
+    try:
+        return child.wait_until_ready(READY_TIMEOUT_S)
+    except MillraceError as error:
+        reason, _, remedy = str(error).partition("; ")
+        if "cannot listen on" not in reason:
+            raise
+        if "metrics_listen" in remedy:
+            key = key.removesuffix("brokers") + "metrics"
+        raise MillraceError(
+            f"{reason}; end the process that uses this address, or set another `{key}` in the deployment's"
+            " file or with --set"
+        ) from None
 
 
 def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:

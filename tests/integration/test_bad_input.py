@@ -74,11 +74,22 @@ ROWS = {
         " --database-url sqlite:///{own}/auditor.db",
         says="cannot listen on {taken}: Address already in use; choose another --listen",
     ),
-    "up on a taken port": Row(
-        command="up {local} --set data_dir={own} --set registry={taken} --set zookeeper=127.0.0.1:0",
-        says="registry ended before it was ready: cannot listen on {taken}",
-        within_s=15,
-    ),
+    **{
+        f"up on a taken port of {key}": Row(
+            command=f"up {{local}} --set data_dir={{own}} --set {key}={value}",
+            says=f"{child} ended before it was ready: cannot listen on {{taken}}: Address already in use; end"
+            f" the process that uses this address, or set another `{key}` in the deployment's file or with"
+            " --set",
+            within_s=15,
+        )
+        for key, value, child in (
+            ("zookeeper", "{taken}", "zookeeper"),
+            ("clusters.dc1.brokers", '["{taken}"]', "dc1-1"),
+            ("clusters.dc1.metrics", '["{taken}"]', "dc1-1"),
+            ("registry", "{taken}", "registry"),
+            ("auditor", "{taken}", "auditor"),
+        )
+    },
     "a broker without ZooKeeper": Row(
         command="broker {config} --set zookeeper={nobody} --set log_dir={own} --set listen=127.0.0.1:0",
         says="no ZooKeeper answers at {nobody}: start one (millrace zookeeper) or give its address",

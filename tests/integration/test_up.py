@@ -103,8 +103,41 @@ def test_a_producer_and_a_consumer_stay_in_their_datacenter_and_the_offline_clus
     assert (values("dc1"), values("dc2")) == ([b"dc1"], [b"dc2"])
 
 
+def address_of(up: Process, name: str) -> str:
+    """Address on the line of a part."""
+    (address,) = [line.split()[1] for line in up.lines if line.startswith(f"{name} ")]
+    return address
+
+
+def check_registry_page(up: Process, ca: Path | None = None, token: str = "") -> None:
+    """Fail unless the registry's page shows the topic in which the readers report."""
+    page = address_of(up, "registry").replace("***", f"millrace:{token}") + "/ui/subjects/AuditHeartbeat"
+
+    def topics() -> str:
+        try:
+            text = httpx.get(page, verify=ssl.create_default_context(cafile=ca)).text
+        except httpx.TransportError:
+            return ""
+        return text.partition('<td data-l="topics">')[2].partition("<")[0]
+
+    wait_until("a reader has registered its schema", topics)
+    kill_child(up, "millrace.cli registry")  # a registry looks when it starts, and then each minute
+    wait_until("the registry shows the topic", lambda: "audit-offline" in topics(), timeout_s=2 * WAIT_S)
+
+
+def kill_child(up: Process, words: str) -> int:
+    """Kill the child whose command line has the words; its process id."""
+    pid = next(pid for pid, command in children_of(up.pid).items() if words in command)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_the_registry_s_page_shows_the_topics_that_use_a_schema(up: Process) -> None:
+    check_registry_page(up)
+
+
 def test_the_auditor_knows_from_the_file_of_topics_which_proof_is_enough(up: Process) -> None:
-    (url,) = [line.split()[1] for line in up.lines if line.startswith("auditor ")]
+    url = address_of(up, "auditor")
     now = datetime.now(UTC)
     enough = {
         topic: completeness(url, topic, now - timedelta(hours=2), now - timedelta(hours=1)).enough
@@ -123,9 +156,8 @@ def test_a_file_of_topics_that_is_not_there_is_named_before_anything_starts(tmp_
 
 
 def test_a_child_that_dies_is_started_again_at_its_address(up: Process) -> None:
-    (address,) = [line.split()[1] for line in up.lines if line.startswith("dc2 ")]
-    broker = next(pid for pid, command in children_of(up.pid).items() if "dc2-1.toml" in command)
-    os.kill(broker, signal.SIGKILL)
+    address = address_of(up, "dc2")
+    broker = kill_child(up, "dc2-1.toml")
     wait_until("it is reported", lambda: "dc2-1 ended with exit code -9" in up.output)
     with ClusterClient(address, timeout_s=30) as client:
         assert "audit" in client.topics()
@@ -222,6 +254,7 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
     for name, path in (("registry", "/subjects"), ("auditor", "/v1/topics")):
         url = addresses[name].replace("***", f"millrace:{tokens[name]}")
         assert httpx.get(url + path, verify=context).status_code == 200
+    check_registry_page(process, folder.ca, tokens["registry"])
 
     children = children_of(process.pid)
     environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]
@@ -243,6 +276,7 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
 
     assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
     assert process.stop() == 0
+    assert "ready: everything is up" in process.lines
     assert process.lines[-2:] == ["stopping", "stopped"]
     wait_until("all children are gone", lambda: not alive(list(children)))
 

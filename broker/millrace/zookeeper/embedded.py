@@ -246,7 +246,7 @@ def free_port(port: int) -> int:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                     raise MillraceError(
-                        f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): end the process"
-                        " that uses this port, or give another port"
+                        f"cannot listen on 127.0.0.1:{port}: {error.strerror}; end the process that uses"
+                        " this port, or give another port"
                     ) from None
         time.sleep(0.05)
