@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing, nullcontext, suppress
+from datetime import datetime
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -160,7 +161,7 @@ def consume(
     Control characters in a value except tabs are escaped; --json shows every value unchanged.
 
     With --registry an Avro value is a line of JSON, and any other value is shown unchanged. A schema of
-    another subject than the topic's is reported once, on standard error.
+    another subject than the topic's is reported at the end, on standard error.
 
     Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """
@@ -181,20 +182,20 @@ def consume(
         )
         consumer = _reader(bootstrap, [TopicPartition(topic, *place) for place in starts.items()])
     decoded = None if client is None else AvroValues(client)
-    named_by, ids = Subjects.of_environment(subjects), set[int]()
+    named_by = Subjects.of_environment(subjects)
     if not until_end:
         say(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
-    with client or nullcontext(), closing(consumer), suppress(KeyboardInterrupt), interruptible():
-        for message in _received(consumer, len(partitions) if until_end else None):
-            say(*_line(message, decoded, as_json).split("\t"))
-            if client is not None and decoded is not None and (new := decoded.ids - ids):
-                ids |= new
-                try:
-                    lines = foreign_id_lines(topic, foreign_ids(topic, new, named_by, client))
-                except MillraceError as error:  # the registry may not know the subjects of an id
-                    lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
-                for line in lines:
-                    say(f"note: {line}", err=True)
+    with client or nullcontext(), closing(consumer):
+        with suppress(KeyboardInterrupt), interruptible():
+            for message in _received(consumer, len(partitions) if until_end else None):
+                say(*_line(message, decoded, as_json).split("\t"))
+        if client is not None and decoded is not None:
+            try:
+                lines = foreign_id_lines(topic, foreign_ids(topic, decoded.ids, named_by, client))
+            except MillraceError as error:  # the registry may not know the subjects of an id
+                lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
+            for line in lines:
+                say(f"note: {line}", err=True)
 
 
 def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:
@@ -316,7 +317,9 @@ class AvroValues:
 
 
 def printable(value: object) -> object:
-    """Return a value for JSON: bytes as text, or as base64 if not UTF-8; dates and decimals as text."""
+    """Return a value for JSON: bytes as text, or as base64 if not UTF-8; else text, times in ISO 8601."""
+    if isinstance(value, datetime):
+        return value.isoformat()
     if not isinstance(value, bytes):
         return value if value is None else str(value)
     try:

@@ -135,7 +135,7 @@ def test_avro_values_are_decoded_with_the_registry_they_are_of(
     shares = [0.5, "NaN", "-Infinity"]  # JSON has no such numbers
     assert first == {
         "url": "/ö",
-        "at": "2015-05-17 10:00:00+00:00",
+        "at": "2015-05-17T10:00:00+00:00",
         "raw": {"base64": "/w=="},
         "shares": shares,
     }
