@@ -54,7 +54,7 @@ def complete_help(command: click.Command) -> click.Command:
         completed.commands = {name: complete_help(below) for name, below in completed.commands.items()}
     else:
         completed.params = [_with_metavar(parameter) for parameter in command.params]
-        completed.epilog = f"{_with_whole_examples(command.epilog or '')}\n\n{EXIT_CODES}".lstrip()
+        completed.epilog = EXIT_CODES
     return completed
 
 

@@ -18,10 +18,7 @@ from millrace_audit.commands.options import hush_requests, registry_option
 from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 
 
-@click.command(
-    epilog="Example: millrace agent --cluster dc1 --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081"
-    " --service shop --spool /var/lib/millrace-agent"
-)
+@click.command()
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to produce to.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @registry_option
@@ -86,7 +83,11 @@ def agent(
     adopt_copy: bool,
     **named: Any,
 ) -> None:
-    """Accept events over HTTP and from files, and produce them on behalf of services in any language."""
+    """Accept events over HTTP and from files, and produce them on behalf of services in any language.
+
+    Example: millrace agent --cluster dc1 --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081
+    --service shop --spool /var/lib/millrace-agent
+    """
     from millrace_agent.agent import Agent, AgentConfig
     from millrace_agent.spool import Spool
 

@@ -34,16 +34,22 @@ _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_typ
 _JSON = json_option("Print one JSON object per line for a script.")
 
 
-@click.group(cls=CommandGroup, epilog="Example: millrace log verify data/broker-1")
+@click.group(cls=CommandGroup)
 def log() -> None:
-    """List, check, compare and repair batches on disk. DIR is a broker's log_dir or one partition in it."""
+    """List, check, compare and repair batches on disk. DIR is a broker's log_dir or one partition in it.
+
+    Example: millrace log verify data/broker-1
+    """
 
 
-@log.command(epilog="Example: millrace log dump data/broker-1 --json")
+@log.command()
 @_DIRECTORY
 @_JSON
 def dump(directory: Path, as_json: bool) -> None:
-    """List every batch in DIR: position, content, sender. Works beside a running broker."""
+    """List every batch in DIR: position, content, sender. Works beside a running broker.
+
+    Example: millrace log dump data/broker-1 --json
+    """
     for partition in partition_directories(directory):
         if not as_json:
             say(partition.name)
@@ -52,7 +58,7 @@ def dump(directory: Path, as_json: bool) -> None:
             print_json(_as_json(partition, finding)) if as_json else say(_as_row(finding))
 
 
-@log.command(epilog="Example: millrace log verify data/broker-1")
+@log.command()
 @_DIRECTORY
 @_JSON
 def verify(directory: Path, as_json: bool) -> None:
@@ -61,6 +67,8 @@ def verify(directory: Path, as_json: bool) -> None:
     Damage above a partition's checkpoint is printed but is no failure: these bytes are still being written,
     or the next start of the broker cuts them off. The second implementation, crcmod, is slow: 300 MB a second
     with batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB without its C extension.
+
+    Example: millrace log verify data/broker-1
     """
     if find_spec("crcmod._crcfunext") is None:
         say("crcmod has no C extension here: this takes 100 times as long", err=True)
@@ -90,7 +98,7 @@ def verify(directory: Path, as_json: bool) -> None:
         )
 
 
-@log.command(epilog="Example: millrace log compare data/broker-1 data/broker-2")
+@log.command()
 @click.argument("directories", metavar="DIR DIR...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @_JSON
 def compare(directories: Sequence[Path], as_json: bool) -> None:
@@ -98,6 +106,8 @@ def compare(directories: Sequence[Path], as_json: bool) -> None:
 
     The comparison ends at the lowest committed end that a replica knows. Exit 1 with file and position if
     replicas differ. Works beside running brokers: the commits of the last seconds may be left out.
+
+    Example: millrace log compare data/broker-1 data/broker-2
     """
     partitions = size = 0
     differing = []
@@ -137,7 +147,7 @@ def _comparison_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-@log.command(epilog="Example: millrace log repair data/broker-1")
+@log.command()
 @_DIRECTORY
 @click.option(
     "--give-up-neighbours",
@@ -150,6 +160,8 @@ def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
 
     The command is refused while a broker uses the directory. If there is a copy of the file, restore it
     instead.
+
+    Example: millrace log repair data/broker-1
     """
     repaired = 0
     with _locked(directory):

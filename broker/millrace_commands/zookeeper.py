@@ -19,11 +19,7 @@ from millrace.zookeeper.node_rights import draw_identities, load_identity, node_
 from millrace.zookeeper.session import Session
 
 
-@click.group(
-    cls=CommandGroup,
-    invoke_without_command=True,
-    epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper",
-)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -48,6 +44,8 @@ def zookeeper(context: click.Context, port: int, data_dir: Path | None, heap_mb:
     """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark.
 
     The commands below work with any ensemble.
+
+    Example: millrace zookeeper --port 2181 --data-dir ./zookeeper
     """
     if context.invoked_subcommand is not None:
         return

@@ -227,11 +227,7 @@ def _logs_hint(scratch: Path) -> str:
     return f"; logs are in {logs}" if logs.is_dir() else ""
 
 
-@click.command(
-    "publish-access-log",
-    epilog="Example: millrace publish-access-log access.log --topic PageView --cluster dc1 --part 1/2"
-    " --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081",
-)
+@click.command("publish-access-log")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--topic", metavar="NAME", default="PageView", show_default=True, help="Topic to publish to.")
 @click.option(
@@ -294,6 +290,9 @@ def publish_access_log(
 
     FILE may be compressed with gzip. The usual formats are Apache's common, combined and vhost_combined, and
     nginx's main; values after the user agent are ignored. A line that is not an event is skipped.
+
+    Example: millrace publish-access-log access.log --topic PageView --cluster dc1 --part 1/2 --bootstrap
+    127.0.0.1:9192 --registry http://127.0.0.1:8081
     """
     from millrace_demo.access_log import Part, RefusedLines
     from millrace_demo.log_format import LogFormat

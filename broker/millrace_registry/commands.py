@@ -47,9 +47,7 @@ _SUBJECTS = click.option(
 _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
 
 
-@click.command(
-    epilog="Example: millrace registry --listen 127.0.0.1:8081 --database-url sqlite:////var/lib/registry.db"
-)
+@click.command()
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -85,7 +83,10 @@ def registry(
     certificate: str,
     key: str,
 ) -> None:
-    """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
+    """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface.
+
+    Example: millrace registry --listen 127.0.0.1:8081 --database-url sqlite:////var/lib/registry.db
+    """
     from millrace.service.web import WebServer
     from millrace.zookeeper.session import Session
     from millrace_registry.app import create_app
@@ -110,14 +111,15 @@ def registry(
         server.serve_until_stopped()
 
 
-@click.group(
-    cls=CommandGroup, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081"
-)
+@click.group(cls=CommandGroup)
 def schemas() -> None:
-    """Check, plan and apply a folder of .avsc files; export and import all contents of a registry."""
+    """Check, plan and apply a folder of .avsc files; export and import all contents of a registry.
+
+    Example: millrace schemas plan schemas --registry http://127.0.0.1:8081
+    """
 
 
-@schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
+@schemas.command()
 @_SCHEMAS
 @_PLAIN
 @click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
@@ -145,6 +147,8 @@ def check(
     """Check every schema in DIR: its syntax, its name, its audit header, and a registry's answer.
 
     With --against, each schema must also be able to read data of its predecessor; removed files are listed.
+
+    Example: millrace schemas check schemas --registry http://127.0.0.1:8081
     """
     if plain and header == "value":
         raise MillraceError("--plain and --header value contradict each other: give one")
@@ -179,7 +183,7 @@ def check(
         raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: correct the files named above")
 
 
-@schemas.command(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json")
+@schemas.command()
 @_SCHEMAS
 @_PLAIN
 @_REGISTRY
@@ -196,6 +200,8 @@ def plan(
     """Show the result of registering the schemas in DIR, but change nothing.
 
     Exit 1 if a schema would be refused.
+
+    Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json
     """
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
@@ -210,36 +216,45 @@ def plan(
         )
 
 
-@schemas.command(epilog="Example: millrace schemas apply schemas --registry http://127.0.0.1:8081")
+@schemas.command()
 @_SCHEMAS
 @_PLAIN
 @_REGISTRY
 @_SUBJECTS
 @_JSON
 def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
-    """Register the schemas in DIR, or none of them if any would be refused. Safe to repeat."""
+    """Register the schemas in DIR, or none of them if any would be refused. Safe to repeat.
+
+    Example: millrace schemas apply schemas --registry http://127.0.0.1:8081
+    """
     with SchemaRegistryClient(url) as client:
         changes = folder.apply(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     _show(changes, as_json)
 
 
-@schemas.command(epilog="Example: millrace schemas export backup --registry http://127.0.0.1:8081")
+@schemas.command()
 @_SCHEMAS
 @_REGISTRY
 def export(directory: Path, url: str) -> None:
-    """Write all contents of a registry, including ids and deleted versions, into the new folder DIR."""
+    """Write all contents of a registry, including ids and deleted versions, into the new folder DIR.
+
+    Example: millrace schemas export backup --registry http://127.0.0.1:8081
+    """
     with SchemaRegistryClient(url) as client:
         contents = transfer.read_registry(client)
     transfer.write_folder(contents, directory)
     say(f"{len(contents.versions)} versions are in {directory}")
 
 
-@schemas.command("import", epilog="Example: millrace schemas import backup --registry http://127.0.0.1:8081")
+@schemas.command("import")
 @click.argument("source", metavar="DIR|URL")
 @_REGISTRY
 @_JSON
 def import_(source: str, url: str, as_json: bool) -> None:
-    """Import an export's folder, or all of another registry, into a registry with the same schema ids."""
+    """Import an export's folder, or all of another registry, into a registry with the same schema ids.
+
+    Example: millrace schemas import backup --registry http://127.0.0.1:8081
+    """
     with SchemaRegistryClient(url) as client:
         if source.startswith(("http://", "https://")):
             with SchemaRegistryClient(source) as other:

@@ -20,10 +20,7 @@ ASK_SECONDS = 1.0
 """Time between two questions of `--wait`."""
 
 
-@click.command(
-    epilog="Example: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
-    "\n\nWhy: millrace audit PageView --explain 2015-05-17T10"
-)
+@click.command()
 @click.argument("topic", required=False)
 @click.option(
     "--from",
@@ -133,7 +130,12 @@ def audit(
     wait_s: int,
     **acceptance: Any,
 ) -> None:
-    """Ask whether every event of TOPIC has arrived everywhere exactly once, and if not, why."""
+    """Ask whether every event of TOPIC has arrived everywhere exactly once, and if not, why.
+
+    Example: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z
+
+    Why: millrace audit PageView --explain 2015-05-17T10
+    """
     accepted = _accept(url, topic, as_json=as_json, **acceptance)
     if accepted and topic is None:
         return

@@ -17,10 +17,7 @@ from millrace_audit.commands.options import hush_requests
 from millrace_registry.client import SchemaRegistryClient
 
 
-@click.command(
-    "audit-check",
-    epilog="Example: millrace audit-check orders --bootstrap 127.0.0.1:9092 --outcomes outcomes.jsonl",
-)
+@click.command("audit-check")
 @click.argument("topic")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @click.option(
@@ -50,6 +47,8 @@ def audit_check(
     Reads TOPIC and the topic `audit` from their beginnings to their present ends. Run it when the producer
     has ended, with a new topic for each trial. Memory grows with the ranges of sequences and with instances
     and windows, not with events.
+
+    Example: millrace audit-check orders --bootstrap 127.0.0.1:9092 --outcomes outcomes.jsonl
     """
     hush_requests()
     outcomes = CallbackOutcomes() if path is None else read_outcomes(path)

@@ -16,11 +16,7 @@ from millrace.topics_file import VARIABLE, read_policies
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
 
-@click.command(
-    "audit-reader",
-    epilog="Example: millrace audit-reader --cluster dc1 --bootstrap 127.0.0.1:9192"
-    " --zookeeper 127.0.0.1:2181 --registry http://127.0.0.1:8081",
-)
+@click.command("audit-reader")
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
 @click.option("--tier", metavar="NAME", help="Tier of the cluster: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
@@ -72,6 +68,9 @@ def audit_reader(
 
     Further readers with the same options share the partitions of the cluster, on any machine. When a reader
     ends or is killed, the other readers count its share.
+
+    Example: millrace audit-reader --cluster dc1 --bootstrap 127.0.0.1:9192 --zookeeper 127.0.0.1:2181
+    --registry http://127.0.0.1:8081
     """
     from millrace_audit.reader.numbers import ReaderNumbers, serve
     from millrace_audit.reader.reader import AuditReader, ReaderConfig

@@ -18,10 +18,7 @@ from millrace_audit.auditor.options import RUNBOOKS, AuditOptions
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
 
-@click.command(
-    epilog="Example: millrace auditor --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081"
-    " --zookeeper 127.0.0.1:2181 --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db"
-)
+@click.command()
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -108,7 +105,11 @@ def auditor(
     key: str,
     **words: Any,
 ) -> None:
-    """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
+    """Run the auditor: collect what producers, readers and loads report, and answer what is complete.
+
+    Example: millrace auditor --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081 --zookeeper
+    127.0.0.1:2181 --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db
+    """
     from millrace.service.web import WebServer
     from millrace_audit.auditor.auditor import Auditor
     from millrace_audit.auditor.lease import Lease
