@@ -169,11 +169,12 @@ def test_members_of_different_clients_share_a_group(members: Members) -> None:
 
 @pytest.mark.parametrize("client", STATIC)
 def test_a_static_member_restarts_without_a_rebalance(members: Members, client: str) -> None:
-    other, one = (members.add(client, instance=name, session_ms=10_000) for name in ("a", "b"))
+    patient = {"session_ms": 60_000, "rebalance_ms": 60_000}
+    other, one = (members.add(client, instance=name, **patient) for name in ("a", "b"))
     members.balanced(PARTITIONS)
     held, seen = one.partitions, len(other.events("assigned", "revoked"))
     one.kill()
-    again = members.add(client, instance="b", session_ms=10_000)
+    again = members.add(client, instance="b", **patient)
     wait_until("it has its partitions again", lambda: again.partitions == held)
     values = fill(members.bootstrap, members.topic, PARTITIONS, 400)
     members.received(values)
@@ -297,7 +298,8 @@ def test_aiokafka_administers_groups(cluster: TestCluster, members: Members) -> 
     name = members.group
     fill(cluster.bootstrap, members.topic, PARTITIONS, 80)
     member = members.add("aiokafka")
-    wait_until("it has committed", lambda: len(member.events("committed")) and len(member.delivered) == 80)
+    wait_until("it has read all", lambda: len(member.delivered) == 80)
+    wait_until("it has committed", lambda: member.events("got", "committed")[-1][0] == "committed")
 
     async def run() -> tuple[Any, Any, Any]:
         admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)

@@ -59,10 +59,10 @@ class Member:
 
 
 @pytest.fixture
-def members(zookeeper: str) -> Iterator[list[Member]]:
+def members(zookeeper: str, request: pytest.FixtureRequest) -> Iterator[list[Member]]:
     """Two members of a cluster that no other test uses; the first is broker 1, the second broker 2."""
-    name = f"cluster-{uuid.uuid4().hex[:8]}"
-    found = [Member(zookeeper, name), Member(zookeeper, name)]
+    name, session_timeout_ms = f"cluster-{uuid.uuid4().hex[:8]}", getattr(request, "param", 2000)
+    found = [Member(zookeeper, name, session_timeout_ms) for _ in range(2)]
     found[0].register(1)
     found[1].register(2)
     yield found
@@ -127,6 +127,7 @@ def read_what_has_changed(cluster: Cluster) -> None:
     cluster._refresh()
 
 
+@pytest.mark.parametrize("members", [30_000], indirect=True)  # a lost connection has all read again
 def test_a_change_of_one_topic_reads_no_other_and_lists_none(
     members: list[Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,7 @@ def test_consumers_that_come_and_go_get_every_message_once(site: Site) -> None:
     try:
         for size in (1, 3, 8, 2):
             while len(readers) < size:
-                readers.append(site.reader(streams=1 + len(readers) % 2))
+                readers.append(site.reader(streams=1 + len(readers) % 2, session_timeout_ms=30_000))
             while len(readers) > size:
                 gone.append(readers.pop(0))
                 gone[-1].close()
@@ -656,9 +656,9 @@ def test_a_consumer_that_lost_its_session_registers_anew_and_goes_on(site: Site,
     readers = [site.reader(), site.reader()]
     wait_until("all is read", lambda: sum(len(each.messages) for each in readers) == 100)
     wait_until("they share", lambda: shared_out(readers, 4))
-    lose_session(zookeeper, readers[0].consumer)
     registry, group = site.registry, site.group("g")
     before = set(registry.members(group))
+    lose_session(zookeeper, readers[0].consumer)
     wait_until(
         "it is back", lambda: len(registry.members(group)) == 2 and set(registry.members(group)) != before
     )

@@ -524,7 +524,6 @@ def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
 def test_what_could_not_be_asked_of_a_zookeeper_that_was_away_is_not_done_later(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.zookeeper.session.OPERATION_SECONDS", 0.3)
     way = Proxy(zookeeper)
     session = Session.connect(way.address, timeout_ms=10_000)
     cluster = f"groups-{uuid.uuid4().hex[:8]}"
@@ -534,12 +533,14 @@ def test_what_could_not_be_asked_of_a_zookeeper_that_was_away_is_not_done_later(
     before = session.id
     way.break_off()
     wait_until("it is noticed", lambda: not session.client.connected)
-    monkeypatch.setattr(registry, "kind", lambda group: GroupKind.STREAMS)
-    for number in range(3):
-        with pytest.raises(RequestTimedOut):
-            registry.register("g", f"given up {number}", MEMBER)
-        with pytest.raises(RequestTimedOut):
-            registry.members("g")
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace.zookeeper.session.OPERATION_SECONDS", 0.3)
+        patched.setattr(registry, "kind", lambda group: GroupKind.STREAMS)
+        for number in range(3):
+            with pytest.raises(RequestTimedOut):
+                registry.register("g", f"given up {number}", MEMBER)
+            with pytest.raises(RequestTimedOut):
+                registry.members("g")
     assert len(session.client._queue) == 0, "what waits there is done late, and fills the memory"
     way.mend()
     wait_until("it is back", lambda: session.client.connected)

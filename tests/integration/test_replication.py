@@ -450,7 +450,7 @@ def test_a_stranger_that_takes_all_connections_and_all_memory_does_not_make_foll
     start: Start, zookeeper: str, tmp_path: Path
 ) -> None:
     limits = "max_connections = 30\nmax_frame_bytes = 1_100_000\nmax_buffered_bytes = 2_200_000\n"
-    settings = f"{SETTINGS}{limits}log.max_message_bytes = 1_000_000\n"
+    settings = f"replica_lag_ms = 10_000\n{limits}log.max_message_bytes = 1_000_000\n"
     name = f"crowded-{tmp_path.name}"
     brokers = TestCluster(start, name, tmp_path, zookeeper, settings).start_brokers(1, 2)
     with Cluster.connect(zookeeper, name, create=False) as cluster, brokers.client() as client:
@@ -468,7 +468,7 @@ def test_a_stranger_that_takes_all_connections_and_all_memory_does_not_make_foll
             wait_until("it is in sync", lambda: len(cluster.topics["wanted"].partitions[0].isr) == 2)
             for _ in range(20):  # each is acknowledged when the follower has it
                 producer.produce("wanted", b"meanwhile")
-                assert producer.flush(5) == 0
+                assert producer.flush(GO_ON_S) == 0
             assert len(cluster.topics["wanted"].partitions[0].isr) == 2
 
 

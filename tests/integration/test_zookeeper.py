@@ -58,7 +58,7 @@ def test_it_answers_when_it_says_so_keeps_its_data_and_ends_with_sigterm(
 
 def fill(address: str, megabytes: int) -> int:
     """Create nodes of a megabyte together, until so many or until it ends; how many there are."""
-    client = KazooClient(hosts=address, timeout=5)
+    client = KazooClient(hosts=address, timeout=60)
     client.start()
     made = 0
     with suppress(KazooException):

@@ -104,8 +104,8 @@ def test_strangers_close_each_other_and_no_known_client(service: Service) -> Non
 
 
 def test_a_handshake_that_does_not_end_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.3)
-    with service.connect() as stranger:
+    with monkeypatch.context() as patched, service.connect() as stranger:
+        patched.setattr(connections, "HANDSHAKE_S", 0.3)
         stranger.sendall(b"\x16\x03\x01")
         assert is_closed(stranger)
     with service.secure() as known:
