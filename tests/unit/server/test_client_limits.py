@@ -229,11 +229,12 @@ def test_a_request_that_comes_byte_by_byte_is_no_sign_of_life(start: Start, conn
 
 
 def test_who_waits_for_an_answer_is_not_idle(start: Start, connect: Connect) -> None:
-    running = start(max_idle_ms=100)
+    running = start(max_idle_ms=1000)
     running.serve = lambda request, text: None
-    client, silent = connect(running), connect(running)
+    client = connect(running)
     client.send(1)
     waiting_requests(running, 1)
+    silent = connect(running)
     assert silent.at_end()  # two idle times at least have passed for both
     silent = connect(running)
     assert silent.at_end()
@@ -245,15 +246,15 @@ def test_who_waits_for_an_answer_is_not_idle(start: Start, connect: Connect) -> 
 def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
     start: Start, connect: Connect
 ) -> None:
-    running = start(max_idle_ms=400)
-    running.serve = lambda request, text: request.answer([bytes(16 << 20)])
+    running = start(max_idle_ms=3000)
+    running.serve = lambda request, text: request.answer([bytes(48 << 20)])
     slow, stuck = connect(running), connect(running)
     slow.send(1)
     stuck.send(1)
     open_connections(running, 2)
 
     def goes_on() -> bool:
-        assert len(slow.socket.recv(256 * KIB)) > 0
+        assert len(slow.socket.recv(128 * KIB)) > 0
         return running.server.admission.open == 1
 
     wait_until("only the slow reader is left", goes_on)
