@@ -163,7 +163,7 @@ class Reader:
 def main() -> None:
     """Consume until standard input ends."""
     zookeeper, cluster, group, topic, streams, file = sys.argv[1:]
-    consumer = Consumer(zookeeper, cluster, group, commit_interval_ms=200, session_timeout_ms=1000)
+    consumer = Consumer(zookeeper, cluster, group, commit_interval_ms=200, session_timeout_ms=10_000)
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def collect(stream: MessageStream) -> None:

@@ -713,9 +713,9 @@ class AgentAudit(AuditWorld):
         spool = str(self.folder / f"spool-{topic}")
         return Agent(self.start, [*options, "--spool", spool, "--subject", f"{topic}=PageView"])
 
-    def urls(self, topic: str) -> Counter[str]:
-        """Count the url fields of the events in the aggregate cluster."""
-        with self.clusters["offline"].client() as client:
+    def urls(self, topic: str, cluster: str = "offline") -> Counter[str]:
+        """Count the url fields of the events in a cluster, by default the aggregate cluster."""
+        with self.clusters[cluster].client() as client:
             values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
         return Counter(url_of(value) for value in values)
 
@@ -809,9 +809,10 @@ def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audi
     process = agent.run(*years)
     agent.await_sent()
     assert process.stop() == 0
-    total = audited.urls(topic).total
-    audited.await_tier(topic, "dc1", total())
-    audited.await_tier(topic, "offline", total())
+    total = audited.urls(topic, "dc1").total()
+    wait_until("all are in the aggregate cluster", lambda: audited.urls(topic).total() == total)
+    audited.await_tier(topic, "dc1", total)
+    audited.await_tier(topic, "offline", total)
     audited.load(topic)
     audited.await_verdict(topic, "complete")
 

@@ -147,9 +147,13 @@ def test_a_full_disk_refuses_what_it_cannot_take_and_goes_on_when_there_is_room(
             assert len(read_all(client, "full", 0, end)) == taken, "reads go on, of all that was acknowledged"
         ballast = fill_bytes(small)
         run([producer], 1.0)  # its client tries again and again
-        stuck = producer.stored_count
-        run([producer], 0.3)
-        assert producer.stored_count == stuck
+
+        def is_stuck() -> bool:
+            before = producer.stored_count
+            run([producer], 0.3)
+            return producer.stored_count == before
+
+        wait_until("nothing more is stored", is_stuck)
         verified = run_millrace("log", "verify", str(small / "logs"))
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert "(above the checkpoint" not in verified.stdout, "half-written batches are cut"
@@ -190,7 +194,7 @@ def test_no_room_for_a_new_segment_or_a_new_topic_is_retriable_and_passes_withou
         taken = refused_until_full(wire, "rolls", "x")
         assert taken <= 2, "the segment was full, and no other could be made"
         # The topic is made, because that is ZooKeeper's business; its log is not, for now.
-        with cramped.client(timeout_s=3) as client:
+        with cramped.client() as client:
             client.create_topic("late", 1)
         assert wire.produce("late", batch("a"))[0] == ErrorCode.STORAGE_ERROR
         empty(ballast)

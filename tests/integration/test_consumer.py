@@ -673,7 +673,7 @@ def test_a_consumer_that_is_cut_off_hands_out_nothing_once_another_may_own_its_p
     site.create(1)
     site.produce(300, size=100)
     way = Proxy(zookeeper)
-    cut_off = site.consumer(zookeeper=way.address, session_timeout_ms=1000)
+    cut_off = site.consumer(zookeeper=way.address, session_timeout_ms=3000)
     stream = site.stream(cut_off)
     got: list[float] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -24,7 +25,7 @@ from millrace_broker.handlers import quotas as messages
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.logins import scram_settings
-from tests.support import Process, wait_until
+from tests.support import WAIT_S, Process, wait_until
 from tests.unit.broker.asking import request_body
 
 PASSWORD, RATE, MESSAGE = "long enough", 200_000, b"x" * 10_000
@@ -187,6 +188,10 @@ def test_more_connections_are_no_way_round_a_quota(guarded: Guarded) -> None:
             time.sleep(1)  # until the broker's loop goes by it, and all of a second's worth is earned
             for connection in crowd:
                 connection.send(ApiKey.PRODUCE, 8, body, timeout_s=20)
+            with selectors.DefaultSelector() as answers:
+                for connection in crowd:
+                    answers.register(connection._socket, selectors.EVENT_READ)
+                assert answers.select(WAIT_S)
             served = 0
             for connection in crowd:
                 with suppress(ConnectionFailed):

@@ -27,12 +27,14 @@ from tests.support import Process, wait_until
 
 PASSWORD = "canary-77ab-in-no-log"
 LIFETIME_S = 3
+LONG_LIFETIME_S = 10
+"""Lifetime of a login that must not end between two steps of a test."""
 MECHANISMS = ["SCRAM-SHA-512", "PLAIN"]
 
 
 @dataclass
 class Guarded:
-    """A broker whose logins hold LIFETIME_S, and a user's files."""
+    """A broker whose logins end after a time, and a user's files."""
 
     broker: RunningBroker
     ports: dict[str, int]
@@ -56,10 +58,20 @@ class Guarded:
 def guarded(
     start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Guarded:
-    folder = tmp_path_factory.mktemp("reauthentication")
+    return start_guarded(start_for_module, zookeeper, tmp_path_factory.mktemp("renewed"), LIFETIME_S)
+
+
+@pytest.fixture(scope="module")
+def patient(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> Guarded:
+    return start_guarded(start_for_module, zookeeper, tmp_path_factory.mktemp("patient"), LONG_LIFETIME_S)
+
+
+def start_guarded(start: Callable[..., Process], zookeeper: str, folder: Path, lifetime_s: int) -> Guarded:
     session = Session.connect(zookeeper)
     for user in ("alice", "bob"):
-        Users(session, "renewed").set_password(user, PASSWORD)
+        Users(session, folder.name).set_password(user, PASSWORD)
     session.close()
     authority = Authority(folder)
     server = authority.issue("server")
@@ -67,7 +79,7 @@ def guarded(
         "listen": None,
         "tls.certificate": server.certificate,
         "tls.key": server.key,
-        "security.reauthenticate_ms": LIFETIME_S * 1000,
+        "security.reauthenticate_ms": lifetime_s * 1000,
     }
     ports = {name: free_port() for name in ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL")}
     for name, port in ports.items():
@@ -75,7 +87,7 @@ def guarded(
         settings[f"listeners.{name}.advertised"] = f"localhost:{port}"
         settings[f"listeners.{name}.protocol"] = name
     settings["listeners.SASL_SSL.mechanisms"] = MECHANISMS
-    broker = start_broker(start_for_module, zookeeper, folder, "renewed", **settings)
+    broker = start_broker(start, zookeeper, folder, folder.name, **settings)
     password_file = folder / "password"
     password_file.touch(mode=0o600)
     password_file.write_text(PASSWORD)
@@ -148,22 +160,22 @@ def test_who_does_not_prove_again_is_closed_when_the_login_ends(guarded: Guarded
 
 
 @pytest.mark.slow
-def test_who_proves_again_holds_on_and_may_not_do_it_all_the_time(guarded: Guarded) -> None:
-    with guarded.raw() as connection:
+def test_who_proves_again_holds_on_and_may_not_do_it_all_the_time(patient: Guarded) -> None:
+    with patient.raw() as connection:
         assert log_in(connection, "alice", PASSWORD).error_code == 0
         assert handshake(connection).error_code == ErrorCode.ILLEGAL_SASL_STATE
-        end = time.monotonic() + 1.5 * LIFETIME_S
+        end = time.monotonic() + 1.5 * LONG_LIFETIME_S
         while time.monotonic() < end:
             time.sleep(1.1)
-            assert log_in(connection, "alice", PASSWORD).session_lifetime == LIFETIME_S * 1000
+            assert log_in(connection, "alice", PASSWORD).session_lifetime == LONG_LIFETIME_S * 1000
             assert topics(connection) is not None
 
 
 @pytest.mark.parametrize(("user", "password"), [("bob", PASSWORD), ("alice", "wrong")])
 def test_who_proves_to_be_another_or_proves_nothing_is_out(
-    guarded: Guarded, user: str, password: str
+    patient: Guarded, user: str, password: str
 ) -> None:
-    with guarded.raw() as connection:
+    with patient.raw() as connection:
         assert log_in(connection, "alice", PASSWORD).error_code == 0
         time.sleep(1.1)
         assert log_in(connection, user, password).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
@@ -171,15 +183,15 @@ def test_who_proves_to_be_another_or_proves_nothing_is_out(
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_who_is_in_sends_no_larger_proof_than_a_stranger(guarded: Guarded, mechanism: str) -> None:
-    with guarded.raw_by_tls() as connection:
+def test_who_is_in_sends_no_larger_proof_than_a_stranger(patient: Guarded, mechanism: str) -> None:
+    with patient.raw_by_tls() as connection:
         assert log_in_plainly(connection, "alice", PASSWORD).error_code == 0
         time.sleep(1.1)
         assert handshake(connection, mechanism).error_code == 0
         answer = authenticate(connection, b"\0alice\0" + b"x" * 100_000)
         assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert closed(connection)
-    wait_until("the line", lambda: "with a message of 100007 bytes" in guarded.broker.process.output)
+    wait_until("the line", lambda: "with a message of 100007 bytes" in patient.broker.process.output)
 
 
 def test_plain_takes_the_right_password_only_and_tells_strangers_nothing(guarded: Guarded) -> None:

@@ -224,6 +224,7 @@ class GroupMember:
                 "bootstrap.servers": bootstrap,
                 "group.id": f"group-of-{topic}",
                 "enable.auto.commit": False,
+                "on_commit": self._committed,
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 10_000,
                 "log_level": 0,
@@ -237,6 +238,7 @@ class GroupMember:
         self.last_commit: float = 0.0
         """Time of the last successful commit, by the monotonic clock."""
         self.longest_commit_s = 0.0
+        self._committing_since: float | None = None
         self.refused: list[confluent_kafka.KafkaError] = []
         self.problems: list[str] = []
         self._thread = threading.Thread(target=self._run, name="member", daemon=True)
@@ -262,7 +264,8 @@ class GroupMember:
                         self.read += 1
                     elif error.code() not in _CONNECTION:
                         self.problems.append(str(error))
-                if self.read and time.monotonic() > due:
+                # One at a time, and reading on: a commit without ZooKeeper may last for seconds.
+                if self.read and self._committing_since is None and time.monotonic() > due:
                     self._commit()
                     due = time.monotonic() + 0.5
         except Exception as error:  # the thread's end must not hide why
@@ -271,14 +274,20 @@ class GroupMember:
             self._consumer.close()
 
     def _commit(self) -> None:
-        begun = time.monotonic()
+        self._committing_since = time.monotonic()
         try:
-            self._consumer.commit(asynchronous=False)
-            self.last_commit = time.monotonic()
+            self._consumer.commit()
         except confluent_kafka.KafkaException as error:
-            if error.args[0].code() != confluent_kafka.KafkaError._NO_OFFSET:
-                self.refused.append(error.args[0])
-        self.longest_commit_s = max(self.longest_commit_s, time.monotonic() - begun)
+            self._committed(error.args[0], [])
+
+    def _committed(self, error: confluent_kafka.KafkaError | None, _: object) -> None:
+        assert self._committing_since is not None
+        if error is None:
+            self.last_commit = time.monotonic()
+        elif error.code() != confluent_kafka.KafkaError._NO_OFFSET:
+            self.refused.append(error)
+        self.longest_commit_s = max(self.longest_commit_s, time.monotonic() - self._committing_since)
+        self._committing_since = None
 
 
 def run(producers: Sequence[NumberedProducer], seconds: float) -> None:
