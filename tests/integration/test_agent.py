@@ -738,20 +738,17 @@ def assert_nothing_lost_and_complete(
     messages: MessageFormat = AVRO_MESSAGES,
 ) -> None:
     assert accepted
-
-    def there() -> Counter[str] | None:
-        found = world.urls(topic)
-        return found if found.keys() >= set(accepted) else None
-
-    found = wait_until("what was accepted is in the aggregate cluster", there) or Counter()
-    world.await_tier(topic, "offline", found.total())
+    sent = world.urls(topic, "dc1")
+    assert sent.keys() >= set(accepted)
+    wait_until("everything is in the aggregate cluster", lambda: world.urls(topic) == sent)
+    world.await_tier(topic, "offline", sent.total())
     place = world.clusters["offline"].bootstrap, world.registry, world.warehouse
     load_here(*place, topic, subject=subject, messages=messages)
     (window,) = world.await_verdict(topic, "complete").windows
     assert window.findings == []
-    assert window.tiers == dict.fromkeys(("dc1", "offline", "warehouse"), found.total())
+    assert window.tiers == dict.fromkeys(("dc1", "offline", "warehouse"), sent.total())
     assert not window.foreign
-    assert window.acknowledged <= found.total() <= window.acknowledged + window.failed
+    assert window.acknowledged <= sent.total() <= window.acknowledged + window.failed
     assert httpx.get(f"{world.url}/v1/rejected-records").json() == []
 
 
@@ -809,10 +806,10 @@ def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audi
     process = agent.run(*years)
     agent.await_sent()
     assert process.stop() == 0
-    total = audited.urls(topic, "dc1").total()
-    wait_until("all are in the aggregate cluster", lambda: audited.urls(topic).total() == total)
-    audited.await_tier(topic, "dc1", total)
-    audited.await_tier(topic, "offline", total)
+    sent = audited.urls(topic, "dc1")
+    wait_until("everything is in the aggregate cluster", lambda: audited.urls(topic) == sent)
+    audited.await_tier(topic, "dc1", sent.total())
+    audited.await_tier(topic, "offline", sent.total())
     audited.load(topic)
     audited.await_verdict(topic, "complete")
 

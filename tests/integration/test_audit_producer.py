@@ -664,10 +664,14 @@ def breakable(world: World, zookeeper: str, start: Start, tmp_path: Path) -> Wor
     return World(cluster, world.registry)
 
 
+BACK_SOON = {"delivery.timeout.ms": 10_000, "reconnect.backoff.max.ms": 200}
+"""Settings of a producer that finds its restarted broker long before it gives up a message."""
+
+
 @pytest.mark.slow
 def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apart(breakable: World) -> None:
     topic = breakable.topic()
-    producer = breakable.producer(config={"delivery.timeout.ms": 2_000}, report_interval_s=0.3)
+    producer = breakable.producer(config=BACK_SOON, report_interval_s=0.3)
     sent = 0
     killed_at = 2_000
 
@@ -712,7 +716,7 @@ def test_failed_values_are_reported_by_the_number_and_fingerprint_that_they_were
 ) -> None:
     topic = breakable.topic()
     values = [f'{{"order": {n}}}'.encode() for n in range(3)]
-    producer = breakable.producer(config={"delivery.timeout.ms": 2_000})
+    producer = breakable.producer(config=BACK_SOON)
     producer.send_value(topic, values[0], time_ms=START)
     producer.flush()
     breakable.cluster.brokers[1].kill()
