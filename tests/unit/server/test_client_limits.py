@@ -258,6 +258,8 @@ def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
         return running.server.admission.open == 1
 
     wait_until("only the slow reader is left", goes_on)
+    running.on_loop(lambda: None)  # the check for idle connections has ended
+    assert goes_on()
 
 
 # Memory
