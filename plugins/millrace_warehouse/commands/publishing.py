@@ -24,7 +24,7 @@ NOTES = {
     "pandas": f"{ONE_SNAPSHOT}; shows a null list or map of records as empty, which polars keeps null",
     "polars": ONE_SNAPSHOT,
 }
-"""Reader -> what its printed line does not show."""
+"""Reader -> limits of its printed line."""
 
 
 @command_of(Publish, MeasuredOutput)

@@ -66,14 +66,17 @@ class TableRows:
 
 
 def filed_by(field: str, judged: Judgement) -> Judgement:
-    """Return the judgement of a table's hour that has the rows with this hour in `field`.
+    """Return the judgement of an hour whose rows are filed by `field`: `carried` instead of proven.
 
     The auditor judges a message without a header in the hour of its record's time. So a later message may
-    still bring a row of a carried hour.
+    still add a row to the hour.
     """
     if not judged.is_carried:
         return judged
-    why = f"rows are filed by {field}, judged by the record's time: later messages may belong to this hour"
+    why = (
+        f"rows are filed by {field}, and judged by the record's time: later messages may add rows to this"
+        " hour; publish it with --unproven-after or --hour"
+    )
     verdict = replace(judged.verdict, verdict="carried", reasons=[why, *judged.verdict.reasons[1:]])
     return replace(judged, verdict=verdict, is_carried=False)
 

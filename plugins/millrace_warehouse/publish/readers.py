@@ -145,7 +145,7 @@ def _published(publication: Publication) -> dict[str, Any]:
         "schema": publication.schema,
         "rows": publication.rows,
         "published": f"{hours[0][0]} to {hour_of(number_of(hours[-1][1]) + 1)}" if hours else "",
-        "complete": f"{publication.complete_from} to {until}" if until else "",
+        "complete": f"{publication.complete_from} to {until}" if until != publication.complete_from else "",
         "through_load": publication.loads.load,
         "waiting_hours": len(publication.unpublished),
         "waiting_rows": sum(waiting),

@@ -261,7 +261,8 @@ def test_an_hour_filed_by_a_field_is_never_complete_because_carried_is_enough(
     (hour,) = waits["waiting"]
     assert (hour["hour"], hour["verdict"]["verdict"]) == (HOURS[0], "carried")
     assert hour["verdict"]["reasons"] == [
-        "rows are filed by placedAt, judged by the record's time: later messages may belong to this hour"
+        "rows are filed by placedAt, and judged by the record's time: later messages may add rows to this"
+        " hour; publish it with --unproven-after or --hour"
     ]
     (done,) = answers(tmp_path, publish, *words, "--unproven-after", "1h")
     assert [change["verdict"]["verdict"] for change in done["changes"]] == ["carried"]
