@@ -10,6 +10,7 @@ one message at a time, and uses neither topics nor brokers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any, NamedTuple, cast
@@ -28,6 +29,8 @@ HEADER_FIELD = "header"
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _UNCHECKED = {"null": (type(None),), "boolean": (bool,), "float": (int, float), "double": (int, float)}
 """Plain types of which fastavro's writer takes any value."""
+_INFINITE = re.compile(rb"\0\0\x80[\x7f\xff]")
+"""Infinity in Avro's `float`, which fastavro's writer also writes for a finite number that is too large."""
 _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 
 
@@ -128,6 +131,7 @@ class _Schema:
         self._numbers = [(name, _INT_BOUNDS[kind]) for name, kind in plain if kind in _INT_BOUNDS]
         self._unchecked = [(name, _UNCHECKED[kind]) for name, kind in plain if kind in _UNCHECKED]
         self._is_flat = all(_is_plain(f["type"]) for f in self._fields)
+        self._has_floats = "'float'" in str(self._schema)
 
     def _fits(self, event: Mapping[str, Any]) -> bool:
         """Return True if only fastavro's writer has to check the event.
@@ -141,15 +145,30 @@ class _Schema:
             value = event.get(name)
             if value is not None and not (type(value) is int and -bound <= value < bound):
                 return False
-        return all(name not in event or type(event[name]) in types for name, types in self._unchecked)
+        for name, types in self._unchecked:
+            if name in event:
+                value = event[name]
+                if not (type(value) in types or (float in types and isinstance(value, float))):
+                    return False
+        return True
 
-    def _does_not_fit(self, event: Any) -> MillraceError:
+    def _checked(self, message: bytes, event: Mapping[str, Any]) -> bytes:
+        """Return the message. Raise OverflowError if a finite number became infinite in it."""
+        if self._has_floats and _INFINITE.search(message) and misfit(event, self._fields, self._named):
+            raise OverflowError("a number is too large for a float")
+        return message
+
+    def _does_not_fit(self, event: Any, error: Exception) -> MillraceError:
+        """Return the error of an event that fastavro refused with `error`."""
         try:
-            reason = misfit(event, self._fields, self._named)
+            reason = misfit(event, self._fields, self._named) or _reason_of(error)
         except RecursionError:
             reason = "it is nested too deeply"
-        about = f"the event does not fit schema {self.name}"
-        return MillraceError(about if reason is None else f"{about}: {reason}")
+        except MillraceError as wrong:
+            reason = str(wrong)
+        except Exception:  # values may be of any type, whose methods raise any error
+            reason = _reason_of(error)
+        return MillraceError(f"the event does not fit schema {self.name}: {' '.join(reason.split())}")
 
 
 class ValueSchema(_Schema):
@@ -169,9 +188,9 @@ class ValueSchema(_Schema):
                 fastavro.validate(event, self._schema, raise_errors=True)
             out.write(self._prefix)
             fastavro.schemaless_writer(out, self._schema, event, strict_allow_default=True)
+            return self._checked(out.getvalue(), event)
         except Exception as error:  # fastavro raises a dozen types of errors
-            raise self._does_not_fit(event) from error
-        return out.getvalue()
+            raise self._does_not_fit(event, error) from error
 
 
 class EventSchema(_Schema):
@@ -209,9 +228,9 @@ class EventSchema(_Schema):
                     fastavro.validate(record, self._schema, raise_errors=True)
                 out.write(self._prefix)
                 fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
+            return self._checked(out.getvalue(), event)
         except Exception as error:  # fastavro raises a dozen types of errors
-            raise self._does_not_fit(event) from error
-        return out.getvalue()
+            raise self._does_not_fit(event, error) from error
 
     def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
         who = (header["server"], header["service"], header["instance"])
@@ -222,6 +241,12 @@ class EventSchema(_Schema):
         out += self._instance_bytes
         write_varint(out, header["sequence"])
         return out
+
+
+def _reason_of(error: Exception) -> str:
+    """Return the reasons in an error of fastavro, without the Python types of the values."""
+    reasons = "; ".join(map(str, getattr(error, "errors", (error,))))
+    return re.sub(r" of type <class '[^']*'>", ",", reasons)[:300] or type(error).__name__
 
 
 def _is_plain(kind: Any) -> bool:

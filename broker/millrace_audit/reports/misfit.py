@@ -7,9 +7,16 @@ topics.
 
 from __future__ import annotations
 
+import array
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
+
+from fastavro.write import LOGICAL_WRITERS
+
+from millrace.errors import MillraceError
 
 _LONGEST = 100  # characters of a name, a value or a list of symbols in an error
 _BITS = {"int": 32, "long": 64}
@@ -18,13 +25,21 @@ _WORDS = {
     "boolean": "true or false",
     "int": "an integer of 32 bits",
     "long": "an integer of 64 bits",
-    "float": "a number",
+    "float": "a number of at most 3.4e38",
     "double": "a number",
     "string": "a string",
-    "bytes": "bytes, which JSON cannot hold",
+    "bytes": "bytes (no text)",
     "array": "an array",
     "map": "an object",
 }
+_TYPES: Mapping[str, Any] = {
+    "null": type(None),
+    "boolean": bool,
+    "string": str,
+    "bytes": bytes | bytearray | memoryview | array.array,
+    "array": Sequence | array.array,
+}
+"""Python types of a kind's values; those of other kinds are mappings."""
 _JSON = (str, int, float, list, dict, type(None))
 
 
@@ -34,6 +49,7 @@ def misfit(
     """Return the first reason why an event lacks a field, has an unknown field or a wrong value.
 
     Return None if nothing wrong is found. `fields` are those of a parsed schema; `named` has its named types.
+    Raise MillraceError, with the field, for a value that its logical type cannot convert.
     """
     if not isinstance(event, Mapping):
         return f"it must be an object, not {_shown(event)}"
@@ -63,16 +79,18 @@ def _in_record(
 def _in_value(value: Any, schema: Any, named: Mapping[str, Any], path: str) -> Iterator[_Found]:
     """Yield what is wrong with a value and with the values inside it."""
     kind, schema = _resolved(schema, named)
-    if kind == "union":
+    if isinstance(value, str) and not _is_text(value):
+        yield path, "has half of a surrogate pair: give a text that UTF-8 can encode"
+    elif kind == "union":
+        if isinstance(value, tuple):
+            return  # a Python producer may name the branch: fastavro explains what is wrong with it
         branches = [next(_in_value(value, branch, named, path), None) for branch in schema]
         if None in branches:
             return
         # A wrong value inside says more than the list of the branches.
         inside = [found for found in branches if found is not None and found[0] != path]
         yield inside[0] if len(inside) == 1 else (path, _wrong(value, schema, named))
-    elif isinstance(value, str) and not _is_text(value):
-        yield path, "has half of a surrogate pair: give a text that UTF-8 can encode"
-    elif not _has_kind(value, kind, schema):
+    elif not _has_kind(_converted(value, kind, schema, path), kind, schema):
         yield path, _wrong(value, schema, named)
     elif kind == "array":
         for number, item in enumerate(value):
@@ -96,25 +114,37 @@ def _resolved(schema: Any, named: Mapping[str, Any]) -> tuple[str, Any]:
     return (kind, schema) if isinstance(kind, str) and kind not in named else _resolved(kind, named)
 
 
+def _converted(value: Any, kind: str, schema: Mapping[str, Any], path: str) -> Any:
+    """Return what fastavro makes of a value for its logical type, for example of a date."""
+    convert = LOGICAL_WRITERS.get(f"{kind}-{schema.get('logicalType')}")
+    try:
+        return convert(value, dict(schema)) if convert else value
+    except Exception as error:  # fastavro and Python raise many types of errors
+        about = f"{_short(path)} does not fit the logical type {schema['logicalType']}"
+        raise MillraceError(f"{about}: {_short(str(error))}") from error
+
+
 def _has_kind(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
-    if isinstance(value, tuple) or ("logicalType" in schema and not isinstance(value, _JSON)):
-        return True  # a Python producer may name a union's branch, or give a date
+    if isinstance(value, bool):
+        return kind == "boolean"
     if kind in _BITS:
         bound = 1 << (_BITS[kind] - 1)
-        return isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound
+        return isinstance(value, Integral) and -bound <= int(value) < bound
     if kind in ("float", "double"):
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_double(value)
+        return isinstance(value, Real) and _is_finite(value, kind)
     if kind == "enum":
         return value in schema["symbols"]
     if kind == "fixed":
-        return isinstance(value, bytes) and len(value) == schema["size"]
-    types: Mapping[str, Any] = {"null": type(None), "boolean": bool, "string": str, "array": list}
-    return isinstance(value, types.get(kind, bytes | bytearray if kind == "bytes" else Mapping))
+        return isinstance(value, bytes | bytearray) and len(value) == schema["size"]
+    if kind == "array" and isinstance(value, str):
+        return False
+    return isinstance(value, _TYPES.get(kind, Mapping))
 
 
-def _is_double(value: float) -> bool:
+def _is_finite(value: Real, kind: str) -> bool:
+    """Return False for a finite number that becomes infinite as a float or double."""
     try:
-        return isinstance(float(value), float)
+        return bool(struct.pack("<f" if kind == "float" else "<d", float(value)))
     except OverflowError:
         return False
 
@@ -138,15 +168,21 @@ def _allowed(schema: Any, named: Mapping[str, Any]) -> str:
     if kind == "enum":
         return f"one of {_short(', '.join(map(json.dumps, schema['symbols'])))}"
     if kind == "fixed":
-        return f"{schema['size']} bytes, which JSON cannot hold"
+        return f"{schema['size']} bytes (no text)"
     return _WORDS.get(kind, f"an object of the type {schema.get('name', kind)}")
 
 
 def _shown(value: Any) -> str:
-    """Return a value as JSON, if it has one."""
+    """Return a value as JSON, or with its type if JSON has no such values."""
     if isinstance(value, bytes | bytearray):
         return f"{len(value)} bytes"
-    return _short(json.dumps(value, default=str, skipkeys=True))
+    kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+    if not isinstance(value, _JSON):
+        return _short(f"a {kind} {value}")
+    try:
+        return _short(json.dumps(value, default=str, skipkeys=True))
+    except ValueError:  # it contains itself, or an integer of thousands of digits
+        return f"a value of the type {kind} that cannot be shown"
 
 
 def _short(text: str) -> str:

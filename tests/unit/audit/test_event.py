@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import array
+import datetime
+import fractions
+import math
+import re
+from collections import UserDict, UserList
+from decimal import Decimal
 from io import BytesIO
 from typing import Any
 
 import fastavro
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +26,7 @@ from millrace_audit.reports.event import (
     read_header,
 )
 from millrace_audit.reports.messages import schema_file
+from millrace_audit.reports.misfit import misfit
 from millrace_registry.directory import AUDIT_HEADER
 
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -128,6 +137,8 @@ SHAPES = {
 }
 FLAT = {**SHAPES, "fields": SHAPES["fields"][:4]}
 ORDER = {"id": 1, "note": None}
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
 NESTED_ORDER = {**ORDER, "hash": b"abcd"}
 
 
@@ -146,6 +157,11 @@ NESTED_ORDER = {**ORDER, "hash": b"abcd"}
         ({"total": True}, "total must be a number, not true"),
         ({"total": None}, "total must be a number, not null"),
         ({"total": 10**400}, "total must be a number, not 1000"),
+        ({"total": Decimal("1.5")}, "total must be a number, not a decimal.Decimal 1.5"),
+        ({"paid": np.bool_(True)}, f"paid must be true or false, not a numpy.{np.bool_.__name__} True"),
+        ({"id": 10**5000}, "id must be an integer of 64 bits, not a value of the type int that"),
+        ({"id": CIRCLE}, "id must be an integer of 64 bits, not a value of the type list that"),
+        ({"note": "\ud800"}, "note has half of a surrogate pair"),
         ({"x": 1}, "x is no field of the schema: leave it out"),
     ],
 )
@@ -161,10 +177,12 @@ def test_an_event_of_the_wrong_shape_is_refused_in_words_of_json(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hash": "abcd"}, 'hash must be 4 bytes, which JSON cannot hold, not "abcd"'),
+        ({"hash": "abcd"}, 'hash must be 4 bytes (no text), not "abcd"'),
         ({"state": "OLD"}, 'state must be one of "NEW", not "OLD"'),
         ({"labels": []}, "labels must be an object, not []"),
         ({"labels": {"a": 1}}, "labels.a must be a string, not 1"),
+        ({"labels": ("a", "b")}, "labels must be an object, not a tuple ('a', 'b')"),
+        ({"lines": UserList([5])}, "lines[0] must be an object of the type Line, not 5"),
         ({"lines": {}}, "lines must be an array, not {}"),
         (
             {"lines": [{"price": 1}, {"price": "1"}]},
@@ -183,6 +201,112 @@ def test_a_wrong_value_inside_another_is_named_with_its_path(change: dict[str, A
     with pytest.raises(MillraceError) as caught:
         ValueSchema(SHAPES, 1).encode({**NESTED_ORDER, **change})
     assert str(caught.value).startswith(f"the event does not fit schema Order: {reason}")
+
+
+def record(**types: Any) -> dict[str, Any]:
+    fields = [{"name": name, "type": kind} for name, kind in types.items()]
+    return {"type": "record", "name": "R", "fields": fields}
+
+
+LINK = {"type": "record", "name": "L", "fields": [{"name": "q", "type": "int"}]}
+PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+DAY = {"type": "int", "logicalType": "date"}
+
+
+@pytest.mark.parametrize(
+    ("types", "event", "reason"),
+    [
+        (
+            {"u": ["null", {"type": "map", "values": "int"}, "string"], "id": "long"},
+            {"u": ("string", "x"), "id": "bad"},
+            'id must be an integer of 64 bits, not "bad"',
+        ),
+        ({"m": "long", "url": "string"}, {"m": np.int64(7), "url": 5}, "url must be a string, not 5"),
+        ({"u": ["null", LINK]}, {"u": ("L", {"q": "x"})}, "R.u.L.q is <x>, expected int"),
+        ({"u": ["null", LINK]}, {"u": (1, 2, 3)}, "too many values to unpack"),
+        ({"p": PRICE}, {"p": Decimal("1.555")}, "p does not fit the logical type decimal: Scale provided"),
+        (
+            {"p": ["null", PRICE]},
+            {"p": Decimal("1.555")},
+            "p does not fit the logical type decimal: Scale provided",
+        ),
+        ({"d": ["null", DAY]}, {"d": "today"}, "d does not fit the logical type date: Invalid isoformat"),
+        ({"d": DAY, "url": "string"}, {"d": "2015-05-17", "url": 5}, "url must be a string, not 5"),
+        ({"b": "bytes"}, {}, "b is missing: give bytes (no text)"),
+        ({"f": "float"}, {"f": 1e39}, "f must be a number of at most 3.4e38, not 1e+39"),
+        ({"f": ["null", "float"]}, {"f": -1e39}, "f must be null or a number of at most 3.4e38, not -1e+39"),
+        (
+            {"f": {"type": "array", "items": "float"}},
+            {"f": [1, 10**39]},
+            "f[1] must be a number of at most 3.4e38, not 1000",
+        ),
+    ],
+)
+def test_a_value_that_only_python_has_gets_a_reason_and_no_legal_value_is_blamed(
+    types: dict[str, Any], event: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(MillraceError) as caught:
+        ValueSchema(record(**types), 1).encode(event)
+    assert str(caught.value).startswith(f"the event does not fit schema R: {reason}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_infinite_number_that_the_service_gave_is_written() -> None:
+    encoder = ValueSchema(record(f="float", g={"type": "array", "items": "float"}), 1)
+    assert encoder.encode({"f": math.inf, "g": [-math.inf, 3.4e38]})[5:9] == b"\0\0\x80\x7f"
+
+
+PLAIN_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-300, 300)
+    | st.sampled_from([1 << 31, 1 << 63, 10**39, 10**400, 3.5e38, fractions.Fraction(1, 3)])
+    | st.floats()
+    | st.text("a0\ud800", max_size=2)
+    | st.binary(max_size=2)
+    | st.sampled_from(["2015-05-17", datetime.date(2015, 5, 17), Decimal("1.5"), Decimal("1.555")])
+    | st.sampled_from([np.int64(7), np.float64(1.5), np.float32(1.5), np.bool_(True), np.str_("a")])
+    | st.sampled_from([bytearray(b"a"), memoryview(b"a"), array.array("i", [1]), range(2)])
+)
+PYTHON_VALUES = st.recursive(
+    PLAIN_VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.lists(inner, max_size=2).map(UserList)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.tuples(st.sampled_from(["L", "null", "int", "string"]), inner)
+        | st.dictionaries(st.sampled_from(["q", "-type", 1, "\ud800"]), inner, max_size=2)
+        | st.dictionaries(st.just("q"), inner).map(UserDict)
+    ),
+    max_leaves=4,
+)
+ANY_TYPE = st.recursive(
+    st.sampled_from(["null", "boolean", "int", "long", "float", "double", "bytes", "string", PRICE, DAY])
+    | st.just({"type": "enum", "name": "E", "symbols": ["a"]})
+    | st.just({"type": "fixed", "name": "F", "size": 1}),
+    lambda inner: (
+        inner.map(lambda items: {"type": "array", "items": items})
+        | inner.map(lambda values: {"type": "map", "values": values})
+        | inner.map(lambda kind: {"type": "record", "name": "L", "fields": [{"name": "q", "type": kind}]})
+    ),
+    max_leaves=1,
+)
+
+
+@given(ANY_TYPE, st.booleans(), PYTHON_VALUES)
+def test_no_value_that_can_be_written_is_blamed_and_each_refusal_is_one_line_with_a_reason(
+    kind: Any, is_optional: bool, value: Any
+) -> None:
+    schema = record(v=["null", kind] if is_optional and kind != "null" else kind)
+    refusal = ""
+    try:
+        ValueSchema(schema, 1).encode({"v": value})
+    except MillraceError as error:
+        refusal = str(error)
+    if refusal:
+        assert re.fullmatch("the event does not fit schema R: .+", refusal)
+    else:
+        assert misfit({"v": value}, schema["fields"], {}) is None
 
 
 @pytest.mark.parametrize("field", ["url", "method", "status"])
